@@ -1,0 +1,131 @@
+//! What can go wrong, grouped by what the caller can do about it.
+
+use crate::ids::Rank;
+
+/// Why a call failed. Survived rail faults are events, never errors.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Error {
+    /// The program passed something impossible (`ncclInvalidArgument`).
+    #[error("invalid argument: {0}")]
+    InvalidArgument(String),
+    /// The calls of the program do not fit together (`ncclInvalidUsage`).
+    #[error("invalid usage: {0}")]
+    InvalidUsage(String),
+    /// Two ranks asked for different things in the same place of the sequence of calls.
+    #[error(
+        "ranks disagree on call {sequence}: rank {rank} called {call}, rank {other} called {other_call}"
+    )]
+    Disagreement {
+        /// Position in the sequence of collectives of the communicator.
+        sequence: u32,
+        /// The rank that noticed.
+        rank: Rank,
+        /// What it called.
+        call: String,
+        /// The rank it disagrees with.
+        other: Rank,
+        /// What that one called.
+        other_call: String,
+    },
+    /// A rank is gone and will not come back.
+    #[error("rank {rank} is lost: {reason}")]
+    PeerLost {
+        /// Who is gone.
+        rank: Rank,
+        /// How that was noticed.
+        reason: String,
+    },
+    /// The call did not finish before its deadline.
+    #[error("{call} did not finish within {seconds:.3} s: {waiting}")]
+    Deadline {
+        /// What was waited for.
+        call: String,
+        /// The deadline, counted from the start of the call.
+        seconds: f64,
+        /// Which ranks were waited for, and for how much.
+        waiting: String,
+    },
+    /// The communicator was aborted.
+    #[error("communicator aborted by rank {rank}: {reason}")]
+    Aborted {
+        /// Who aborted it.
+        rank: Rank,
+        /// Why.
+        reason: String,
+    },
+    /// The operating system refused something.
+    #[error("{call}: {cause}")]
+    System {
+        /// What was attempted, and on what.
+        call: String,
+        /// The cause as reported.
+        cause: String,
+    },
+    /// A bug of the library.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+/// The numbers of `ncclResult_t`, which the C interface returns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum ResultCode {
+    /// The call succeeded.
+    Success = 0,
+    /// A call of CUDA failed.
+    UnhandledCudaError = 1,
+    /// A call of the operating system failed.
+    SystemError = 2,
+    /// A bug of the library.
+    InternalError = 3,
+    /// An argument has an impossible value.
+    InvalidArgument = 4,
+    /// The calls of the program, or of the ranks, do not fit together.
+    InvalidUsage = 5,
+    /// A peer is gone, or aborted the communicator.
+    RemoteError = 6,
+    /// The call goes on in the background.
+    InProgress = 7,
+    /// The deadline passed.
+    Timeout = 8,
+}
+
+impl Error {
+    /// NCCL's number for this group of errors.
+    #[must_use]
+    pub fn code(&self) -> ResultCode {
+        match self {
+            Self::InvalidArgument(_) => ResultCode::InvalidArgument,
+            Self::InvalidUsage(_) | Self::Disagreement { .. } => ResultCode::InvalidUsage,
+            Self::PeerLost { .. } | Self::Aborted { .. } => ResultCode::RemoteError,
+            Self::Deadline { .. } => ResultCode::Timeout,
+            Self::System { .. } => ResultCode::SystemError,
+            Self::Internal(_) => ResultCode::InternalError,
+        }
+    }
+
+    /// What the reader can do about it.
+    #[must_use]
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::InvalidArgument(_) | Self::InvalidUsage(_) => "correct the call",
+            Self::Disagreement { .. } => {
+                "make every rank issue the same calls in the same order with the same count, type, operation and root"
+            }
+            Self::PeerLost { .. } => {
+                "look at that rank's log; abort this communicator and create one without it"
+            }
+            Self::Deadline { .. } => {
+                "look at the ranks that were waited for; retry on a new communicator, or raise R2CCL_TIMEOUT"
+            }
+            Self::Aborted { .. } => "destroy this communicator and create a new one",
+            Self::System { .. } => "ask the operator of the host to mend the reported cause",
+            Self::Internal(_) => "report it with the log",
+        }
+    }
+
+    /// Shorthand for a failed call of the operating system.
+    pub fn system(call: impl Into<String>, cause: impl std::fmt::Display) -> Self {
+        Self::System { call: call.into(), cause: cause.to_string() }
+    }
+}

@@ -1,0 +1,165 @@
+//! One rank's part of a collective, ready to execute.
+//!
+//! A [`Program`] is a list of [`Step`]s. Each step moves a stretch of bytes from its beginning to
+//! its end, in tiles; it may have moved at most as many bytes as every step in its `after` list has
+//! (all of these are as long as it is). That one rule orders reads and writes of the same memory
+//! *and* pipelines: a chunk is forwarded tile by tile while it is still arriving.
+//!
+//! Steps that use the link to the same peer in the same direction run in the order of the list, so
+//! both ends of a link agree on what the next tile means.
+//!
+//! [`lower`] makes a program from a schedule; [`point_to_point`] from sends and receives. [`check`]
+//! executes the programs of all ranks symbolically.
+
+mod check;
+mod lower;
+
+pub use check::{ProgramFault, check};
+pub use lower::{lower, point_to_point};
+
+use crate::ids::Rank;
+
+/// Which memory a [`Span`] lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Buffer(pub u16);
+
+impl Buffer {
+    /// The application's send buffer.
+    pub const INPUT: Self = Self(0);
+    /// The application's receive buffer.
+    pub const OUTPUT: Self = Self(1);
+    /// Memory of the communicator for data in transit.
+    pub const SCRATCH: Self = Self(2);
+}
+
+/// A place in memory; its length is that of the step that names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// Which memory.
+    pub buffer: Buffer,
+    /// Where it begins, in bytes.
+    pub offset: usize,
+}
+
+impl Span {
+    /// Whether the bytes are this rank's own contribution, not yet reduced with any other. A
+    /// reduction that scales contributions scales exactly these.
+    #[must_use]
+    pub fn is_contribution(self) -> bool {
+        self.buffer == Buffer::INPUT
+    }
+}
+
+/// One input of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand {
+    /// Memory of this rank.
+    Local(Span),
+    /// What arrives from a peer.
+    Peer(Rank),
+}
+
+/// What a step does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Sends to a peer.
+    Send {
+        /// To whom.
+        peer: Rank,
+        /// What.
+        from: Span,
+    },
+    /// Stores what arrives from a peer.
+    Receive {
+        /// From whom.
+        peer: Rank,
+        /// Where to.
+        into: Span,
+    },
+    /// Reduces what arrives from peers, and possibly own memory, in the order of the operands.
+    Reduce {
+        /// What is combined; at least one operand is a peer.
+        operands: Vec<Operand>,
+        /// Where the result goes; it may be the place of the local operand.
+        into: Span,
+    },
+    /// Copies own memory.
+    Copy {
+        /// Where from.
+        from: Span,
+        /// Where to.
+        into: Span,
+    },
+}
+
+/// Index of a step in its program.
+pub type StepIndex = u32;
+
+/// A stretch of bytes that moves; see the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What it does.
+    pub action: Action,
+    /// How many bytes it moves.
+    pub bytes: usize,
+    /// Steps of the same length that must stay ahead of this one.
+    pub after: Vec<StepIndex>,
+}
+
+/// The steps of one link in one direction, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lane {
+    /// The other end.
+    pub peer: Rank,
+    /// Indices into [`Program::steps`], ascending.
+    pub steps: Vec<StepIndex>,
+}
+
+/// One rank's part of a collective.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// All steps. A step depends only on earlier ones.
+    pub steps: Vec<Step>,
+    /// Per peer, what is sent to it.
+    pub sends: Vec<Lane>,
+    /// Per peer, what is received from it. A reduction stands in the lane of each of its peers.
+    pub receives: Vec<Lane>,
+    /// Steps that use no link.
+    pub copies: Vec<StepIndex>,
+    /// Size of [`Buffer::SCRATCH`], in bytes.
+    pub scratch_bytes: usize,
+}
+
+impl Program {
+    /// Makes a program of steps: sorts them into lanes. The lanes begin with the peer behind
+    /// `rank`, so that not everybody serves the lowest rank first.
+    fn from_steps(steps: Vec<Step>, rank: Rank, scratch_bytes: usize) -> Self {
+        let mut program = Self { scratch_bytes, ..Self::default() };
+        for (index, step) in (0..).zip(&steps) {
+            match &step.action {
+                Action::Send { peer, .. } => push(&mut program.sends, *peer, index),
+                Action::Receive { peer, .. } => push(&mut program.receives, *peer, index),
+                Action::Reduce { operands, .. } => {
+                    for operand in operands {
+                        if let Operand::Peer(peer) = operand {
+                            push(&mut program.receives, *peer, index);
+                        }
+                    }
+                }
+                Action::Copy { .. } => program.copies.push(index),
+            }
+        }
+        let behind = |lane: &Lane| (lane.peer < rank, lane.peer);
+        program.sends.sort_unstable_by_key(behind);
+        program.receives.sort_unstable_by_key(behind);
+        program.steps = steps;
+        program
+    }
+}
+
+fn push(lanes: &mut Vec<Lane>, peer: Rank, step: StepIndex) {
+    match lanes.iter_mut().find(|lane| lane.peer == peer) {
+        Some(lane) => lane.steps.push(step),
+        None => lanes.push(Lane { peer, steps: vec![step] }),
+    }
+}
