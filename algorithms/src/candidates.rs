@@ -1,0 +1,367 @@
+//! The algorithms by name: how each is put together, and how it cuts the data.
+
+use std::sync::Arc;
+
+use ccl_core::collective::{Collective, Request};
+use ccl_core::ids::{Node, Rank};
+use ccl_core::layout::Partition;
+use ccl_core::schedule::Mode;
+use ccl_core::topology::Topology;
+
+use crate::allreduce::{OneShot, recursive_doubling};
+use crate::binary_tree::BinaryTree;
+use crate::combine::{
+    InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
+};
+use crate::hierarchical::Hierarchy;
+use crate::pattern::Pattern;
+use crate::shares::hub_shares;
+use crate::spread::{AllGather, AllToAll, Broadcast, Scatter};
+
+/// Largest number of blocks in one message of `pat`.
+const PAT_BLOCKS: u32 = 8;
+
+/// A schedule and the cut of the data it is meant for.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) schedule: Shared,
+    pub(crate) partition: Partition,
+}
+
+/// The algorithms of a collective. Among equally fast ones the first is taken.
+#[must_use]
+pub fn names(collective: Collective) -> &'static [&'static str] {
+    match collective {
+        Collective::AllReduce => &[
+            "one_shot",
+            "two_shot",
+            "recursive_doubling",
+            "rabenseifner",
+            "ring",
+            "double_binary_tree",
+            "hierarchical",
+            "hierarchical_one_shot",
+            "hierarchical_recursive_doubling",
+            "hierarchical_rabenseifner",
+            "hierarchical_ring",
+        ],
+        Collective::AllGather => {
+            &["direct", "ring", "bruck", "pat", "hierarchical", "hierarchical_bruck"]
+        }
+        Collective::ReduceScatter => &[
+            "direct",
+            "ring",
+            "recursive_halving",
+            "pat",
+            "hierarchical",
+            "hierarchical_recursive_halving",
+        ],
+        Collective::Broadcast => {
+            &["direct", "binomial", "scatter_allgather", "chain", "hierarchical"]
+        }
+        Collective::Reduce => {
+            &["direct", "binomial", "reduce_scatter_gather", "chain", "hierarchical"]
+        }
+        Collective::AllToAll => &["direct", "pairwise", "bruck"],
+        Collective::AllToAllV => &["direct", "pairwise"],
+        Collective::Gather | Collective::Scatter => &["direct", "binomial"],
+        Collective::Barrier => &["one_shot", "recursive_doubling", "hierarchical"],
+        Collective::PointToPoint => &[],
+    }
+}
+
+/// Whether the algorithm can differ from a flat one here; the others are built only on demand.
+pub(crate) fn is_sensible(name: &str, topology: &Topology) -> bool {
+    let hosts_matter = topology.nodes() > 1 && topology.nodes() < topology.ranks();
+    hosts_matter || !name.starts_with("hierarchical")
+}
+
+/// The algorithm called `name`, if the collective has one.
+pub(crate) fn build(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    let whole = || even(request, 1);
+    let plan =
+        |schedule: Option<Shared>| schedule.map(|schedule| Plan { schedule, partition: whole() });
+    let root = request.root;
+    match request.collective {
+        Collective::AllReduce => allreduce(name, request, topology),
+        Collective::Barrier => plan(barrier(name, topology)),
+        Collective::AllGather => plan(allgather(name, topology)),
+        Collective::ReduceScatter => plan(reduce_scatter(name, topology)),
+        Collective::Broadcast => broadcast(name, request, topology),
+        Collective::Reduce => reduce(name, request, topology),
+        Collective::Scatter => plan(scatter(name, topology, root)),
+        Collective::Gather => plan(scatter(name, topology, root).map(collected)),
+        Collective::AllToAll | Collective::AllToAllV => plan(alltoall(name, topology)),
+        Collective::PointToPoint => None,
+    }
+}
+
+fn allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    let n = topology.ranks();
+    let cut = |schedule, parts| Some(Plan { schedule, partition: even(request, parts) });
+    match name {
+        "one_shot" => cut(Arc::new(OneShot { ranks: n }), 1),
+        "recursive_doubling" => cut(folding_slowest(topology), 1),
+        "two_shot" => {
+            let partition = weighted(request, &hub_shares(&per_rank(topology)));
+            Some(Plan { schedule: shards(Pattern::Direct, n), partition })
+        }
+        "rabenseifner" => {
+            cut(in_order(shards(Pattern::Doubling, n), by_host(topology), Items::Same), n)
+        }
+        "ring" => cut(in_order(shards(Pattern::Chain, n), by_host(topology), Items::Same), n),
+        "double_binary_tree" => cut(double_binary_tree(topology), 2),
+        _ => hierarchical_allreduce(name, request, topology),
+    }
+}
+
+fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    let hierarchy = Hierarchy::of(topology);
+    let hosts = hierarchy.hosts();
+    let (between, shares): (Shared, Vec<f64>) = match name {
+        "hierarchical" => (shards(Pattern::Direct, hosts), hub_shares(&topology.capacities())),
+        "hierarchical_one_shot" => (Arc::new(OneShot { ranks: hosts }), vec![1.0]),
+        "hierarchical_recursive_doubling" => (recursive_doubling(hosts), vec![1.0]),
+        "hierarchical_rabenseifner" => {
+            (shards(Pattern::Doubling, hosts), vec![1.0; hosts as usize])
+        }
+        "hierarchical_ring" => (shards(Pattern::Chain, hosts), vec![1.0; hosts as usize]),
+        _ => return None,
+    };
+    let pieces = u32::try_from(shares.len()).unwrap_or(u32::MAX);
+    let schedule = hierarchy.allreduce(&between, pieces);
+    let weights = shares.repeat(hierarchy.shards() as usize);
+    Some(Plan { schedule, partition: weighted(request, &weights) })
+}
+
+fn barrier(name: &str, topology: &Topology) -> Option<Shared> {
+    let n = topology.ranks();
+    match name {
+        "one_shot" => Some(Arc::new(OneShot { ranks: n })),
+        "recursive_doubling" => Some(recursive_doubling(n)),
+        "hierarchical" => Some(leaders_barrier(topology)),
+        _ => None,
+    }
+}
+
+/// Reduce at one rank of each host, exchange between these, and tell the rest.
+fn leaders_barrier(topology: &Topology) -> Shared {
+    let spread = Hierarchy::of(topology).broadcast(Rank(0), Pattern::Halving);
+    there_and_back(spread)
+}
+
+fn allgather(name: &str, topology: &Topology) -> Option<Shared> {
+    let n = topology.ranks();
+    let flat = |pattern| -> Shared { Arc::new(AllGather { pattern, positions: n, items: n }) };
+    match name {
+        "direct" => Some(flat(Pattern::Direct)),
+        "ring" => Some(renamed(flat(Pattern::Chain), by_host(topology))),
+        "bruck" => Some(renamed(flat(Pattern::Doubling), by_host(topology))),
+        "pat" => Some(renamed(flat(Pattern::Bounded(PAT_BLOCKS)), by_host(topology))),
+        "hierarchical" => Some(Hierarchy::of(topology).allgather(Pattern::Direct)),
+        "hierarchical_bruck" => Some(Hierarchy::of(topology).allgather(Pattern::Doubling)),
+        _ => None,
+    }
+}
+
+fn reduce_scatter(name: &str, topology: &Topology) -> Option<Shared> {
+    let forwards = match name {
+        "recursive_halving" => "bruck",
+        "hierarchical_recursive_halving" => "hierarchical_bruck",
+        "direct" | "ring" | "pat" | "hierarchical" => name,
+        _ => return None,
+    };
+    allgather(forwards, topology).map(reduction)
+}
+
+fn broadcast(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    let n = topology.ranks();
+    let order = from_root(topology, request.root);
+    let flat = |pattern| -> Shared { Arc::new(Broadcast { pattern, positions: n }) };
+    let (schedule, parts) = match name {
+        "direct" => (in_order(flat(Pattern::Direct), order, Items::Same), 1),
+        "binomial" => (in_order(flat(Pattern::Halving), order, Items::Same), 1),
+        "chain" => (in_order(flat(Pattern::Chain), order, Items::Same), 1),
+        "scatter_allgather" => (in_order(scatter_allgather(n), order, Items::Same), n - 1),
+        "hierarchical" => (Hierarchy::of(topology).broadcast(request.root, Pattern::Halving), 1),
+        _ => return None,
+    };
+    Some(Plan { schedule, partition: even(request, parts.max(1)) })
+}
+
+fn reduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    let forwards = match name {
+        "reduce_scatter_gather" => "scatter_allgather",
+        "direct" | "binomial" | "chain" | "hierarchical" => name,
+        _ => return None,
+    };
+    let plan = broadcast(forwards, request, topology)?;
+    Some(Plan { schedule: reduction(plan.schedule), ..plan })
+}
+
+fn scatter(name: &str, topology: &Topology, root: Rank) -> Option<Shared> {
+    let pattern = match name {
+        "direct" => Pattern::Direct,
+        "binomial" => Pattern::Halving,
+        _ => return None,
+    };
+    let scatter = Scatter { pattern, positions: topology.ranks() };
+    Some(renamed(Arc::new(scatter), from_root(topology, root)))
+}
+
+fn alltoall(name: &str, topology: &Topology) -> Option<Shared> {
+    let pattern = match name {
+        "direct" => Pattern::Direct,
+        "pairwise" => Pattern::Pairwise,
+        "bruck" => Pattern::Doubling,
+        _ => return None,
+    };
+    Some(Arc::new(AllToAll { pattern, positions: topology.ranks() }))
+}
+
+/// A ReduceScatter of one shard for each position, then its reverse.
+fn shards(pattern: Pattern, positions: u32) -> Shared {
+    there_and_back(Arc::new(AllGather { pattern, positions, items: positions }))
+}
+
+/// A part for everybody but position 0, which deals them out; then all of these share theirs.
+fn scatter_allgather(positions: u32) -> Shared {
+    let others = positions - 1;
+    let part = |position: usize| (0..others).nth(position.wrapping_sub(1));
+    let everyone = (0..positions).map(Rank).collect();
+    let deal = Scatter { pattern: Pattern::Direct, positions };
+    let items = Items::listed(positions as usize, part);
+    let deal = Subgroup::new(Arc::new(deal), positions, everyone, items);
+    let share = AllGather { pattern: Pattern::Direct, positions: others, items: others };
+    let members = (1..positions).map(Rank).collect();
+    let share = Subgroup::new(Arc::new(share), positions, members, Items::Same);
+    Arc::new(InSequence::new(vec![Arc::new(deal), Arc::new(share)]))
+}
+
+/// Two trees, each for half of the data; who is inside the one is a leaf of the other.
+fn double_binary_tree(topology: &Topology) -> Shared {
+    let n = topology.ranks();
+    let order = by_host(topology);
+    let tree: Shared = Arc::new(BinaryTree::new(n));
+    let mut other = order.clone();
+    if n.is_multiple_of(2) {
+        other.reverse();
+    } else {
+        other.rotate_left(1);
+    }
+    let parts = [order, other].into_iter().zip(0..).map(|(members, half)| {
+        Subgroup::new(Arc::clone(&tree), n, members, Items::listed(1, |_| [half]))
+    });
+    there_and_back(Arc::new(Together::new(n, parts.collect())))
+}
+
+/// Recursive doubling in which the ranks of the slowest nodes are the ones folded.
+fn folding_slowest(topology: &Topology) -> Shared {
+    let mut order = by_host(topology);
+    let capacity = |rank: &Rank| topology.capacity(topology.node_of(*rank));
+    order.sort_by(|a, b| capacity(b).total_cmp(&capacity(a)));
+    in_order(recursive_doubling(topology.ranks()), order, Items::Same)
+}
+
+/// `inner`, whose item `i` belongs to position `i`, with chunk `r` belonging to rank `r`.
+fn renamed(inner: Shared, order: Vec<Rank>) -> Shared {
+    if order.iter().copied().eq((0..).map(Rank).take(order.len())) {
+        return inner;
+    }
+    let items = Items::listed(order.len(), |position| [order[position].0]);
+    in_order(inner, order, items)
+}
+
+fn collected(inner: Shared) -> Shared {
+    Arc::new(Reversed { inner, mode: Mode::Store })
+}
+
+/// All ranks, host by host: neighbours in this order are mostly on one host.
+fn by_host(topology: &Topology) -> Vec<Rank> {
+    (0..topology.nodes()).flat_map(|node| topology.ranks_of(Node(node))).copied().collect()
+}
+
+/// The root, the rest of its host, then the other hosts with the fastest first: at the end of a
+/// chain a slow host delays nobody.
+fn from_root(topology: &Topology, root: Rank) -> Vec<Rank> {
+    let mut nodes: Vec<Node> = (0..topology.nodes()).map(Node).collect();
+    let home = topology.node_of(root);
+    nodes.sort_by(|a, b| {
+        let by_speed = topology.capacity(*b).total_cmp(&topology.capacity(*a));
+        (*a != home).cmp(&(*b != home)).then(by_speed)
+    });
+    let ranks = nodes.iter().flat_map(|node| topology.ranks_of(*node)).copied();
+    std::iter::once(root).chain(ranks.filter(|rank| *rank != root)).collect()
+}
+
+/// The bandwidth of each rank's part of its node's rails.
+fn per_rank(topology: &Topology) -> Vec<f64> {
+    let part = |rank| {
+        let node = topology.node_of(rank);
+        let sharing = u32::try_from(topology.ranks_of(node).len()).unwrap_or(u32::MAX);
+        topology.capacity(node) / f64::from(sharing)
+    };
+    (0..topology.ranks()).map(|rank| part(Rank(rank))).collect()
+}
+
+fn even(request: &Request, parts: u32) -> Partition {
+    Partition::even(elements(request), request.datatype.bytes(), parts)
+}
+
+fn weighted(request: &Request, weights: &[f64]) -> Partition {
+    Partition::weighted(elements(request), request.datatype.bytes(), weights)
+}
+
+/// A barrier moves something, or it would be none.
+fn elements(request: &Request) -> usize {
+    match request.collective {
+        Collective::Barrier => request.count.max(1),
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Broadcast
+        | Collective::Reduce
+        | Collective::AllToAll
+        | Collective::AllToAllV
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::PointToPoint => request.count,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ccl_core::ids::Chunk;
+    use ccl_core::topology::{Host, RailCapacity};
+
+    #[test]
+    fn a_chain_visits_the_slow_host_last() {
+        let host = |speed| Host { rails: vec![RailCapacity::up(speed)], cores: 1 };
+        let nodes = [0, 1, 2, 0, 1, 2].map(Node).to_vec();
+        let topology = Topology::new(nodes, vec![host(1.0), host(3.0), host(2.0)]);
+        assert_eq!(from_root(&topology, Rank(3)), [3, 0, 1, 4, 2, 5].map(Rank));
+        assert_eq!(from_root(&topology, Rank(2)), [2, 5, 1, 4, 0, 3].map(Rank));
+        assert_eq!(by_host(&topology), [0, 3, 1, 4, 2, 5].map(Rank));
+    }
+
+    #[test]
+    fn every_name_is_built_and_no_other() {
+        for collective in Collective::ALL {
+            let request = crate::tests::request(collective, 100, Rank(0));
+            for name in names(collective) {
+                assert!(build(name, &request, &Topology::single_host(4, 2)).is_some(), "{name}");
+            }
+            assert!(build("sorcery", &request, &Topology::single_host(4, 2)).is_none());
+        }
+    }
+
+    #[test]
+    fn chunk_of_a_rank_follows_the_rank() {
+        let gather: Shared =
+            Arc::new(AllGather { pattern: Pattern::Direct, positions: 2, items: 2 });
+        let mut part = Vec::new();
+        renamed(gather, vec![Rank(1), Rank(0)]).transfers(0, Rank(1), &mut part);
+        assert!(part.iter().all(|transfer| transfer.chunk == Chunk(transfer.source.0)));
+    }
+}

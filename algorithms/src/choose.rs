@@ -1,0 +1,182 @@
+//! The choice: all candidates are priced by the model, and the cheapest is taken.
+//!
+//! The choice is a function of its arguments alone, so all ranks choose alike; the digest lets them
+//! notice if their arguments differ.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use ccl_core::Error;
+use ccl_core::collective::{Collective, Request};
+use ccl_core::cost::{CostModel, Estimate, bound_allreduce, estimate};
+use ccl_core::ids::{Chunk, Node};
+use ccl_core::layout::{Layout, Partition};
+use ccl_core::schedule::Schedule;
+use ccl_core::topology::Topology;
+
+use crate::candidates::{Plan, build, is_sensible, names};
+
+/// One algorithm and what the model says about it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Its name.
+    pub name: &'static str,
+    /// What it would cost.
+    pub estimate: Estimate,
+}
+
+/// The plan for a call, and why it was preferred.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// Name of the algorithm.
+    pub name: &'static str,
+    /// What moves where.
+    pub schedule: Arc<dyn Schedule>,
+    /// How the blocks are cut for it.
+    pub partition: Partition,
+    /// Digest of name, partition and capacities: equal on ranks that planned alike.
+    pub digest: u32,
+    /// One line for people.
+    pub reason: String,
+    /// All that were priced, cheapest first.
+    pub candidates: Vec<Candidate>,
+    /// Below this no AllReduce can be; zero for other collectives and inside a host.
+    pub bound_seconds: f64,
+}
+
+/// The cheapest algorithm for `request` on the model, or the one called `forced`.
+///
+/// # Errors
+/// The collective has no algorithm of that name, or none at all; or the root is not in the group.
+pub fn choose(
+    request: &Request,
+    topology: &Topology,
+    model: &CostModel,
+    forced: Option<&str>,
+) -> Result<Choice, Error> {
+    let all = names(request.collective);
+    if all.is_empty() || forced.is_some_and(|forced| !all.contains(&forced)) {
+        return Err(unknown(request.collective, forced));
+    }
+    if request.root.0 >= topology.ranks() {
+        let (root, ranks) = (request.root, topology.ranks());
+        return Err(Error::InvalidArgument(format!("root {root} in a group of {ranks} ranks")));
+    }
+    let wanted = |name: &str| forced.is_none_or(|forced| forced == name);
+    let listed = |name: &&str| is_sensible(name, topology) || forced == Some(*name);
+    let mut priced: Vec<(Candidate, Plan)> = Vec::new();
+    for name in all.iter().copied().filter(listed) {
+        if let Some(plan) = build(name, request, topology) {
+            let estimate = price(&plan, request, topology, model);
+            priced.push((Candidate { name, estimate }, plan));
+        }
+    }
+    // The sort is stable: equally fast ones stay in the order of their names.
+    priced.sort_by(|(a, _), (b, _)| a.estimate.seconds.total_cmp(&b.estimate.seconds));
+    let candidates: Vec<Candidate> = priced.iter().map(|(candidate, _)| *candidate).collect();
+    let chosen = priced.into_iter().find(|(candidate, _)| wanted(candidate.name));
+    let (chosen, plan) = chosen.ok_or_else(|| unknown(request.collective, forced))?;
+    Ok(Choice {
+        name: chosen.name,
+        digest: digest(chosen.name, &layout(&plan, request, topology), topology),
+        reason: reason(&chosen, &candidates, forced.is_some()),
+        schedule: plan.schedule,
+        partition: plan.partition,
+        bound_seconds: bound(request, topology),
+        candidates,
+    })
+}
+
+/// The choice as a table.
+#[must_use]
+pub fn explain(choice: &Choice) -> String {
+    let mut table = format!("{}\n", choice.reason);
+    let _ = writeln!(table, "{:34}{:>12}{:>12}{:>12}", "µs", "predicted", "latency", "bandwidth");
+    for Candidate { name, estimate } in &choice.candidates {
+        let mark = if *name == choice.name { '*' } else { ' ' };
+        let [all, latency, bandwidth] =
+            [estimate.seconds, estimate.latency_seconds, estimate.bandwidth_seconds]
+                .map(|seconds| seconds * 1e6);
+        let _ = writeln!(table, "{mark} {name:32}{all:12.1}{latency:12.1}{bandwidth:12.1}");
+    }
+    if choice.bound_seconds > 0.0 {
+        let bound = choice.bound_seconds * 1e6;
+        let _ = writeln!(table, "  {:32}{bound:12.1}", "lower bound of the network");
+    }
+    table
+}
+
+fn price(plan: &Plan, request: &Request, topology: &Topology, model: &CostModel) -> Estimate {
+    let layout = layout(plan, request, topology);
+    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model)
+}
+
+fn layout(plan: &Plan, request: &Request, topology: &Topology) -> Layout {
+    Layout::new(request, topology.ranks(), plan.partition.clone())
+}
+
+fn bound(request: &Request, topology: &Topology) -> f64 {
+    if request.collective == Collective::AllReduce {
+        bound_allreduce(topology, request.bytes())
+    } else {
+        0.0
+    }
+}
+
+fn reason(chosen: &Candidate, candidates: &[Candidate], forced: bool) -> String {
+    let Candidate { name, estimate } = chosen;
+    let [all, latency, bandwidth] =
+        [estimate.seconds, estimate.latency_seconds, estimate.bandwidth_seconds]
+            .map(|seconds| seconds * 1e6);
+    let why = if forced { "as asked, " } else { "" };
+    let mut line = format!(
+        "{name}: {why}{all:.1} µs predicted, {latency:.1} µs latency + {bandwidth:.1} µs bandwidth"
+    );
+    if let Some(next) = candidates.iter().find(|other| other.name != *name) {
+        let rank = if forced { "best other" } else { "next" };
+        let _ =
+            write!(line, "; {rank} is {} with {:.1} µs", next.name, next.estimate.seconds * 1e6);
+    }
+    line
+}
+
+fn unknown(collective: Collective, forced: Option<&str>) -> Error {
+    let kind = collective.name();
+    let valid = names(collective).join(", ");
+    Error::InvalidArgument(match forced {
+        Some(name) if !valid.is_empty() => {
+            format!("{kind} has no algorithm \"{name}\"; it has {valid}")
+        }
+        Some(_) | None => format!("{kind} has no algorithms"),
+    })
+}
+
+fn digest(name: &str, layout: &Layout, topology: &Topology) -> u32 {
+    let mut hash = Fnv::new();
+    hash.add(name.as_bytes());
+    for part in (0..layout.parts()).map(Chunk) {
+        hash.add(&(layout.elements(part) as u64).to_le_bytes());
+    }
+    for node in (0..topology.nodes()).map(Node) {
+        hash.add(&topology.capacity(node).to_bits().to_le_bytes());
+        for rank in topology.ranks_of(node) {
+            hash.add(&rank.0.to_le_bytes());
+        }
+    }
+    hash.0
+}
+
+/// Fowler, Noll and Vo's hash 1a, 32 bits: fixed, so that it can be compared between processes.
+struct Fnv(u32);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0x811c_9dc5)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    }
+}
