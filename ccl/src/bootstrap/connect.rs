@@ -1,0 +1,114 @@
+//! Finds the store and proves the key, again and again until a deadline.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use ccl_core::Error;
+use ccl_core::ids::Rank;
+use ccl_transport::{TransportError, auth, clock};
+
+use super::message::{self, Hello};
+use super::unique_id::UniqueId;
+
+/// How long one address may take before the next one is tried.
+const ATTEMPT_TIME: Duration = Duration::from_secs(2);
+/// How long a stranger at the address may keep us waiting for its proof.
+const PROOF_TIME: Duration = Duration::from_secs(10);
+/// First and longest pause between rounds of attempts.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+
+/// Pauses between attempts that grow, and end at a deadline.
+pub(super) struct Pauses {
+    next: Duration,
+    deadline: Instant,
+}
+
+impl Pauses {
+    pub(super) fn until(deadline: Instant) -> Self {
+        Self { next: PAUSES.0, deadline }
+    }
+
+    /// Sleeps; `false` if the deadline has passed.
+    pub(super) fn pause(&mut self) -> bool {
+        let left = self.deadline.saturating_duration_since(clock::now());
+        clock::sleep(self.next.min(left));
+        self.next = (self.next * 2).min(PAUSES.1);
+        !left.is_zero()
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum NoConnection {
+    /// Somebody answered, and one of both sides does not have the key.
+    Refused(Error),
+    /// Nobody answered in time; the text says what happened last.
+    Unreachable(String),
+}
+
+/// A connection to the store of `id` on which both sides have proved the key.
+pub(super) fn connect(
+    id: &UniqueId,
+    rank: Rank,
+    deadline: Instant,
+) -> Result<TcpStream, NoConnection> {
+    let mut pauses = Pauses::until(deadline);
+    loop {
+        match attempt(id, rank, deadline) {
+            Err(NoConnection::Unreachable(last)) if !pauses.pause() => {
+                return Err(NoConnection::Unreachable(last));
+            }
+            Err(NoConnection::Unreachable(_)) => {}
+            settled => return settled,
+        }
+    }
+}
+
+/// Tries every address of the store once.
+pub(super) fn attempt(
+    id: &UniqueId,
+    rank: Rank,
+    deadline: Instant,
+) -> Result<TcpStream, NoConnection> {
+    let mut failures = Vec::new();
+    let mut refused = false;
+    for place in id.places() {
+        match open(id, place, rank, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(cause) => {
+                refused |= matches!(cause, TransportError::Refused(_));
+                failures.push(format!("{place}: {cause}"));
+            }
+        }
+    }
+    let failures = failures.join("; ");
+    if refused && !id.is_fixed() {
+        return Err(NoConnection::Refused(Error::InvalidUsage(format!(
+            "no store admits rank {rank} ({failures}); all ranks need the unique id of one store"
+        ))));
+    }
+    Err(NoConnection::Unreachable(format!("the store is not reached ({failures})")))
+}
+
+fn open(
+    id: &UniqueId,
+    place: SocketAddr,
+    rank: Rank,
+    deadline: Instant,
+) -> Result<TcpStream, TransportError> {
+    let left = deadline.saturating_duration_since(clock::now());
+    if left.is_zero() {
+        return Err(TransportError::TimedOut("no time is left".to_owned()));
+    }
+    let stream = TcpStream::connect_timeout(&place, left.min(ATTEMPT_TIME))
+        .map_err(|cause| TransportError::system("connect", cause))?;
+    if stream.local_addr().ok() == stream.peer_addr().ok() {
+        // A port in the ephemeral range on which nobody listens can connect to itself.
+        return Err(TransportError::system("connect", "the connection leads to itself"));
+    }
+    let hello = Hello { communicator: id.communicator(), rank: rank.0 };
+    let hello = message::encode(&hello).map_err(TransportError::Protocol)?;
+    let proved_by = deadline.min(clock::now() + PROOF_TIME);
+    auth::initiate(&stream, &id.key(), &hello[message::LENGTH_BYTES..], proved_by)?;
+    Ok(stream)
+}

@@ -1,0 +1,311 @@
+//! A rank's connection to the store, for as long as its communicator lives.
+
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use ccl_core::Error;
+use ccl_core::ids::Rank;
+use ccl_transport::clock;
+
+use super::connect::{NoConnection, connect};
+use super::message::{self, ControlEvent, Numbered, Reply, Request, name_ranks};
+use super::server::this_process;
+use super::unique_id::UniqueId;
+use super::watcher::{Answer, Awaited, Heard, lock, watch};
+
+/// How long after a deadline the store may take to say who is missing.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long the store may take to note that a rank leaves.
+const LEAVE_TIME: Duration = Duration::from_secs(2);
+/// How long the kernel may take to accept a request; the store reads all the time.
+const SEND_TIME: Duration = Duration::from_secs(10);
+
+/// What a communicator keeps of the bootstrap: blobs are gathered through it, and the death, the abort or
+/// the departure of any rank arrives on it.
+///
+/// Dropping it without [`Self::leave`] looks to the others like the death of this rank.
+#[derive(Debug)]
+pub struct Control {
+    rank: Rank,
+    size: u32,
+    heard: Arc<Heard>,
+    /// Written by one call at a time; read by the watcher alone.
+    stream: Mutex<TcpStream>,
+    /// The number of the next request.
+    next: AtomicU64,
+    watcher: Option<JoinHandle<()>>,
+}
+
+impl Control {
+    /// Joins the group of `id`. Every rank of `size` calls it; it returns when all have.
+    ///
+    /// # Errors
+    /// On every rank that came: [`Error::InvalidUsage`] if two processes claim one rank, or ranks expect
+    /// different sizes; [`Error::PeerLost`] if a rank came and died; [`Error::Deadline`] naming the ranks
+    /// that did not come by `deadline`. On this rank: [`Error::InvalidUsage`] if the store does not accept
+    /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
+    pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
+        let start = clock::now();
+        let seconds = deadline.saturating_duration_since(start).as_secs_f64();
+        let stream = connect(id, rank, deadline).map_err(|failure| match failure {
+            NoConnection::Refused(error) => error,
+            NoConnection::Unreachable(waiting) => join_deadline(seconds, waiting),
+        })?;
+        let control = Self::on(stream, rank, size)?;
+        let formed = control.heard.expect(Awaited::Formed)?;
+        control.send(Request::Join { size, process: this_process() })?;
+        let answer = match receive(&formed, deadline) {
+            Some(answer) => Some(answer),
+            None => {
+                control.send(Request::GiveUp { seconds })?;
+                receive(&formed, clock::now() + GRACE)
+            }
+        };
+        match answer {
+            Some(Answer::Formed) => Ok(control),
+            Some(Answer::Failed(error)) => Err(error),
+            Some(other) => Err(unexpected(&other)),
+            None => Err(join_deadline(seconds, "the store does not answer".to_owned())),
+        }
+    }
+
+    fn on(stream: TcpStream, rank: Rank, size: u32) -> Result<Self, Error> {
+        stream
+            .set_read_timeout(None)
+            .and_then(|()| stream.set_write_timeout(Some(SEND_TIME)))
+            .map_err(|cause| Error::system("prepare the control connection", cause))?;
+        let listening = stream
+            .try_clone()
+            .map_err(|cause| Error::system("duplicate the control connection", cause))?;
+        let heard = Arc::new(Heard::new());
+        let hearing = Arc::clone(&heard);
+        let watcher = thread::Builder::new()
+            .name("r2ccl-watch".to_owned())
+            .spawn(move || watch(&listening, &hearing))
+            .map_err(|cause| Error::system("start the watching thread", cause))?;
+        let stream = Mutex::new(stream);
+        Ok(Self { rank, size, heard, stream, next: AtomicU64::new(0), watcher: Some(watcher) })
+    }
+
+    /// The rank that joined.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks joined.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Everybody's blob, in order of rank. All ranks call it with the same `name`, which is in use only
+    /// once at a time.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] naming the ranks whose blob did not come by `deadline`; [`Error::PeerLost`] if
+    /// one of them is dead or left; [`Error::InvalidUsage`] if a limit is exceeded; the fault.
+    pub fn all_gather(
+        &self,
+        name: &str,
+        blob: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        check_limits(name, blob)?;
+        let start = clock::now();
+        let awaited = Awaited::Gathered(name.to_owned());
+        let receiver = self.heard.expect(awaited.clone())?;
+        self.send(Request::Gather { name: name.to_owned(), value: blob.to_vec() })?;
+        match receive(&receiver, deadline) {
+            Some(Answer::Gathered(values)) => Ok(values),
+            Some(Answer::Failed(error)) => Err(error),
+            Some(other) => Err(unexpected(&other)),
+            None => {
+                self.heard.forget(&awaited);
+                Err(Error::Deadline {
+                    call: format!("gathering {name:?}"),
+                    seconds: deadline.saturating_duration_since(start).as_secs_f64(),
+                    waiting: self.missing(name),
+                })
+            }
+        }
+    }
+
+    /// Keeps `value` under `key` for [`Self::get`] of any rank.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUsage`] if a limit is exceeded, [`Error::Deadline`], the fault.
+    pub fn set(&self, key: &str, value: &[u8], deadline: Instant) -> Result<(), Error> {
+        check_limits(key, value)?;
+        let request = Request::Set { key: key.to_owned(), value: value.to_vec() };
+        match self.ask(request, &format!("setting {key:?}"), deadline)? {
+            Reply::Done => Ok(()),
+            Reply::Refused(reason) => Err(Error::InvalidUsage(reason)),
+            other @ (Reply::Value(_) | Reply::Missing(_)) => Err(unexpected(&Answer::Reply(other))),
+        }
+    }
+
+    /// The value that any rank keeps under `key`; waits until there is one.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>, Error> {
+        let request = Request::Get { key: key.to_owned() };
+        match self.ask(request, &format!("waiting for {key:?}"), deadline)? {
+            Reply::Value(value) => Ok(value),
+            Reply::Refused(reason) => Err(Error::InvalidUsage(reason)),
+            other @ (Reply::Done | Reply::Missing(_)) => Err(unexpected(&Answer::Reply(other))),
+        }
+    }
+
+    /// Tells all other ranks what happened, and makes it the fault of this rank, too.
+    ///
+    /// # Errors
+    /// [`Error::System`] if the store is not reached. The fault is set nevertheless.
+    pub fn announce(&self, event: &ControlEvent) -> Result<(), Error> {
+        let event = event.clone().cut();
+        let sent = self.send(Request::Announce(event.clone()));
+        self.heard.fail(event.into_error());
+        sent
+    }
+
+    /// The first fatal event, once there is one. Costs one atomic load, so that a waiting loop can
+    /// ask in every turn.
+    #[must_use]
+    pub fn fault(&self) -> Option<&Arc<Error>> {
+        self.heard.fault()
+    }
+
+    /// A rank that left after fewer than `calls` calls, which therefore never makes the call that is
+    /// number `calls` if the first is number 1. As cheap as [`Self::fault`] while nobody has left.
+    #[must_use]
+    pub fn departed_before(&self, calls: u64) -> Option<Rank> {
+        self.heard.departed_before(calls)
+    }
+
+    /// Whether `rank` left.
+    #[must_use]
+    pub fn has_departed(&self, rank: Rank) -> bool {
+        self.heard.has_departed(rank)
+    }
+
+    /// Says goodbye after `calls` calls, so that the end of the connection alarms nobody. A later call
+    /// that needs this rank fails on the others.
+    pub fn leave(&self, calls: u64) {
+        if self.heard.leaving.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let deadline = clock::now() + LEAVE_TIME;
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let awaited = Awaited::Reply(number);
+        // A fault, or a store that is gone, does not keep anybody from leaving.
+        let noted = self.heard.expect(awaited);
+        if self.write(number, Request::Leave { calls }).is_err() {
+            return;
+        }
+        if let Ok(noted) = noted {
+            let _ = receive(&noted, deadline);
+        }
+    }
+
+    fn ask(&self, request: Request, call: &str, deadline: Instant) -> Result<Reply, Error> {
+        let start = clock::now();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let receiver = self.heard.expect(Awaited::Reply(number))?;
+        self.write(number, request)?;
+        match receive(&receiver, deadline) {
+            Some(Answer::Reply(reply)) => Ok(reply),
+            Some(Answer::Failed(error)) => Err(error),
+            Some(other) => Err(unexpected(&other)),
+            None => {
+                self.heard.forget(&Awaited::Reply(number));
+                Err(Error::Deadline {
+                    call: call.to_owned(),
+                    seconds: deadline.saturating_duration_since(start).as_secs_f64(),
+                    waiting: "the store has no answer".to_owned(),
+                })
+            }
+        }
+    }
+
+    /// Who has not contributed to `name`, in words.
+    fn missing(&self, name: &str) -> String {
+        let request = Request::Missing { name: name.to_owned() };
+        match self.ask(request, "asking who is missing", clock::now() + GRACE) {
+            Ok(Reply::Missing(ranks)) => format!("{} did not contribute", name_ranks(&ranks)),
+            Ok(_) | Err(_) => "the store does not answer".to_owned(),
+        }
+    }
+
+    /// Sends a request whose answer, if any, is not identified by its number.
+    fn send(&self, request: Request) -> Result<(), Error> {
+        self.write(self.next.fetch_add(1, Ordering::Relaxed), request)
+    }
+
+    fn write(&self, number: u64, request: Request) -> Result<(), Error> {
+        let frame = message::encode(&Numbered { number, request }).map_err(Error::Internal)?;
+        let mut stream = lock(&self.stream);
+        stream.write_all(&frame).map_err(|cause| {
+            // Half a frame may be out: nothing sensible can follow it.
+            let _ = stream.shutdown(Shutdown::Both);
+            self.store_lost(&cause)
+        })
+    }
+
+    /// The watcher may know better than `cause` why the store cannot be reached.
+    fn store_lost(&self, cause: &std::io::Error) -> Error {
+        self.fault().map_or_else(
+            || Error::system("send to the store of the communicator", cause),
+            |fault| Error::clone(fault),
+        )
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.heard.leaving.store(true, Ordering::Release);
+        // Ends the read of the watcher, and tells the store.
+        let _ = lock(&self.stream).shutdown(Shutdown::Both);
+        if let Some(watcher) = self.watcher.take() {
+            // The thread has nothing to report, and its panic was printed.
+            let _ = watcher.join();
+        }
+    }
+}
+
+/// What arrives before `deadline`.
+fn receive(from: &Receiver<Answer>, deadline: Instant) -> Option<Answer> {
+    match from.recv_timeout(deadline.saturating_duration_since(clock::now())) {
+        Ok(answer) => Some(answer),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => {
+            Some(Answer::Failed(Error::Internal("an answer was dropped".to_owned())))
+        }
+    }
+}
+
+fn check_limits(name: &str, blob: &[u8]) -> Result<(), Error> {
+    if name.len() <= message::MAX_NAME_BYTES && blob.len() <= message::MAX_BLOB_BYTES {
+        return Ok(());
+    }
+    Err(Error::InvalidUsage(format!(
+        "a name of {} bytes and a blob of {} bytes; at most {} and {}",
+        name.len(),
+        blob.len(),
+        message::MAX_NAME_BYTES,
+        message::MAX_BLOB_BYTES
+    )))
+}
+
+fn join_deadline(seconds: f64, waiting: String) -> Error {
+    Error::Deadline { call: "joining the communicator".to_owned(), seconds, waiting }
+}
+
+fn unexpected(answer: &Answer) -> Error {
+    Error::Internal(format!("the store gave another answer than was asked for: {answer:?}"))
+}

@@ -1,0 +1,498 @@
+//! What the store knows and decides, without sockets: requests in, pushes out.
+//!
+//! ```text
+//! Gathering ──all have joined──▶ Formed ──all have gone──▶ over
+//!     └──two claims, a death, a rank that waits no longer──▶ Failed ──all have gone──▶ over
+//! ```
+//!
+//! A failure is final and told to everybody, also to ranks that come later. Once the group is formed,
+//! strangers cannot disturb it: a late claim of a rank fails alone.
+
+use std::collections::BTreeMap;
+
+use super::message::{
+    ControlEvent, Failure, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_PUSH_BYTES, MAX_RANKS, Numbered,
+    Process, Push, Reply, Request, name_ranks,
+};
+
+/// Most bytes of values and contributions that a store keeps.
+const MAX_STORED_BYTES: usize = 512 << 20;
+/// Most unanswered requests for keys.
+const MAX_WAITERS: usize = 1 << 20;
+
+/// An authenticated connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Peer(pub(super) u64);
+
+/// A message to be sent, the same to everyone in `to`.
+#[derive(Debug, PartialEq)]
+pub(super) struct Output {
+    pub(super) to: Vec<Peer>,
+    pub(super) push: Push,
+}
+
+#[derive(Debug, PartialEq)]
+enum Phase {
+    Gathering,
+    Formed,
+    Failed(Failure),
+}
+
+#[derive(Debug)]
+struct Member {
+    peer: Peer,
+    process: Process,
+}
+
+/// The ranks of one communicator as the store sees them.
+#[derive(Debug)]
+pub(super) struct Group {
+    host: Process,
+    phase: Phase,
+    size: u32,
+    members: BTreeMap<u32, Member>,
+    /// Ranks that left.
+    left: Vec<u32>,
+    values: BTreeMap<String, Vec<u8>>,
+    waiters: BTreeMap<String, Vec<(Peer, u64)>>,
+    gathers: BTreeMap<String, BTreeMap<u32, Vec<u8>>>,
+    waiting: usize,
+    stored_bytes: usize,
+}
+
+impl Group {
+    /// A group without members; `host` is the process of the store.
+    pub(super) fn new(host: Process) -> Self {
+        Self {
+            host,
+            phase: Phase::Gathering,
+            size: 0,
+            members: BTreeMap::new(),
+            left: Vec::new(),
+            values: BTreeMap::new(),
+            waiters: BTreeMap::new(),
+            gathers: BTreeMap::new(),
+            waiting: 0,
+            stored_bytes: 0,
+        }
+    }
+
+    /// Whether ranks may still join.
+    pub(super) fn is_gathering(&self) -> bool {
+        self.phase == Phase::Gathering
+    }
+
+    /// Whether the group was complete once.
+    pub(super) fn is_formed(&self) -> bool {
+        self.phase == Phase::Formed
+    }
+
+    /// Takes a request of `rank`, which `peer` speaks for. The error is a breach of the protocol; the
+    /// connection is of no use after it.
+    pub(super) fn handle(
+        &mut self,
+        peer: Peer,
+        rank: u32,
+        numbered: Numbered,
+        out: &mut Vec<Output>,
+    ) -> Result<(), String> {
+        let Numbered { number, request } = numbered;
+        let speaks_for_member = self.members.get(&rank).is_some_and(|member| member.peer == peer);
+        if let Request::Join { size, process } = request {
+            if speaks_for_member {
+                return Err("joined twice".to_owned());
+            }
+            self.join(peer, rank, size, process, out);
+            return Ok(());
+        }
+        if !speaks_for_member {
+            return Err("spoke without having joined".to_owned());
+        }
+        match request {
+            Request::Join { .. } => {}
+            Request::GiveUp { seconds } => self.give_up(seconds, out),
+            Request::Set { key, value } => self.set(peer, number, key, value, out),
+            Request::Get { key } => self.get(peer, number, key, out),
+            Request::Gather { name, value } => self.gather(peer, rank, name, value, out)?,
+            Request::Missing { name } => {
+                let reply = Reply::Missing(self.missing(self.gathers.get(&name)));
+                out.push(Output { to: vec![peer], push: Push::Reply { number, reply } });
+            }
+            Request::Announce(event) => {
+                out.push(Output { to: self.others(rank), push: Push::Event(event) });
+            }
+            Request::Leave { calls } => self.leave(peer, number, rank, calls, out),
+        }
+        Ok(())
+    }
+
+    /// The connection of `rank` ended.
+    pub(super) fn gone(&mut self, peer: Peer, rank: u32, reason: &str, out: &mut Vec<Output>) {
+        if self.members.get(&rank).is_none_or(|member| member.peer != peer) {
+            return;
+        }
+        self.members.remove(&rank);
+        let reason = reason.to_owned();
+        match self.phase {
+            Phase::Gathering => self.fail(Failure::Lost { rank, reason }, None, out),
+            Phase::Formed => {
+                let event = ControlEvent::Lost { rank: ccl_core::ids::Rank(rank), reason };
+                out.push(Output { to: self.others(rank), push: Push::Event(event) });
+            }
+            Phase::Failed(_) => {}
+        }
+    }
+
+    fn join(&mut self, peer: Peer, rank: u32, size: u32, process: Process, out: &mut Vec<Output>) {
+        match &self.phase {
+            Phase::Gathering => {}
+            Phase::Formed => {
+                let failure = Failure::Usage(self.too_late(rank, &process));
+                return out.push(Output { to: vec![peer], push: Push::Failed(failure) });
+            }
+            Phase::Failed(failure) => {
+                let push = Push::Failed(failure.clone());
+                return out.push(Output { to: vec![peer], push });
+            }
+        }
+        if let Some(reason) = self.objection(rank, size, &process) {
+            return self.fail(Failure::Usage(reason), Some(peer), out);
+        }
+        self.size = size;
+        self.members.insert(rank, Member { peer, process });
+        if self.members.len() == size as usize {
+            self.phase = Phase::Formed;
+            out.push(Output {
+                to: self.everyone(),
+                push: Push::Formed { host_rank: self.host_rank() },
+            });
+        }
+    }
+
+    fn objection(&self, rank: u32, size: u32, process: &Process) -> Option<String> {
+        if size == 0 || size > MAX_RANKS || rank >= size {
+            return Some(format!("{process} claims rank {rank} of {size}, at most {MAX_RANKS}"));
+        }
+        if let Some(first) = self.members.get(&rank) {
+            return Some(claimed_twice(rank, &first.process, process));
+        }
+        let (other, member) = self.members.first_key_value()?;
+        (size != self.size).then(|| {
+            format!(
+                "rank {rank} ({process}) expects {size} ranks, rank {other} ({}) expects {}",
+                member.process, self.size
+            )
+        })
+    }
+
+    fn too_late(&self, rank: u32, process: &Process) -> String {
+        match self.members.get(&rank) {
+            Some(first) => claimed_twice(rank, &first.process, process),
+            None => {
+                format!("{process} claims rank {rank} of a communicator that was complete before")
+            }
+        }
+    }
+
+    fn host_rank(&self) -> Option<u32> {
+        self.members.iter().find(|(_, member)| member.process == self.host).map(|(rank, _)| *rank)
+    }
+
+    fn fail(&mut self, failure: Failure, newcomer: Option<Peer>, out: &mut Vec<Output>) {
+        let mut to = self.everyone();
+        to.extend(newcomer);
+        self.phase = Phase::Failed(failure.clone());
+        out.push(Output { to, push: Push::Failed(failure) });
+    }
+
+    fn give_up(&mut self, seconds: f64, out: &mut Vec<Output>) {
+        if !self.is_gathering() {
+            return;
+        }
+        let missing: Vec<u32> =
+            (0..self.size).filter(|rank| !self.members.contains_key(rank)).collect();
+        let waiting = format!("{} did not come", name_ranks(&missing));
+        let call = "joining the communicator".to_owned();
+        self.fail(Failure::Deadline { call, seconds, waiting }, None, out);
+    }
+
+    fn set(&mut self, peer: Peer, number: u64, key: String, value: Vec<u8>, out: &mut Vec<Output>) {
+        let replaced = self.values.get(&key).map_or(0, Vec::len);
+        let reply = match self.admit(&key, &value, replaced) {
+            Err(reason) => Reply::Refused(reason),
+            Ok(()) => {
+                for (waiter, number) in self.waiters.remove(&key).unwrap_or_default() {
+                    self.waiting -= 1;
+                    let push = Push::Reply { number, reply: Reply::Value(value.clone()) };
+                    out.push(Output { to: vec![waiter], push });
+                }
+                self.values.insert(key, value);
+                Reply::Done
+            }
+        };
+        out.push(Output { to: vec![peer], push: Push::Reply { number, reply } });
+    }
+
+    fn get(&mut self, peer: Peer, number: u64, key: String, out: &mut Vec<Output>) {
+        let reply = match self.values.get(&key) {
+            Some(value) => Reply::Value(value.clone()),
+            None if key.len() > MAX_NAME_BYTES || self.waiting == MAX_WAITERS => {
+                Reply::Refused("the key is too long, or too many ranks wait".to_owned())
+            }
+            None => {
+                self.waiting += 1;
+                self.waiters.entry(key).or_default().push((peer, number));
+                return;
+            }
+        };
+        out.push(Output { to: vec![peer], push: Push::Reply { number, reply } });
+    }
+
+    fn gather(
+        &mut self,
+        peer: Peer,
+        rank: u32,
+        name: String,
+        value: Vec<u8>,
+        out: &mut Vec<Output>,
+    ) -> Result<(), String> {
+        let known = self.gathers.get(&name);
+        if known.is_some_and(|values| values.contains_key(&rank)) {
+            return Err(format!("contributed twice to {name:?}"));
+        }
+        let lacking = self.left.iter().find(|left| known.is_none_or(|v| !v.contains_key(left)));
+        let admitted = match lacking {
+            Some(rank) => Err(departed(*rank)),
+            None => self.admit(&name, &value, 0).map_err(Failure::Usage),
+        };
+        if let Err(failure) = admitted {
+            let push = Push::GatherFailed { name, failure };
+            out.push(Output { to: vec![peer], push });
+            return Ok(());
+        }
+        let values = self.gathers.entry(name.clone()).or_default();
+        values.insert(rank, value);
+        if values.len() == self.size as usize {
+            self.complete(name, out);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, name: String, out: &mut Vec<Output>) {
+        let values: Vec<Vec<u8>> =
+            self.gathers.remove(&name).unwrap_or_default().into_values().collect();
+        let bytes: usize = values.iter().map(Vec::len).sum();
+        self.stored_bytes -= bytes;
+        // Leaves room for the lengths, which take at most 10 bytes each.
+        let push = if bytes + 10 * (values.len() + 2) + MAX_NAME_BYTES > MAX_PUSH_BYTES {
+            let text = format!("{bytes} bytes were gathered, at most {MAX_PUSH_BYTES} can be sent");
+            Push::GatherFailed { name, failure: Failure::Usage(text) }
+        } else {
+            Push::Gathered { name, values }
+        };
+        out.push(Output { to: self.everyone(), push });
+    }
+
+    fn leave(&mut self, peer: Peer, number: u64, rank: u32, calls: u64, out: &mut Vec<Output>) {
+        self.members.remove(&rank);
+        self.left.push(rank);
+        let push = Push::Left { rank, calls };
+        out.push(Output { to: self.everyone(), push });
+        let stuck = self.gathers.iter().filter(|(_, values)| !values.contains_key(&rank));
+        let stuck: Vec<String> = stuck.map(|(name, _)| name.clone()).collect();
+        for name in stuck {
+            let values = self.gathers.remove(&name).unwrap_or_default();
+            self.stored_bytes -= values.values().map(Vec::len).sum::<usize>();
+            let waiting = values.keys().filter_map(|rank| self.members.get(rank));
+            let to = waiting.map(|member| member.peer).collect();
+            out.push(Output { to, push: Push::GatherFailed { name, failure: departed(rank) } });
+        }
+        let push = Push::Reply { number, reply: Reply::Done };
+        out.push(Output { to: vec![peer], push });
+    }
+
+    /// Makes room for `value`, or says why it cannot be kept.
+    fn admit(&mut self, name: &str, value: &[u8], replaced_bytes: usize) -> Result<(), String> {
+        if name.len() > MAX_NAME_BYTES || value.len() > MAX_BLOB_BYTES {
+            return Err(format!(
+                "a name of {} and a blob of {} bytes; at most {MAX_NAME_BYTES} and {MAX_BLOB_BYTES}",
+                name.len(),
+                value.len()
+            ));
+        }
+        let stored_bytes = self.stored_bytes - replaced_bytes + value.len();
+        if stored_bytes > MAX_STORED_BYTES {
+            return Err(format!("the store is full: at most {MAX_STORED_BYTES} bytes"));
+        }
+        self.stored_bytes = stored_bytes;
+        Ok(())
+    }
+
+    fn missing(&self, values: Option<&BTreeMap<u32, Vec<u8>>>) -> Vec<u32> {
+        let has_come = |rank: &u32| values.is_some_and(|values| values.contains_key(rank));
+        (0..self.size).filter(|rank| !has_come(rank)).collect()
+    }
+
+    fn everyone(&self) -> Vec<Peer> {
+        self.members.values().map(|member| member.peer).collect()
+    }
+
+    fn others(&self, rank: u32) -> Vec<Peer> {
+        let others = self.members.iter().filter(|(other, _)| **other != rank);
+        others.map(|(_, member)| member.peer).collect()
+    }
+}
+
+fn claimed_twice(rank: u32, first: &Process, second: &Process) -> String {
+    format!("rank {rank} is claimed by two processes, {first} and {second}")
+}
+
+fn departed(rank: u32) -> Failure {
+    Failure::Lost { rank, reason: "it left the communicator".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32) -> Process {
+        Process { pid, host: "h".into(), identity: "i".into() }
+    }
+
+    /// Rank `rank` speaks through the peer of the same number.
+    fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
+        let mut out = Vec::new();
+        let numbered = Numbered { number: 7, request };
+        group.handle(Peer(u64::from(rank)), rank, numbered, &mut out).unwrap();
+        out
+    }
+
+    fn formed(size: u32) -> Group {
+        let mut group = Group::new(process(1));
+        for rank in 0..size {
+            say(&mut group, rank, Request::Join { size, process: process(rank) });
+        }
+        assert!(group.is_formed());
+        group
+    }
+
+    fn peers(numbers: &[u64]) -> Vec<Peer> {
+        numbers.iter().copied().map(Peer).collect()
+    }
+
+    #[test]
+    fn the_last_rank_forms_the_group() {
+        let mut group = Group::new(process(1));
+        let join = |pid| Request::Join { size: 2, process: process(pid) };
+        assert_eq!(say(&mut group, 1, join(1)), []);
+        let push = Push::Formed { host_rank: Some(1) };
+        assert_eq!(say(&mut group, 0, join(0)), [Output { to: peers(&[0, 1]), push }]);
+    }
+
+    #[test]
+    fn sizes_must_agree() {
+        let mut group = Group::new(process(1));
+        say(&mut group, 0, Request::Join { size: 2, process: process(0) });
+        let out = say(&mut group, 2, Request::Join { size: 3, process: process(2) });
+        let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2".to_owned();
+        let push = Push::Failed(Failure::Usage(reason));
+        assert_eq!(out, [Output { to: peers(&[0, 2]), push }]);
+    }
+
+    #[test]
+    fn a_late_claim_fails_alone() {
+        let mut group = formed(2);
+        let mut out = Vec::new();
+        let request = Request::Join { size: 2, process: process(9) };
+        group.handle(Peer(50), 1, Numbered { number: 0, request }, &mut out).unwrap();
+        let reason = "rank 1 is claimed by two processes, 1@h and 9@h".to_owned();
+        let push = Push::Failed(Failure::Usage(reason));
+        assert_eq!(out, [Output { to: peers(&[50]), push }]);
+        assert!(group.is_formed());
+    }
+
+    #[test]
+    fn a_waiting_get_is_answered_by_the_set() {
+        let mut group = formed(2);
+        assert_eq!(say(&mut group, 0, Request::Get { key: "k".into() }), []);
+        let out = say(&mut group, 1, Request::Set { key: "k".into(), value: vec![5] });
+        let reply = |reply| Push::Reply { number: 7, reply };
+        assert_eq!(
+            out,
+            [
+                Output { to: peers(&[0]), push: reply(Reply::Value(vec![5])) },
+                Output { to: peers(&[1]), push: reply(Reply::Done) }
+            ]
+        );
+    }
+
+    #[test]
+    fn who_leaves_ends_the_gathers_that_wait_for_it() {
+        let mut group = formed(3);
+        let gather = |name: &str| Request::Gather { name: name.into(), value: vec![1] };
+        say(&mut group, 0, gather("waits"));
+        for rank in [0, 2] {
+            say(&mut group, rank, gather("has it"));
+        }
+        let out = say(&mut group, 2, Request::Leave { calls: 4 });
+        let failed = |name: &str| Push::GatherFailed { name: name.into(), failure: departed(2) };
+        assert_eq!(
+            out,
+            [
+                Output { to: peers(&[0, 1]), push: Push::Left { rank: 2, calls: 4 } },
+                Output { to: peers(&[0]), push: failed("waits") },
+                Output { to: peers(&[2]), push: Push::Reply { number: 7, reply: Reply::Done } },
+            ]
+        );
+        let out = say(&mut group, 1, gather("has it"));
+        let values = vec![vec![1]; 3];
+        let push = Push::Gathered { name: "has it".into(), values };
+        assert_eq!(out, [Output { to: peers(&[0, 1]), push }]);
+        assert_eq!(
+            say(&mut group, 1, gather("later")),
+            [Output { to: peers(&[1]), push: failed("later") }]
+        );
+        assert_eq!(group.stored_bytes, 0);
+    }
+
+    #[test]
+    fn the_end_of_a_connection_is_a_loss_unless_it_left() {
+        let mut group = formed(3);
+        let mut out = Vec::new();
+        say(&mut group, 0, Request::Leave { calls: 0 });
+        group.gone(Peer(0), 0, "closed", &mut out);
+        assert_eq!(out, []);
+        group.gone(Peer(1), 1, "closed", &mut out);
+        let rank = ccl_core::ids::Rank(1);
+        let push = Push::Event(ControlEvent::Lost { rank, reason: "closed".into() });
+        assert_eq!(out, [Output { to: peers(&[2]), push }]);
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        let mut group = formed(1);
+        let value = vec![0; MAX_BLOB_BYTES + 1];
+        let out = say(&mut group, 0, Request::Set { key: "k".into(), value });
+        let refused =
+            |out: &[Output]| matches!(&out[0].push, Push::Reply { reply: Reply::Refused(_), .. });
+        assert!(refused(&out));
+        let value = vec![0; MAX_BLOB_BYTES];
+        for index in 0..MAX_STORED_BYTES / MAX_BLOB_BYTES {
+            group.admit(&index.to_string(), &value, 0).unwrap();
+        }
+        assert!(refused(&say(&mut group, 0, Request::Set { key: "k".into(), value: vec![0] })));
+    }
+
+    #[test]
+    fn breaches_of_the_protocol_are_errors() {
+        let mut group = formed(2);
+        let mut out = Vec::new();
+        let mut say =
+            |peer, request| group.handle(Peer(peer), 0, Numbered { number: 0, request }, &mut out);
+        let gather = || Request::Gather { name: "g".into(), value: vec![] };
+        assert!(say(50, gather()).is_err());
+        assert!(say(0, Request::Join { size: 2, process: process(0) }).is_err());
+        assert!(say(0, gather()).is_ok());
+        assert!(say(0, gather()).is_err());
+    }
+}

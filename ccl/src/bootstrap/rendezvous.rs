@@ -1,0 +1,156 @@
+//! How the unique id gets to ranks that a launcher started.
+//!
+//! Where a place is known to all, there is nothing to pass on: everybody derives the same id, and rank 0
+//! listens at its port. Otherwise all ranks are on one host, and rank 0 leaves the id in a file that the
+//! store removes once all have joined. A file that a dead job left behind is recognised by asking: its
+//! store does not answer, or does not know the key.
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
+use std::time::Instant;
+
+use ccl_core::Error;
+use ccl_core::ids::Rank;
+use ccl_core::settings::{Endpoint, Settings};
+use ccl_transport::clock;
+use sha2::{Digest, Sha256};
+
+use super::connect::{Pauses, attempt};
+use super::private_file::PrivateFile;
+use super::unique_id::{NewStore, UniqueId};
+use crate::environment::Environment;
+use crate::launch::{self, Launch, Meeting};
+
+/// Finds the other ranks of this process' launcher: the id to join, this rank, and how many there are.
+/// On rank 0 it starts the store.
+///
+/// # Errors
+/// As [`launch::resolve`] and [`meet`].
+pub fn rendezvous(
+    environment: &Environment,
+    settings: &Settings,
+) -> Result<(UniqueId, Rank, u32), Error> {
+    let launch = launch::resolve(None, environment, settings)?;
+    let id = meet(&launch, environment, settings)?;
+    Ok((id, launch.rank, launch.size))
+}
+
+/// The id through which the ranks of `launch` meet. On rank 0 it starts the store.
+///
+/// # Errors
+/// [`Error::System`] if rank 0 cannot listen, or the file cannot be used; [`Error::Deadline`] if rank 0
+/// does not come within the bootstrap timeout.
+pub fn meet(
+    launch: &Launch,
+    environment: &Environment,
+    settings: &Settings,
+) -> Result<UniqueId, Error> {
+    let deadline = clock::now() + settings.bootstrap_timeout;
+    match &launch.meeting {
+        Meeting::Alone => UniqueId::create(settings),
+        Meeting::At { endpoint, job } => {
+            if settings.job_key.is_none() {
+                tracing::info!(job, "the key is derived from the job; R2CCL_JOB_KEY is stronger");
+            }
+            // The endpoint keeps jobs apart whose launcher gave them no name.
+            let job = format!("{job} at {endpoint}");
+            meet_at(endpoint, &job, launch.rank, settings, deadline)
+        }
+        Meeting::File { job } => {
+            let file = file_of(job, &environment.runtime_directory)?;
+            if launch.rank == Rank(0) {
+                leave_in_file(file, settings)
+            } else {
+                find_in_file(&file, launch.rank, settings, deadline)
+            }
+        }
+    }
+}
+
+fn meet_at(
+    endpoint: &Endpoint,
+    job: &str,
+    rank: Rank,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<UniqueId, Error> {
+    if rank == Rank(0) {
+        let loopback = [IpAddr::from([127, 0, 0, 1])];
+        let id = UniqueId::at_fixed_port(&loopback, endpoint.port, job, settings);
+        let store = NewStore::on_port_of(id)?;
+        let id = store.id;
+        store.start()?;
+        return Ok(id);
+    }
+    let addresses = resolve(endpoint, settings, deadline)?;
+    Ok(UniqueId::at_fixed_port(&addresses, endpoint.port, job, settings))
+}
+
+/// The addresses of a host. The names of hosts that are being started may not be known yet.
+fn resolve(
+    endpoint: &Endpoint,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<Vec<IpAddr>, Error> {
+    let mut pauses = Pauses::until(deadline);
+    loop {
+        let cause = match (endpoint.host.as_str(), endpoint.port).to_socket_addrs() {
+            Ok(found) => {
+                let mut addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+                addresses.dedup();
+                if !addresses.is_empty() {
+                    return Ok(addresses);
+                }
+                "it has no address".to_owned()
+            }
+            Err(cause) => cause.to_string(),
+        };
+        if !pauses.pause() {
+            return Err(Error::Deadline {
+                call: format!("looking up the host {:?} of rank 0", endpoint.host),
+                seconds: settings.bootstrap_timeout.as_secs_f64(),
+                waiting: cause,
+            });
+        }
+    }
+}
+
+fn leave_in_file(file: PrivateFile, settings: &Settings) -> Result<UniqueId, Error> {
+    let mut store = NewStore::on_any_port(settings)?;
+    let id = store.id;
+    file.write(&id.to_bytes())?;
+    store.settled = Box::new(move || file.remove(&id.to_bytes()));
+    store.start()?;
+    Ok(id)
+}
+
+fn find_in_file(
+    file: &PrivateFile,
+    rank: Rank,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<UniqueId, Error> {
+    let mut pauses = Pauses::until(deadline);
+    loop {
+        let stale = match file.read()?.map(|bytes| UniqueId::from_bytes(&bytes)) {
+            None => "it is not there",
+            Some(Err(_)) => "it holds no unique id",
+            Some(Ok(id)) if attempt(&id, rank, deadline).is_ok() => return Ok(id),
+            Some(Ok(_)) => "it is of a job that has ended",
+        };
+        if !pauses.pause() {
+            return Err(Error::Deadline {
+                call: "looking for rank 0 on this host".to_owned(),
+                seconds: settings.bootstrap_timeout.as_secs_f64(),
+                waiting: format!("the file {} of rank 0: {stale}", file.path()),
+            });
+        }
+    }
+}
+
+/// The file through which the ranks of `job` meet. Names of jobs may contain anything.
+pub(super) fn file_of(job: &str, directory: &Path) -> Result<PrivateFile, Error> {
+    let digest = Sha256::digest(job.as_bytes());
+    let digits: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    PrivateFile::new(directory, format!("{digits}.id"))
+}

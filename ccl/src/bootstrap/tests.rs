@@ -1,0 +1,356 @@
+//! Store, control and rendezvous over real sockets, with threads as ranks.
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ccl_core::Error;
+use ccl_core::ids::Rank;
+use ccl_core::settings::{Endpoint, Settings};
+use ccl_transport::clock;
+
+use super::message::{self, Numbered, Request};
+use super::server::this_process;
+use super::{Control, ControlEvent, UniqueId, connect, meet};
+use crate::environment::Environment;
+use crate::launch::{Launch, Launcher, Meeting};
+
+/// Far beyond what any of these tests takes.
+fn deadline() -> Instant {
+    clock::now() + Duration::from_secs(60)
+}
+
+fn soon() -> Instant {
+    clock::now() + Duration::from_secs(2)
+}
+
+fn new_id() -> UniqueId {
+    UniqueId::create(&Settings::default()).unwrap()
+}
+
+/// What every rank of `ranks` got that joined a group of `size`, in that order.
+fn join_all(
+    id: &UniqueId,
+    ranks: &[u32],
+    size: u32,
+    deadline: Instant,
+) -> Vec<Result<Control, Error>> {
+    thread::scope(|scope| {
+        let join = |rank: &u32| {
+            let rank = Rank(*rank);
+            scope.spawn(move || Control::join(id, rank, size, deadline))
+        };
+        let joining: Vec<_> = ranks.iter().map(join).collect();
+        joining.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn formed(size: u32) -> Vec<Control> {
+    let ranks: Vec<u32> = (0..size).collect();
+    join_all(&new_id(), &ranks, size, deadline()).into_iter().map(Result::unwrap).collect()
+}
+
+/// Waits until a fault arrives.
+fn fault_of(control: &Control) -> Error {
+    let error = control.get("nobody sets this", deadline()).unwrap_err();
+    assert_eq!(control.fault().map(|fault| Error::clone(fault)), Some(error.clone()));
+    error
+}
+
+#[test]
+fn ranks_join_gather_and_leave() {
+    for size in 1..=5 {
+        let controls = formed(size);
+        let gathered: Vec<Vec<Vec<u8>>> = thread::scope(|scope| {
+            let gather = |control| {
+                scope.spawn(move || {
+                    let rank = Control::rank(control).0;
+                    let blob = vec![rank as u8; rank as usize];
+                    control.all_gather("first", &blob, deadline()).unwrap();
+                    control.all_gather("second", &blob, deadline()).unwrap()
+                })
+            };
+            let gathering: Vec<_> = controls.iter().map(gather).collect();
+            gathering.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let expected: Vec<Vec<u8>> = (0..size).map(|r| vec![r as u8; r as usize]).collect();
+        assert!(gathered.iter().all(|values| *values == expected), "{gathered:?}");
+        for control in &controls {
+            assert_eq!((control.size(), control.fault()), (size, None));
+            control.leave(2);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_never_comes_is_named_on_every_rank_that_came() {
+    for result in join_all(&new_id(), &[0, 2], 4, soon()) {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+        assert!(error.to_string().contains("ranks 1, 3 did not come"), "{error}");
+    }
+}
+
+#[test]
+fn two_claims_of_a_rank_fail_on_every_rank() {
+    let process = this_process().to_string();
+    for result in join_all(&new_id(), &[0, 1, 1], 3, deadline()) {
+        let error = result.unwrap_err();
+        assert!(matches!(error, Error::InvalidUsage(_)), "{error:?}");
+        let claims = format!("rank 1 is claimed by two processes, {process} and {process}");
+        assert!(error.to_string().contains(&claims), "{error}");
+    }
+}
+
+#[test]
+fn a_process_that_comes_too_late_fails_alone() {
+    let id = new_id();
+    let controls = join_all(&id, &[0, 1], 2, deadline());
+    let error = Control::join(&id, Rank(1), 2, deadline()).unwrap_err();
+    assert!(error.to_string().contains("rank 1 is claimed by two processes"), "{error}");
+    assert!(controls.iter().all(|control| control.as_ref().unwrap().fault().is_none()));
+}
+
+#[test]
+fn strangers_do_not_disturb() {
+    let id = new_id();
+    let stranger = || TcpStream::connect(id.places()[0]).unwrap();
+    let silent = stranger();
+    let mut chatty = stranger();
+    // Longer than any preamble, so that the store refuses it by content.
+    chatty.write_all(&[b'x'; 200]).unwrap();
+    drop(stranger());
+    let controls = join_all(&id, &[0, 1, 2], 3, deadline());
+    assert!(controls.iter().all(Result::is_ok), "{controls:?}");
+    drop((silent, chatty));
+}
+
+#[test]
+fn a_wrong_key_is_refused() {
+    let id = new_id();
+    let mut bytes = id.to_bytes();
+    bytes[32] ^= 1;
+    let wrong = UniqueId::from_bytes(&bytes).unwrap();
+    let error = Control::join(&wrong, Rank(0), 2, deadline()).unwrap_err();
+    assert!(matches!(error, Error::InvalidUsage(_)), "{error:?}");
+    let controls = join_all(&id, &[0, 1], 2, deadline());
+    assert!(controls.iter().all(Result::is_ok), "{controls:?}");
+}
+
+#[test]
+fn an_announcement_reaches_everybody() {
+    let controls = formed(4);
+    assert!(controls.iter().all(|control| control.fault().is_none()));
+    let reason = "x".repeat(100_000);
+    controls[1].announce(&ControlEvent::Aborted { rank: Rank(1), reason }).unwrap();
+    for control in &controls {
+        let error = fault_of(control);
+        assert!(matches!(error, Error::Aborted { rank: Rank(1), .. }), "{error:?}");
+        assert_eq!(control.all_gather("later", &[], deadline()), Err(error));
+        control.leave(0);
+    }
+}
+
+#[test]
+fn a_rank_that_vanishes_is_lost() {
+    let mut controls = formed(4);
+    drop(controls.remove(2));
+    for control in &controls {
+        let error = fault_of(control);
+        assert!(matches!(error, Error::PeerLost { rank: Rank(2), .. }), "{error:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_vanishes_ends_the_waiting_for_it() {
+    let mut controls = formed(3);
+    let last = controls.pop();
+    thread::scope(|scope| {
+        let gather =
+            |control| scope.spawn(move || Control::all_gather(control, "g", &[], deadline()));
+        let gathering: Vec<_> = controls.iter().map(gather).collect();
+        drop(last);
+        for thread in gathering {
+            let error = thread.join().unwrap().unwrap_err();
+            assert!(matches!(error, Error::PeerLost { rank: Rank(2), .. }), "{error:?}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_is_not_lost() {
+    let mut controls = formed(3);
+    let leaver = controls.remove(1);
+    leaver.leave(5);
+    assert!(leaver.all_gather("after", &[], deadline()).is_err());
+    drop(leaver);
+    for control in &controls {
+        let error = control.all_gather("later", &[], deadline()).unwrap_err();
+        let reason = "it left the communicator".to_owned();
+        assert_eq!(error, Error::PeerLost { rank: Rank(1), reason });
+        assert_eq!(control.fault(), None);
+        assert!(control.has_departed(Rank(1)) && !control.has_departed(Rank(0)));
+        assert_eq!(control.departed_before(5), None);
+        assert_eq!(control.departed_before(6), Some(Rank(1)));
+        control.set("key", &[3], deadline()).unwrap();
+    }
+    assert_eq!(controls[0].get("key", deadline()), Ok(vec![3]));
+}
+
+#[test]
+fn a_gather_that_misses_a_rank_names_it() {
+    let controls = formed(3);
+    let error = thread::scope(|scope| {
+        scope.spawn(|| controls[2].all_gather("g", &[], soon()).unwrap_err());
+        controls[0].all_gather("g", &[], soon()).unwrap_err()
+    });
+    assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+    assert!(error.to_string().contains("rank 1 did not contribute"), "{error}");
+}
+
+#[test]
+fn limits_are_the_callers_error() {
+    let controls = formed(1);
+    let blob = vec![0; message::MAX_BLOB_BYTES + 1];
+    let error = controls[0].all_gather("g", &blob, deadline()).unwrap_err();
+    assert!(matches!(error, Error::InvalidUsage(_)), "{error:?}");
+    let blob = &blob[1..];
+    assert_eq!(controls[0].all_gather("g", blob, deadline()).unwrap(), [blob]);
+}
+
+#[test]
+fn who_does_not_read_delays_nobody() {
+    let id = new_id();
+    let mut mute = connect::connect(&id, Rank(2), deadline()).unwrap();
+    let mut say = |request| {
+        let frame = message::encode(&Numbered { number: 0, request }).unwrap();
+        mute.write_all(&frame).unwrap();
+    };
+    say(Request::Join { size: 3, process: this_process() });
+    let controls = join_all(&id, &[0, 1], 3, deadline());
+    let blob = vec![7; 1 << 20];
+    for round in 0..16 {
+        let name = format!("round {round}");
+        say(Request::Gather { name: name.clone(), value: Vec::new() });
+        thread::scope(|scope| {
+            for control in &controls {
+                let control = control.as_ref().unwrap();
+                scope.spawn(|| {
+                    let values = control.all_gather(&name, &blob, deadline()).unwrap();
+                    assert_eq!(values, [blob.clone(), blob.clone(), Vec::new()]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn who_breaks_the_protocol_is_lost() {
+    let id = new_id();
+    let mut liar = connect::connect(&id, Rank(1), deadline()).unwrap();
+    let join = Request::Join { size: 2, process: this_process() };
+    liar.write_all(&message::encode(&Numbered { number: 0, request: join }).unwrap()).unwrap();
+    let control = Control::join(&id, Rank(0), 2, deadline()).unwrap();
+    liar.write_all(&[0xff; 8]).unwrap();
+    let error = fault_of(&control);
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error:?}");
+    assert!(error.to_string().contains("broke the protocol"), "{error}");
+}
+
+fn launch(rank: u32, meeting: &Meeting) -> Launch {
+    Launch {
+        launcher: Launcher::OpenMpi,
+        rank: Rank(rank),
+        size: 3,
+        local_rank: None,
+        meeting: meeting.clone(),
+    }
+}
+
+/// All ranks of 3 meet and join.
+fn meet_and_join(meeting: &Meeting, directory: &Path) -> Vec<Result<Control, Error>> {
+    let environment =
+        Environment { runtime_directory: directory.to_owned(), ..Environment::default() };
+    let settings = Settings::parse([("R2CCL_BOOTSTRAP_TIMEOUT", "60")]).unwrap().settings;
+    let join = |rank| {
+        let id = meet(&launch(rank, meeting), &environment, &settings)?;
+        Control::join(&id, Rank(rank), 3, deadline())
+    };
+    thread::scope(|scope| {
+        let join = &join;
+        let joining: Vec<_> = (0..3).rev().map(|rank| scope.spawn(move || join(rank))).collect();
+        joining.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn ranks_of_a_host_meet_through_a_file_again_and_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let meeting = Meeting::File { job: "a job/of ours".into() };
+    for _ in 0..3 {
+        let controls = meet_and_join(&meeting, directory.path());
+        assert!(controls.iter().all(Result::is_ok), "{controls:?}");
+    }
+    let private = std::fs::read_dir(directory.path()).unwrap().next().unwrap().unwrap();
+    assert_eq!(std::fs::read_dir(private.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn the_file_of_a_dead_job_does_not_confuse() {
+    let directory = tempfile::tempdir().unwrap();
+    let meeting = Meeting::File { job: "job".into() };
+    let file = super::rendezvous::file_of("job", directory.path()).unwrap();
+    // Nobody listens there, or a store that does not know the key.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let dead = UniqueId::at_fixed_port(&[[127, 0, 0, 1].into()], port, "j", &Settings::default());
+    drop(listener);
+    let mut foreign = new_id().to_bytes();
+    foreign[32] ^= 1;
+    for stale in [dead.to_bytes(), foreign] {
+        file.write(&stale).unwrap();
+        let controls = meet_and_join(&meeting, directory.path());
+        assert!(controls.iter().all(Result::is_ok), "{controls:?}");
+    }
+}
+
+#[test]
+fn ranks_meet_at_a_given_port_which_is_free_afterwards() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint =
+        Endpoint { host: "127.0.0.1".into(), port: listener.local_addr().unwrap().port() };
+    let meeting = Meeting::At { endpoint: endpoint.clone(), job: "job".into() };
+    let settings = Settings::default();
+    let environment = Environment::default();
+    let message = meet(&launch(0, &meeting), &environment, &settings).unwrap_err().to_string();
+    assert!(message.contains(&endpoint.port.to_string()), "{message}");
+    assert!(message.contains("R2CCL_BOOTSTRAP"), "{message}");
+    drop(listener);
+    let first = meet_and_join(&meeting, Path::new("/"));
+    assert!(first.iter().all(Result::is_ok), "{first:?}");
+    let second = meet_and_join(&meeting, Path::new("/"));
+    assert!(second.iter().all(Result::is_ok), "{second:?}");
+}
+
+#[test]
+fn a_rank_without_the_pass_phrase_is_not_admitted() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let endpoint = Endpoint { host: "127.0.0.1".into(), port };
+    let meeting = Meeting::At { endpoint, job: "job".into() };
+    let id = |rank, phrase| {
+        let settings = Settings::parse([("R2CCL_JOB_KEY", phrase)]).unwrap().settings;
+        meet(&launch(rank, &meeting), &Environment::default(), &settings).unwrap()
+    };
+    let (host, stranger) = (id(0, "tulip"), id(1, "rose"));
+    assert!(Control::join(&stranger, Rank(1), 2, soon()).is_err());
+    let friend = id(1, "tulip");
+    thread::scope(|scope| {
+        let rank_0 = scope.spawn(|| Control::join(&host, Rank(0), 2, deadline()));
+        let rank_1 = Control::join(&friend, Rank(1), 2, deadline());
+        assert!(rank_0.join().unwrap().is_ok() && rank_1.is_ok());
+    });
+}

@@ -1,0 +1,102 @@
+//! Copies.
+
+use std::ptr;
+
+use crate::region::{Source, Target};
+
+/// Copies; the same bytes are left alone.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn copy(source: Source<'_>, mut target: Target<'_>) {
+    assert_eq!(source.bytes(), target.bytes(), "lengths differ");
+    if !ptr::addr_eq(source.start(), target.start()) {
+        target.write(0, source);
+    }
+}
+
+/// Copies past the caches: the target's bytes go to memory without being read first.
+///
+/// Faster than [`copy`] where the target is larger than the last cache, or is read next by a distant
+/// core; several times slower where the target would have stayed in a near cache.
+///
+/// # Panics
+///
+/// If the lengths differ.
+pub fn copy_streaming(source: Source<'_>, target: Target<'_>) {
+    assert_eq!(source.bytes(), target.bytes(), "lengths differ");
+    #[cfg(target_arch = "x86_64")]
+    x86::copy_streaming(source, target);
+    #[cfg(not(target_arch = "x86_64"))]
+    copy(source, target);
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::*;
+
+    use super::copy;
+    use crate::avx2::Avx2;
+    use crate::avx512::Avx512;
+    use crate::region::{Overlap, Source, Target};
+
+    /// A streamed piece: what the processor combines into one write to memory.
+    type Line = [u8; 64];
+
+    pub(super) fn copy_streaming(source: Source<'_>, mut target: Target<'_>) {
+        let stream: unsafe fn(&[Line], &mut [Line]) = match () {
+            () if target.bytes() < size_of::<Line>() => return copy(source, target),
+            () if target.overlap(&source) != Overlap::Disjoint => return copy(source, target),
+            () if Avx512::is_available() => stream_512,
+            () if Avx2::is_available() => stream_256,
+            () => return copy(source, target),
+        };
+        let head = target.start().align_offset(size_of::<Line>()).min(target.bytes());
+        let lines = (target.bytes() - head) / size_of::<Line>();
+        let middle = lines * size_of::<Line>();
+        let tail = target.bytes() - head - middle;
+        copy(source.part(0, head), target.part(0, head));
+        copy(source.part(head + middle, tail), target.part(head + middle, tail));
+        let from = source.part(head, middle);
+        let mut to = target.part(head, middle);
+        // SAFETY: source and target do not overlap, so nothing writes these bytes.
+        let from = unsafe { from.values(0, lines) };
+        // SAFETY: source and target do not overlap, so this is the only view of these bytes.
+        let to = unsafe { to.values(0, lines) };
+        // SAFETY: the processor has the instructions, and the target starts at a multiple of a line.
+        unsafe { stream(from, to) }
+    }
+
+    /// # Safety
+    ///
+    /// `to` is aligned to its lines and as long as `from`.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn stream_512(from: &[Line], to: &mut [Line]) {
+        for (from, to) in from.iter().zip(to) {
+            // SAFETY: the line is 64 bytes long; the load needs no alignment.
+            let line = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
+            // SAFETY: the line is 64 bytes long, and aligned (caller).
+            unsafe { _mm512_stream_si512(to.as_mut_ptr().cast(), line) };
+        }
+        // Streaming stores are not ordered with the ordinary one that will announce these bytes.
+        _mm_sfence();
+    }
+
+    /// # Safety
+    ///
+    /// As [`stream_512`].
+    #[target_feature(enable = "avx2")]
+    unsafe fn stream_256(from: &[Line], to: &mut [Line]) {
+        for (from, to) in
+            from.as_flattened().chunks_exact(32).zip(to.as_flattened_mut().chunks_exact_mut(32))
+        {
+            // SAFETY: the half is 32 bytes long; the load needs no alignment.
+            let half = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
+            // SAFETY: the half is 32 bytes long, and aligned, as halves of aligned lines are.
+            unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), half) };
+        }
+        // As in `stream_512`.
+        _mm_sfence();
+    }
+}

@@ -1,0 +1,20 @@
+//! The loops as the compiler makes them for the target it builds for: SSE2 on x86-64, NEON on
+//! aarch64.
+
+use crate::format::Half;
+use crate::machine::{Machine, Task};
+use crate::step::{Brain, Narrow};
+
+/// Whatever the build's target has.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Portable;
+
+impl Machine for Portable {
+    type Plain = Self;
+    type Half = Narrow<Half>;
+    type Brain = Brain;
+
+    unsafe fn run<T: Task>(task: T) {
+        task.run();
+    }
+}
