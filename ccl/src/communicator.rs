@@ -1,0 +1,344 @@
+//! Groups of ranks and the calls on them.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ccl_core::collective::Request;
+use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+use ccl_core::settings::Settings;
+use ccl_transport::clock;
+use ccl_transport::wait::Ladder;
+
+use crate::bootstrap::{Control, ControlEvent, UniqueId, rendezvous};
+use crate::driver::{Pending, Queue, lock};
+use crate::engine::{Engine, Limits};
+use crate::environment::{self, Environment};
+use crate::executor::Executor;
+use crate::operation::Operation;
+use crate::plans::Planner;
+use crate::setup;
+
+/// How to create a communicator.
+#[derive(Clone, Debug, Default)]
+pub struct Config {
+    /// A name for messages and logs.
+    pub name: Option<String>,
+    /// Deadline of every call; the setting `R2CCL_TIMEOUT` if `None`.
+    pub timeout: Option<Duration>,
+    /// Everything that can be set by the environment as well.
+    pub settings: Settings,
+}
+
+impl Config {
+    /// The settings of the process environment.
+    ///
+    /// # Errors
+    /// A variable has an impossible value.
+    pub fn from_environment() -> Result<Self, Error> {
+        Ok(Self { settings: environment::settings()?, ..Self::default() })
+    }
+}
+
+/// One member of a group of ranks. Clones are the same member.
+///
+/// Calls on it are collective: all ranks make the same calls in the same order. When a call fails
+/// for any other reason than its arguments, the communicator is unusable, on all ranks; see
+/// [`Self::async_error`].
+#[derive(Clone, Debug)]
+pub struct Communicator {
+    handle: Arc<Handle>,
+}
+
+/// Ends the driver thread and takes leave of the others when the last clone goes.
+#[derive(Debug)]
+struct Handle {
+    core: Arc<Core>,
+    driver: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Core {
+    rank: Rank,
+    size: u32,
+    config: Config,
+    control: Control,
+    queue: Queue,
+    engine: Mutex<Engine>,
+    finalized: AtomicBool,
+    splits: AtomicU32,
+}
+
+impl Communicator {
+    /// Becomes rank `rank` of the `size` ranks that call this with the same `id`.
+    ///
+    /// # Errors
+    /// The rank is out of range or claimed twice; a rank does not come before the bootstrap
+    /// deadline; a NIC or the shared memory is not there.
+    pub fn create(id: &UniqueId, rank: u32, size: u32, config: &Config) -> Result<Self, Error> {
+        if size == 0 || rank >= size {
+            let text = format!("rank {rank} is not a rank of a group of {size}");
+            return Err(Error::InvalidArgument(text));
+        }
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let rank = Rank(rank);
+        let control = Control::join(id, rank, size, deadline)?;
+        let (settings, key) = (&config.settings, id.key());
+        let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
+            .inspect_err(|error| announce(&control, rank, error))?;
+        let planner = Planner::new(rank, connected.topology, settings.clone());
+        let executor = Executor::new(connected.links);
+        let ladder = Ladder::new(connected.ranks_here, connected.cores);
+        let engine = Engine::new(rank, size, executor, planner, ladder);
+        let core = Core {
+            rank,
+            size,
+            config: config.clone(),
+            control,
+            queue: Queue::default(),
+            engine: Mutex::new(engine),
+            finalized: AtomicBool::new(false),
+            splits: AtomicU32::new(0),
+        };
+        let handle = Handle { core: Arc::new(core), driver: Mutex::new(None) };
+        Ok(Self { handle: Arc::new(handle) })
+    }
+
+    /// Takes rank, size and meeting place from the environment of `torchrun`, `mpirun` (Open MPI,
+    /// MPICH, Intel MPI) or Slurm.
+    ///
+    /// # Errors
+    /// As [`Self::create`], or the environment is not that of a launcher.
+    pub fn from_environment(config: &Config) -> Result<Self, Error> {
+        let environment = Environment::of_this_process();
+        let (id, rank, size) = rendezvous(&environment, &config.settings)?;
+        Self::create(&id, rank.0, size, config)
+    }
+
+    /// This member's position in the group.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.core().rank
+    }
+
+    /// Number of members.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.core().size
+    }
+
+    /// Divides the group by `color`, in order of `key` and then of rank; collective. A rank without
+    /// a colour takes part and gets no communicator.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub fn split(
+        &self,
+        color: Option<u32>,
+        key: i32,
+        config: Option<&Config>,
+    ) -> Result<Option<Self>, Error> {
+        let core = self.core();
+        self.usable()?;
+        let config = config.unwrap_or(&core.config);
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let turn = core.splits.fetch_add(1, Ordering::Relaxed);
+        let wish = format!("{} {key}", color.map_or(-1, i64::from));
+        let wishes =
+            core.control.all_gather(&format!("split {turn} wishes"), wish.as_bytes(), deadline)?;
+        let members = color.map_or_else(Vec::new, |color| members_of(&wishes, color));
+        let place = members.iter().position(|member| *member == core.rank);
+        let id = if place == Some(0) { Some(UniqueId::create(&config.settings)?) } else { None };
+        let bytes = id.as_ref().map_or_else(Vec::new, |id| id.to_bytes().to_vec());
+        let ids = core.control.all_gather(&format!("split {turn} ids"), &bytes, deadline)?;
+        let (Some(place), Some(first)) = (place, members.first()) else { return Ok(None) };
+        let id = ids[first.index()].as_slice().try_into().map_err(|_| {
+            Error::Internal(format!("rank {first} announced no id for its part of the split"))
+        })?;
+        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
+        let id = UniqueId::from_bytes(id)?;
+        Self::create(&id, number(place), number(members.len()), config).map(Some)
+    }
+
+    /// Waits for everything that was started and takes leave. No calls may follow.
+    ///
+    /// # Errors
+    /// What ended the communicator, if something did.
+    pub fn finalize(&self) -> Result<(), Error> {
+        let core = self.core();
+        core.queue.drain();
+        core.leave();
+        self.async_error().map_or(Ok(()), Err)
+    }
+
+    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`].
+    pub fn abort(&self, reason: &str) {
+        let core = self.core();
+        let error = Error::Aborted { rank: core.rank, reason: reason.to_owned() };
+        core.fail(&error);
+    }
+
+    /// What ended the communicator, if something did.
+    #[must_use]
+    pub fn async_error(&self) -> Option<Error> {
+        self.core().control.fault().map(|fault| Error::clone(fault))
+    }
+
+    /// Runs one operation; its buffers may be used again when it returns.
+    ///
+    /// # Errors
+    /// The arguments are impossible, or the communicator failed; see [`Error`].
+    pub fn run(&self, operation: Operation<'_>) -> Result<(), Error> {
+        self.run_all(std::slice::from_ref(&operation))
+    }
+
+    /// Runs operations as one group; see [`crate::Group`].
+    pub(crate) fn run_all(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+        self.usable()?;
+        self.validate(operations)?;
+        let core = self.core();
+        core.queue.drain();
+        core.run(operations)
+    }
+
+    /// Starts one operation. Operations run in the order in which they were started.
+    ///
+    /// # Errors
+    /// The arguments are impossible, or the communicator failed before.
+    pub fn start(&self, operation: Operation<'static>) -> Result<Pending, Error> {
+        self.start_all(vec![operation])
+    }
+
+    pub(crate) fn start_all(&self, operations: Vec<Operation<'static>>) -> Result<Pending, Error> {
+        self.usable()?;
+        self.validate(&operations)?;
+        self.handle.ensure_driver()?;
+        Ok(self.core().queue.push(operations))
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn barrier(&self) -> Result<(), Error> {
+        self.run(Operation::Barrier)
+    }
+
+    /// The candidates for `request` with their predicted times, and the choice, as text.
+    ///
+    /// # Errors
+    /// The settings force an algorithm that does not exist.
+    pub fn explain(&self, request: &Request) -> Result<String, Error> {
+        lock(&self.core().engine).explain(request)
+    }
+
+    /// Whether both are the same member of the same group.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.handle, &other.handle)
+    }
+
+    fn core(&self) -> &Core {
+        &self.handle.core
+    }
+
+    fn usable(&self) -> Result<(), Error> {
+        let core = self.core();
+        if let Some(error) = self.async_error() {
+            return Err(error);
+        }
+        if core.finalized.load(Ordering::Acquire) {
+            return Err(Error::InvalidUsage("the communicator was finalized".into()));
+        }
+        Ok(())
+    }
+
+    fn validate(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+        let core = self.core();
+        operations.iter().try_for_each(|operation| operation.validate(core.rank, core.size))
+    }
+}
+
+impl Core {
+    fn run(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+        let timeout = self.config.timeout.unwrap_or(self.config.settings.timeout);
+        let limits = Limits { control: &self.control, timeout };
+        let result = lock(&self.engine).run(operations, limits);
+        if let Err(error) = &result {
+            match error {
+                Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
+                Error::Disagreement { .. }
+                | Error::PeerLost { .. }
+                | Error::Deadline { .. }
+                | Error::Aborted { .. }
+                | Error::System { .. }
+                | Error::Internal(_) => self.fail(error),
+            }
+        }
+        result
+    }
+
+    /// Remembers what ended the communicator and tells the others, unless they told us.
+    fn fail(&self, error: &Error) {
+        if self.control.fault().is_none() {
+            announce(&self.control, self.rank, error);
+        }
+    }
+
+    fn leave(&self) {
+        if !self.finalized.swap(true, Ordering::AcqRel) {
+            self.control.leave(lock(&self.engine).calls());
+        }
+    }
+}
+
+impl Handle {
+    fn ensure_driver(&self) -> Result<(), Error> {
+        let mut driver = lock(&self.driver);
+        if driver.is_some() {
+            return Ok(());
+        }
+        let core = Arc::clone(&self.core);
+        let serve = move || core.queue.serve(|operations| core.run(operations));
+        let thread = std::thread::Builder::new().name("r2ccl-driver".into()).spawn(serve);
+        *driver = Some(thread.map_err(|cause| Error::system("start the driver thread", cause))?);
+        Ok(())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.core.queue.close();
+        if let Some(driver) = lock(&self.driver).take() {
+            if driver.join().is_err() {
+                tracing::error!(rank = self.core.rank.0, "the driver thread panicked");
+            }
+        }
+        self.core.leave();
+    }
+}
+
+/// Tells the other ranks what happened here.
+fn announce(control: &Control, me: Rank, error: &Error) {
+    if let Err(cause) = control.announce(&ControlEvent::from_error(me, error)) {
+        tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
+    }
+}
+
+/// The ranks that wish `color`, in order of their key and then of their rank.
+fn members_of(wishes: &[Vec<u8>], color: u32) -> Vec<Rank> {
+    let parse = |wish: &[u8]| -> Option<(i64, i64)> {
+        let (color, key) = std::str::from_utf8(wish).ok()?.split_once(' ')?;
+        Some((color.parse().ok()?, key.parse().ok()?))
+    };
+    let mut members: Vec<(i64, Rank)> = (0..)
+        .map(Rank)
+        .zip(wishes)
+        .filter_map(|(rank, wish)| parse(wish).map(|(color, key)| (color, key, rank)))
+        .filter(|(wished, ..)| *wished == i64::from(color))
+        .map(|(_, key, rank)| (key, rank))
+        .collect();
+    members.sort_unstable();
+    members.into_iter().map(|(_, rank)| rank).collect()
+}

@@ -1,0 +1,121 @@
+//! Calls that go on in the background: a queue, and one thread that serves it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use ccl_core::error::Error;
+
+use crate::operation::Operation;
+
+/// A started call. Its buffers belong to it until [`Self::test`] or [`Self::wait`] tells that it is
+/// done; dropping it does not end the call.
+#[derive(Clone, Debug)]
+pub struct Pending {
+    state: Arc<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    result: Mutex<Option<Result<(), Error>>>,
+    done: Condvar,
+}
+
+impl Pending {
+    fn new() -> Self {
+        Self { state: Arc::default() }
+    }
+
+    /// The result, if the call is done.
+    #[must_use]
+    pub fn test(&self) -> Option<Result<(), Error>> {
+        lock(&self.state.result).clone()
+    }
+
+    /// Waits for the call. It ends within the deadline of the communicator, counted from the moment
+    /// its turn comes.
+    ///
+    /// # Errors
+    /// Whatever ended the call.
+    pub fn wait(&self) -> Result<(), Error> {
+        let mut result = lock(&self.state.result);
+        loop {
+            if let Some(result) = &*result {
+                return result.clone();
+            }
+            result = self.state.done.wait(result).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn finish(&self, result: Result<(), Error>) {
+        *lock(&self.state.result) = Some(result);
+        self.state.done.notify_all();
+    }
+}
+
+/// The calls that wait for their turn.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    jobs: VecDeque<(Vec<Operation<'static>>, Pending)>,
+    /// Jobs queued or running.
+    unfinished: usize,
+    closed: bool,
+}
+
+impl Queue {
+    /// Adds a call at the end.
+    pub(crate) fn push(&self, operations: Vec<Operation<'static>>) -> Pending {
+        let pending = Pending::new();
+        let mut waiting = lock(&self.waiting);
+        waiting.jobs.push_back((operations, pending.clone()));
+        waiting.unfinished += 1;
+        self.changed.notify_all();
+        pending
+    }
+
+    /// Returns when every call pushed so far is done.
+    pub(crate) fn drain(&self) {
+        let mut waiting = lock(&self.waiting);
+        while waiting.unfinished > 0 {
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends [`Self::serve`] once the queue is empty.
+    pub(crate) fn close(&self) {
+        lock(&self.waiting).closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Runs the calls in order until the queue is closed and empty.
+    pub(crate) fn serve(&self, mut run: impl FnMut(&[Operation<'static>]) -> Result<(), Error>) {
+        while let Some((operations, pending)) = self.next() {
+            pending.finish(run(&operations));
+            lock(&self.waiting).unfinished -= 1;
+            self.changed.notify_all();
+        }
+    }
+
+    fn next(&self) -> Option<(Vec<Operation<'static>>, Pending)> {
+        let mut waiting = lock(&self.waiting);
+        loop {
+            if let Some(job) = waiting.jobs.pop_front() {
+                return Some(job);
+            }
+            if waiting.closed {
+                return None;
+            }
+            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// Locks; a panic elsewhere does not matter, since every value here is consistent at any time.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,396 @@
+//! One rank's working parts, used by one call at a time.
+
+use std::time::{Duration, Instant};
+
+use ccl_core::collective::{Collective, Request, Signature};
+use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+use ccl_core::layout::Ragged;
+use ccl_core::program::{Buffer, Program, point_to_point};
+use ccl_core::wire::Stamp;
+use ccl_kernels::{Combine, Kernel, Region, Scratch, copy, divide, reciprocal};
+use ccl_transport::shm::Allocation;
+use ccl_transport::wait::Ladder;
+use ccl_transport::{Loan, TransportError, clock};
+
+use smallvec::SmallVec;
+
+use crate::bootstrap::Control;
+use crate::executor::{Arithmetic, Executor, Failure, Task};
+use crate::operation::Operation;
+use crate::plans::{Planner, barrier_request};
+
+/// Calls whose signature is remembered, to tell a peer that is behind what it missed.
+const REMEMBERED_CALLS: usize = 64;
+
+/// How long a broken link waits for the news of why it broke.
+const NEWS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Buffers of the application stand behind these in a group of sends and receives.
+const FIRST_MESSAGE_BUFFER: u16 = 3;
+
+/// One rank's links, plans and place in the sequence of calls.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    me: Rank,
+    ranks: u32,
+    executor: Executor,
+    planner: Planner,
+    /// Collectives called so far.
+    calls: u64,
+    history: [Option<Stamp>; REMEMBERED_CALLS],
+    /// What a barrier sends around.
+    token: Scratch,
+    /// The input of an in-place all-to-all, out of the way of its output.
+    staging: Scratch,
+    ladder: Ladder,
+}
+
+/// What ends a call early.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits<'a> {
+    pub(crate) control: &'a Control,
+    pub(crate) timeout: Duration,
+}
+
+impl Limits<'_> {
+    /// What ended the communicator, here or elsewhere.
+    fn fault(self) -> Option<Error> {
+        self.control.fault().map(|fault| Error::clone(fault))
+    }
+
+    /// Why call number `calls`, or messages with `peers` if it is none, can never end.
+    fn hopeless(self, calls: Option<u64>, peers: &[Rank]) -> Option<Error> {
+        let gone = match calls {
+            Some(calls) => self.control.departed_before(calls),
+            None => peers.iter().copied().find(|peer| self.control.has_departed(*peer)),
+        };
+        let reason = "it destroyed its communicator".to_owned();
+        gone.map(|rank| Error::PeerLost { rank, reason })
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(
+        me: Rank,
+        ranks: u32,
+        executor: Executor,
+        planner: Planner,
+        ladder: Ladder,
+    ) -> Self {
+        Self {
+            me,
+            ranks,
+            executor,
+            planner,
+            calls: 0,
+            history: [None; REMEMBERED_CALLS],
+            token: Scratch::new(1),
+            staging: Scratch::new(0),
+            ladder,
+        }
+    }
+
+    /// How many collectives were called so far.
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
+        self.planner.explain(request)
+    }
+
+    /// Runs validated operations: neighbouring sends and receives together, the rest in order.
+    pub(crate) fn run(
+        &mut self,
+        operations: &[Operation<'_>],
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
+        let is_message = |operation: &Operation<'_>| {
+            matches!(operation, Operation::Send { .. } | Operation::Receive { .. })
+        };
+        let mut rest = operations;
+        while let Some(first) = rest.first() {
+            let messages = rest.iter().take_while(|operation| is_message(operation)).count();
+            if messages > 0 {
+                self.exchange(&rest[..messages], limits)?;
+                rest = &rest[messages..];
+            } else {
+                self.one(first, limits)?;
+                rest = &rest[1..];
+            }
+        }
+        Ok(())
+    }
+
+    fn one(&mut self, operation: &Operation<'_>, limits: Limits<'_>) -> Result<(), Error> {
+        match operation {
+            Operation::Collective { request, input, output } => {
+                let (input, output) = (or_empty(*input), or_empty(*output));
+                if request.count == 0 {
+                    return self.synchronise(request, limits);
+                }
+                self.collective(request, input, output, limits)
+            }
+            Operation::AllToAllV { datatype, counts, input, output } => {
+                self.ragged(*datatype, counts, *input, *output, limits)
+            }
+            Operation::Barrier => self.synchronise(&barrier_request(), limits),
+            Operation::Send { .. } | Operation::Receive { .. } => {
+                unreachable!("messages are exchanged together")
+            }
+        }
+    }
+
+    fn collective(
+        &mut self,
+        request: &Request,
+        input: Region<'_>,
+        output: Region<'_>,
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
+        let plan = self.planner.plan(request)?;
+        let stamp = self.next(plan.signature);
+        let arithmetic = arithmetic(request, self.ranks);
+        let staged = request.collective == Collective::AllToAll;
+        self.execute(&plan.program, [input, output], staged, stamp, arithmetic, limits)?;
+        if request.collective.reduces() && is_integer_mean(request) {
+            let blocks = request.bytes().min(output.bytes());
+            divide(request.datatype, u64::from(self.ranks), output.target(0, blocks));
+        }
+        Ok(())
+    }
+
+    fn ragged(
+        &mut self,
+        datatype: DataType,
+        counts: &Ragged,
+        input: Region<'_>,
+        output: Region<'_>,
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
+        let plan = self.planner.ragged(datatype, counts.clone())?;
+        let stamp = self.next(plan.signature);
+        self.execute(&plan.program, [input, output], true, stamp, None, limits)
+    }
+
+    /// Lets nobody pass before everybody has come, under the name of `request`.
+    fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Result<(), Error> {
+        let plan = self.planner.synchronising(request)?;
+        let stamp = self.next(plan.signature);
+        let arithmetic = arithmetic(&barrier_request(), self.ranks);
+        let mut token = std::mem::take(&mut self.token);
+        let memory = [token.region(); 2];
+        let result = self.execute(&plan.program, memory, false, stamp, arithmetic, limits);
+        self.token = token;
+        result
+    }
+
+    /// Sends and receives of one group, all at once. They have no place in the sequence of
+    /// collectives: only the two ends of each take part.
+    fn exchange(&mut self, messages: &[Operation<'_>], limits: Limits<'_>) -> Result<(), Error> {
+        let mut buffers = vec![Region::empty(); usize::from(FIRST_MESSAGE_BUFFER)];
+        let (mut sends, mut receives) = (Vec::new(), Vec::new());
+        for (message, buffer) in messages.iter().zip(FIRST_MESSAGE_BUFFER..=u16::MAX) {
+            let (list, peer, data) = match message {
+                Operation::Send { peer, data } => (&mut sends, *peer, *data),
+                Operation::Receive { peer, data } => (&mut receives, *peer, *data),
+                Operation::Collective { .. } | Operation::AllToAllV { .. } | Operation::Barrier => {
+                    unreachable!("only messages are exchanged")
+                }
+            };
+            buffers.push(data);
+            if data.bytes() > 0 {
+                list.push((peer, Buffer(buffer), data.bytes()));
+            }
+        }
+        check_own_messages(self.me, &sends, &receives)?;
+        let program = point_to_point(self.me, &sends, &receives);
+        let signature = Signature {
+            collective: Collective::PointToPoint,
+            datatype: DataType::Uint8 as u8,
+            reduction: 0,
+            root: 0,
+            count: 0,
+            plan: 0,
+        };
+        let stamp = Stamp { sequence: 0, signature };
+        self.drive(&program, &buffers, stamp, None, limits)
+    }
+
+    fn execute(
+        &mut self,
+        program: &Program,
+        [input, output]: [Region<'_>; 2],
+        staged: bool,
+        stamp: Stamp,
+        arithmetic: Option<Arithmetic>,
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
+        if !staged || input.address() != output.address() {
+            return self.drive(program, &[input, output], stamp, arithmetic, limits);
+        }
+        let mut staging = std::mem::take(&mut self.staging);
+        staging.grow(input.bytes());
+        let aside = staging.region();
+        copy(input.source(0, input.bytes()), aside.target(0, input.bytes()));
+        let result = self.drive(program, &[aside, output], stamp, arithmetic, limits);
+        self.staging = staging;
+        result
+    }
+
+    /// Sweeps until the program is done, waiting as the ladder says.
+    fn drive(
+        &mut self,
+        program: &Program,
+        buffers: &[Region<'_>],
+        stamp: Stamp,
+        arithmetic: Option<Arithmetic>,
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
+        let lent = |region: &Region<'_>| Allocation::loan(region.address(), region.bytes());
+        let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(lent).collect();
+        let task = &Task { program, buffers, loans: &loans, stamp, arithmetic };
+        let mut ladder = self.ladder.clone();
+        let mut started: Option<Instant> = None;
+        let (me, history) = (self.me, &self.history);
+        let is_message = task.stamp.signature.collective == Collective::PointToPoint;
+        let calls = (!is_message).then_some(self.calls);
+        // Who left may have sent before that; then it arrives within the patience.
+        let mut hopeless: Option<(Instant, Error)> = None;
+        let explain = |failure| explain_failure(failure, me, task.stamp, history, limits);
+        let mut run = self.executor.begin(task);
+        loop {
+            let moved = run.sweep().map_err(explain)?;
+            if run.finished() {
+                return Ok(());
+            }
+            if moved {
+                ladder.reset();
+                continue;
+            }
+            if ladder.pause() {
+                run.inspect().map_err(explain)?;
+                if let Some(fault) = limits.fault() {
+                    return Err(fault);
+                }
+                let now = clock::now();
+                match (&hopeless, limits.hopeless(calls, &run.peers_waited_for())) {
+                    (None, Some(error)) => hopeless = Some((now + NEWS_PATIENCE, error)),
+                    (Some((end, error)), Some(_)) if now >= *end => return Err(error.clone()),
+                    _ => {}
+                }
+                if now - *started.get_or_insert(now) >= limits.timeout {
+                    let call = task.stamp.signature.to_string();
+                    let seconds = limits.timeout.as_secs_f64();
+                    return Err(Error::Deadline { call, seconds, waiting: run.waiting() });
+                }
+            }
+        }
+    }
+
+    /// The stamp of the next collective, which is remembered.
+    fn next(&mut self, signature: Signature) -> Stamp {
+        self.calls += 1;
+        #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
+        let stamp = Stamp { sequence: self.calls as u32, signature };
+        self.history[stamp.sequence as usize % REMEMBERED_CALLS] = Some(stamp);
+        stamp
+    }
+}
+
+fn or_empty(region: Option<Region<'_>>) -> Region<'_> {
+    region.unwrap_or_else(Region::empty)
+}
+
+fn is_integer_mean(request: &Request) -> bool {
+    request.reduction == Reduction::Builtin(ReduceOp::Avg) && !request.datatype.is_float()
+}
+
+/// How contributions are combined, and by what each rank scales its own first.
+fn arithmetic(request: &Request, ranks: u32) -> Option<Arithmetic> {
+    let datatype = request.datatype;
+    let (combine, factor) = match request.reduction {
+        Reduction::Builtin(ReduceOp::Sum) => (Combine::Sum, None),
+        Reduction::Builtin(ReduceOp::Prod) => (Combine::Prod, None),
+        Reduction::Builtin(ReduceOp::Max) => (Combine::Max, None),
+        Reduction::Builtin(ReduceOp::Min) => (Combine::Min, None),
+        Reduction::Builtin(ReduceOp::Avg) => {
+            (Combine::Sum, datatype.is_float().then(|| reciprocal(datatype, ranks)))
+        }
+        Reduction::PreMulSum { scalar, .. } => (Combine::Sum, Some(scalar)),
+    };
+    Some(Arithmetic { kernel: Kernel { datatype, combine }, factor })
+}
+
+/// Messages to oneself must meet in the group they are in: nobody else can complete them.
+fn check_own_messages(
+    me: Rank,
+    sends: &[(Rank, Buffer, usize)],
+    receives: &[(Rank, Buffer, usize)],
+) -> Result<(), Error> {
+    let own = |list: &[(Rank, Buffer, usize)]| -> Vec<usize> {
+        list.iter().filter(|(peer, ..)| *peer == me).map(|(_, _, bytes)| *bytes).collect()
+    };
+    let (sent, received) = (own(sends), own(receives));
+    if sent == received {
+        return Ok(());
+    }
+    Err(Error::InvalidUsage(format!(
+        "rank {me} sends messages of {sent:?} bytes to itself and receives {received:?} in one group"
+    )))
+}
+
+/// Turns a failure of the executor into an error that says who and why. If a link broke because a
+/// rank gave up, the reason is on its way through the control plane: it is waited for.
+fn explain_failure(
+    failure: Failure,
+    me: Rank,
+    ours: Stamp,
+    history: &[Option<Stamp>],
+    limits: Limits<'_>,
+) -> Error {
+    match failure {
+        Failure::Mismatch { peer, theirs } => disagreement(me, peer, ours, theirs, history),
+        Failure::Link { peer, cause } => {
+            let end = clock::now() + NEWS_PATIENCE;
+            while clock::now() < end {
+                if let Some(fault) = limits.fault() {
+                    return fault;
+                }
+                clock::sleep(Duration::from_millis(1));
+            }
+            match cause {
+                TransportError::System { call, cause } => {
+                    Error::System { call: format!("link to rank {peer}: {call}"), cause }
+                }
+                TransportError::PeerGone(_)
+                | TransportError::Protocol(_)
+                | TransportError::Refused(_)
+                | TransportError::TimedOut(_) => {
+                    Error::PeerLost { rank: peer, reason: cause.to_string() }
+                }
+            }
+        }
+    }
+}
+
+fn disagreement(
+    me: Rank,
+    peer: Rank,
+    ours: Stamp,
+    theirs: Stamp,
+    history: &[Option<Stamp>],
+) -> Error {
+    let place = theirs.sequence as usize % REMEMBERED_CALLS;
+    let then = history[place].filter(|stamp| stamp.sequence == theirs.sequence);
+    let numbered = |stamp: Stamp| format!("{} as call {}", stamp.signature, stamp.sequence);
+    let (sequence, call, other_call) = match then {
+        Some(then) if then.signature != theirs.signature => {
+            (then.sequence, then.signature.to_string(), theirs.signature.to_string())
+        }
+        _ => (ours.sequence, numbered(ours), numbered(theirs)),
+    };
+    Error::Disagreement { sequence, rank: me, call, other: peer, other_call }
+}

@@ -1,0 +1,528 @@
+//! Runs programs on links. It knows no algorithm and no transport.
+//!
+//! One sweep visits every lane (a link in one direction) and moves as many tiles as the slots of
+//! the link and the order of the program allow; see [`ccl_core::program`] for that order. Sweeps
+//! repeat until every step has moved all its bytes. Nothing here waits: between sweeps in which
+//! nothing moved the caller decides how.
+
+use std::collections::VecDeque;
+
+use ccl_core::collective::Collective;
+use ccl_core::datatype::DataType;
+use ccl_core::ids::Rank;
+use ccl_core::program::{Action, Buffer, Lane, Operand, Program, Span, StepIndex};
+use ccl_core::wire::Stamp;
+use ccl_kernels::{Kernel, Region, Scratch, Source, copy, reduce, scale};
+use ccl_transport::{Link, Loan, TransportError};
+use smallvec::SmallVec;
+
+/// Reductions over at most this many operands need no heap memory per tile.
+const INLINE_OPERANDS: usize = 32;
+
+/// Shorter stretches are copied through the slots of the link, which is quicker than to wait until
+/// the peer has read them.
+const LEAST_LOAN_BYTES: usize = 32 << 10;
+
+/// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
+const LOAN_BYTES: usize = 256 << 10;
+
+/// The links of one rank, by rank of the peer; `None` at its own place.
+pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
+
+/// One program with everything it needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task<'a> {
+    pub(crate) program: &'a Program,
+    /// Memory by [`Buffer`]; the entry of [`Buffer::SCRATCH`] is ignored.
+    pub(crate) buffers: &'a [Region<'a>],
+    /// How peers on this host can read the same buffers, where they can.
+    pub(crate) loans: &'a [Option<Loan>],
+    pub(crate) stamp: Stamp,
+    pub(crate) arithmetic: Option<Arithmetic>,
+}
+
+/// How contributions are combined.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arithmetic {
+    pub(crate) kernel: Kernel,
+    /// Factor of this rank's own contribution, as bits of the element type.
+    pub(crate) factor: Option<u64>,
+}
+
+/// Why a program cannot go on.
+#[derive(Clone, Debug)]
+pub(crate) enum Failure {
+    /// The link to `peer` failed.
+    Link { peer: Rank, cause: TransportError },
+    /// `peer` is in another call.
+    Mismatch { peer: Rank, theirs: Stamp },
+}
+
+/// Links and the memory that programs need besides the application's.
+#[derive(Debug)]
+pub(crate) struct Executor {
+    links: Links,
+    /// Ranks whose links have to be pushed.
+    pushed: Vec<usize>,
+    scratch: Scratch,
+    /// One tile of scaled contributions.
+    scaled: Scratch,
+    progress: Progress,
+}
+
+/// How far a program has come.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Bytes moved, by step: the memory they were read from may change.
+    done: Vec<usize>,
+    /// Bytes handed to the link, by step; of what is lent, more than [`Self::done`].
+    posted: Vec<usize>,
+    /// Pieces that peers have not returned: step, length and number of the tile; by lane of
+    /// [`Program::sends`].
+    lent: Vec<VecDeque<(StepIndex, usize, u64)>>,
+    /// Steps handed over completely, by lane of [`Program::sends`].
+    sent: Vec<usize>,
+    /// Steps completed, by lane of [`Program::receives`].
+    received: Vec<usize>,
+    /// Lane in [`Program::receives`], by rank of the peer.
+    lane_of: Vec<usize>,
+    /// Bytes of the oldest tile that were used already, by rank of the peer.
+    used: Vec<usize>,
+    /// Steps that have bytes left.
+    left: usize,
+}
+
+impl Executor {
+    pub(crate) fn new(links: Links) -> Self {
+        let needs_push = |link: &Box<dyn Link>| {
+            let mut descriptors = Vec::new();
+            link.descriptors(&mut descriptors);
+            !descriptors.is_empty()
+        };
+        let pushed = links
+            .iter()
+            .enumerate()
+            .filter(|(_, link)| link.as_ref().is_some_and(needs_push))
+            .map(|(rank, _)| rank)
+            .collect();
+        let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
+        let progress = Progress { used: vec![0; links.len()], ..Progress::default() };
+        let scaled = Scratch::new(largest);
+        Self { links, pushed, scratch: Scratch::new(0), scaled, progress }
+    }
+
+    /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
+    pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
+        self.scratch.grow(task.program.scratch_bytes);
+        self.progress.start(task.program);
+        Run {
+            task: *task,
+            links: &mut self.links,
+            pushed: &self.pushed,
+            scratch: self.scratch.region(),
+            scaled: self.scaled.region(),
+            progress: &mut self.progress,
+        }
+    }
+}
+
+impl Progress {
+    fn start(&mut self, program: &Program) {
+        refill(&mut self.done, program.steps.len());
+        refill(&mut self.posted, program.steps.len());
+        self.lent.iter_mut().for_each(VecDeque::clear);
+        self.lent.resize_with(program.sends.len().max(self.lent.len()), VecDeque::new);
+        refill(&mut self.sent, program.sends.len());
+        refill(&mut self.received, program.receives.len());
+        let ranks = self.used.len();
+        refill(&mut self.lane_of, ranks);
+        for (index, lane) in program.receives.iter().enumerate() {
+            self.lane_of[lane.peer.index()] = index;
+        }
+        self.left = program.steps.len();
+    }
+
+    fn advance(&mut self, program: &Program, step: StepIndex, bytes: usize) -> bool {
+        let done = &mut self.done[step as usize];
+        *done += bytes;
+        let complete = *done == program.steps[step as usize].bytes;
+        self.left -= usize::from(complete);
+        complete
+    }
+
+    /// How many bytes of `step` may have moved now.
+    fn limit(&self, program: &Program, step: StepIndex) -> usize {
+        let this = &program.steps[step as usize];
+        let ahead = this.after.iter().map(|before| self.done[*before as usize]);
+        ahead.min().unwrap_or(this.bytes)
+    }
+
+    /// How many more bytes of a receiving `step` may move now.
+    fn allowed(&self, program: &Program, step: StepIndex) -> usize {
+        self.limit(program, step) - self.done[step as usize]
+    }
+}
+
+fn refill(counters: &mut Vec<usize>, length: usize) {
+    counters.clear();
+    counters.resize(length, 0);
+}
+
+/// A program under way.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    task: Task<'a>,
+    links: &'a mut Links,
+    pushed: &'a [usize],
+    scratch: Region<'a>,
+    scaled: Region<'a>,
+    progress: &'a mut Progress,
+}
+
+/// How the next bytes of a sending step leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Departure {
+    /// Not now.
+    Waits,
+    /// Copied into a slot, so done.
+    Copied(usize),
+    /// Lent, under the number of a tile.
+    Lent(usize, u64),
+}
+
+impl<'a> Run<'a> {
+    /// Moves what can be moved. Tells whether anything did.
+    pub(crate) fn sweep(&mut self) -> Result<bool, Failure> {
+        let mut moved = push(self.links, self.pushed)?;
+        for lane in 0..self.task.program.sends.len() {
+            moved |= self.send(lane)?;
+        }
+        if self.progress.left == self.task.program.steps.len() || !moved {
+            moved |= self.copy();
+        }
+        for lane in 0..self.task.program.receives.len() {
+            moved |= self.receive(lane)?;
+        }
+        Ok(moved)
+    }
+
+    /// Whether every byte has moved, and none waits in this process.
+    pub(crate) fn finished(&self) -> bool {
+        self.progress.left == 0 && flushed(self.links, self.pushed)
+    }
+
+    /// Asks the links that need no push whether they are still sound.
+    pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
+        for (rank, link) in self.links.iter_mut().enumerate() {
+            if let Some(link) = link {
+                link.progress().map_err(|cause| Failure::Link { peer: rank_of(rank), cause })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The ranks from which something is still to come.
+    pub(crate) fn peers_waited_for(&self) -> SmallVec<[Rank; INLINE_OPERANDS]> {
+        let lanes = self.task.program.receives.iter().zip(&self.progress.received);
+        lanes.filter(|(lane, done)| **done < lane.steps.len()).map(|(lane, _)| lane.peer).collect()
+    }
+
+    /// Which ranks are waited for, in words.
+    pub(crate) fn waiting(&self) -> String {
+        let describe = |lanes: &[Lane], completed: &[usize], verb: &str| {
+            let open = lanes.iter().zip(completed).filter(|(lane, done)| **done < lane.steps.len());
+            let ranks: Vec<String> = open.map(|(lane, _)| lane.peer.to_string()).collect();
+            (!ranks.is_empty()).then(|| format!("{verb} rank {}", ranks.join(", ")))
+        };
+        let program = self.task.program;
+        let from = describe(&program.receives, &self.progress.received, "waiting for data from");
+        let to = describe(&program.sends, &self.progress.sent, "waiting to send to");
+        let both: Vec<String> = from.into_iter().chain(to).collect();
+        if both.is_empty() { "waiting to flush the network".into() } else { both.join("; ") }
+    }
+
+    fn region(&self, buffer: Buffer) -> &Region<'a> {
+        if buffer == Buffer::SCRATCH {
+            &self.scratch
+        } else {
+            &self.task.buffers[usize::from(buffer.0)]
+        }
+    }
+
+    fn source(&self, span: Span, step: StepIndex, bytes: usize) -> Source<'_> {
+        let offset = span.offset + self.progress.done[step as usize];
+        self.region(span.buffer).source(offset, bytes)
+    }
+
+    /// The factor and type to scale `span` with, if it is to be scaled.
+    fn factor(&self, span: Span) -> Option<(DataType, u64)> {
+        let arithmetic = self.task.arithmetic.filter(|_| span.is_contribution())?;
+        arithmetic.factor.map(|factor| (arithmetic.kernel.datatype, factor))
+    }
+
+    fn stamp(&self, step: StepIndex) -> Stamp {
+        let mut stamp = self.task.stamp;
+        if stamp.signature.collective == Collective::PointToPoint {
+            stamp.signature.count = self.task.program.steps[step as usize].bytes as u64;
+        }
+        stamp
+    }
+
+    fn send(&mut self, lane: usize) -> Result<bool, Failure> {
+        let program = self.task.program;
+        let Lane { peer, steps } = &program.sends[lane];
+        let mut moved = self.take_back(lane, *peer);
+        while let Some(&step) = steps.get(self.progress.sent[lane]) {
+            let bytes = match self.depart(*peer, step)? {
+                Departure::Waits => break,
+                Departure::Copied(bytes) => {
+                    self.progress.advance(program, step, bytes);
+                    bytes
+                }
+                Departure::Lent(bytes, tile) => {
+                    self.progress.lent[lane].push_back((step, bytes, tile));
+                    bytes
+                }
+            };
+            moved = true;
+            let posted = &mut self.progress.posted[step as usize];
+            *posted += bytes;
+            self.progress.sent[lane] += usize::from(*posted == program.steps[step as usize].bytes);
+        }
+        Ok(moved)
+    }
+
+    /// Counts what the peer has returned as done.
+    fn take_back(&mut self, lane: usize, peer: Rank) -> bool {
+        if self.progress.lent[lane].is_empty() {
+            return false;
+        }
+        let returned = self.links[peer.index()].as_mut().map_or(0, |link| link.returned());
+        let mut moved = false;
+        while let Some(&(step, bytes, tile)) = self.progress.lent[lane].front() {
+            if tile > returned {
+                break;
+            }
+            self.progress.lent[lane].pop_front();
+            self.progress.advance(self.task.program, step, bytes);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Hands the next bytes of a sending step to the link, if both are ready.
+    fn depart(&mut self, peer: Rank, step: StepIndex) -> Result<Departure, Failure> {
+        let this = &self.task.program.steps[step as usize];
+        let Action::Send { from, .. } = this.action else { unreachable!("a lane of sends") };
+        let posted = self.progress.posted[step as usize];
+        let loan = self.loan(from, posted, this.bytes);
+        let limit = self.progress.limit(self.task.program, step);
+        let (stamp, factor) = (self.stamp(step), self.factor(from));
+        let span = Span { offset: from.offset + posted, ..from };
+        let memory = *self.region(span.buffer);
+        let Some(link) = &mut self.links[peer.index()] else {
+            unreachable!("a link to every peer of the program")
+        };
+        let failed = |cause| Failure::Link { peer, cause };
+        let loan = loan.filter(|_| link.lends());
+        let largest = if loan.is_some() { LOAN_BYTES } else { link.tile_bytes() };
+        let bytes = (this.bytes - posted).min(largest);
+        if limit - posted.min(limit) < bytes {
+            return Ok(Departure::Waits);
+        }
+        if let Some(loan) = loan {
+            let tile = link.lend(&stamp, &Loan { bytes, ..loan }).map_err(failed)?;
+            return Ok(tile.map_or(Departure::Waits, |tile| Departure::Lent(bytes, tile)));
+        }
+        let Some(slot) = link.reserve().map_err(failed)? else { return Ok(Departure::Waits) };
+        let source = memory.source(span.offset, bytes);
+        match factor {
+            None => copy(source, (&mut slot[..bytes]).into()),
+            Some((datatype, factor)) => {
+                scale(datatype, factor, source, (&mut slot[..bytes]).into());
+            }
+        }
+        link.commit(&stamp, bytes).map_err(failed)?;
+        Ok(Departure::Copied(bytes))
+    }
+
+    /// How a peer on this host could read what is left of a step, from `posted` on.
+    fn loan(&self, from: Span, posted: usize, bytes: usize) -> Option<Loan> {
+        if bytes < LEAST_LOAN_BYTES || self.factor(from).is_some() {
+            return None;
+        }
+        let whole = (*self.task.loans.get(usize::from(from.buffer.0))?)?;
+        Some(Loan { offset: whole.offset + from.offset + posted, bytes: bytes - posted, ..whole })
+    }
+
+    fn receive(&mut self, lane: usize) -> Result<bool, Failure> {
+        let steps = &self.task.program.receives[lane].steps;
+        let mut moved = false;
+        while let Some(&step) = steps.get(self.progress.received[lane]) {
+            let bytes = match &self.task.program.steps[step as usize].action {
+                Action::Receive { peer, into } => self.store(*peer, *into, step)?,
+                Action::Reduce { operands, into } => self.reduce(lane, operands, *into, step)?,
+                Action::Send { .. } | Action::Copy { .. } => unreachable!("a lane of receives"),
+            };
+            if bytes == 0 {
+                break;
+            }
+            moved = true;
+            self.complete(step, bytes)?;
+        }
+        Ok(moved)
+    }
+
+    /// Stores what of the oldest tile of `peer` belongs to `step`; returns how many bytes.
+    fn store(&mut self, peer: Rank, into: Span, step: StepIndex) -> Result<usize, Failure> {
+        let bytes = self.arrived(peer, step)?.min(self.progress.allowed(self.task.program, step));
+        if bytes > 0 {
+            let offset = into.offset + self.progress.done[step as usize];
+            copy(self.tile(peer, bytes), self.region(into.buffer).target(offset, bytes));
+        }
+        Ok(bytes)
+    }
+
+    /// Reduces what has arrived from all peers of the step; returns how many bytes. The step is
+    /// run by the lane of its first peer, once all its lanes have come to it.
+    fn reduce(
+        &mut self,
+        lane: usize,
+        operands: &[Operand],
+        into: Span,
+        step: StepIndex,
+    ) -> Result<usize, Failure> {
+        let mut bytes = self.progress.allowed(self.task.program, step);
+        for operand in operands {
+            let Operand::Peer(peer) = *operand else { continue };
+            let other = self.progress.lane_of[peer.index()];
+            let head = self.task.program.receives[other].steps.get(self.progress.received[other]);
+            if other < lane || head != Some(&step) {
+                return Ok(0);
+            }
+            bytes = bytes.min(self.arrived(peer, step)?);
+            if bytes == 0 {
+                return Ok(0);
+            }
+        }
+        let Some(Arithmetic { kernel, .. }) = self.task.arithmetic else {
+            unreachable!("a program that reduces has an operation")
+        };
+        let bytes = self.scale_own(operands, step, bytes);
+        let sources: SmallVec<[Source<'_>; INLINE_OPERANDS]> =
+            operands.iter().map(|operand| self.operand(*operand, step, bytes)).collect();
+        let offset = into.offset + self.progress.done[step as usize];
+        reduce(kernel, &sources, self.region(into.buffer).target(offset, bytes));
+        Ok(bytes)
+    }
+
+    /// Puts the scaled own contribution aside, if there is one; returns how many bytes fitted.
+    fn scale_own(&self, operands: &[Operand], step: StepIndex, bytes: usize) -> usize {
+        let own = operands.iter().find_map(|operand| match operand {
+            Operand::Local(span) => self.factor(*span).map(|factor| (*span, factor)),
+            Operand::Peer(_) => None,
+        });
+        let Some((span, (datatype, factor))) = own else { return bytes };
+        let bytes = bytes.min(self.scaled.bytes());
+        scale(datatype, factor, self.source(span, step, bytes), self.scaled.target(0, bytes));
+        bytes
+    }
+
+    fn operand(&self, operand: Operand, step: StepIndex, bytes: usize) -> Source<'_> {
+        match operand {
+            Operand::Peer(peer) => self.tile(peer, bytes),
+            Operand::Local(span) if self.factor(span).is_some() => self.scaled.source(0, bytes),
+            Operand::Local(span) => self.source(span, step, bytes),
+        }
+    }
+
+    /// Bytes of the oldest tile of `peer` that are not used yet, after a check that it belongs to
+    /// this call.
+    fn arrived(&self, peer: Rank, step: StepIndex) -> Result<usize, Failure> {
+        let link = self.links[peer.index()].as_ref();
+        let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(0) };
+        if tile.stamp != self.stamp(step) {
+            return Err(Failure::Mismatch { peer, theirs: tile.stamp });
+        }
+        Ok(tile.payload.len() - self.progress.used[peer.index()])
+    }
+
+    fn tile(&self, peer: Rank, bytes: usize) -> Source<'_> {
+        let used = self.progress.used[peer.index()];
+        let tile = self.links[peer.index()].as_ref().and_then(|link| link.peek());
+        let Some(tile) = tile else { unreachable!("the tile was there a moment ago") };
+        (&tile.payload[used..used + bytes]).into()
+    }
+
+    /// Counts `bytes` of a receiving step as moved, and gives used-up tiles back.
+    fn complete(&mut self, step: StepIndex, bytes: usize) -> Result<(), Failure> {
+        let complete = self.progress.advance(self.task.program, step, bytes);
+        let program = self.task.program;
+        match &program.steps[step as usize].action {
+            Action::Receive { peer, .. } => self.use_up(*peer, bytes, complete),
+            Action::Reduce { operands, .. } => {
+                operands.iter().try_for_each(|operand| match operand {
+                    Operand::Peer(peer) => self.use_up(*peer, bytes, complete),
+                    Operand::Local(_) => Ok(()),
+                })
+            }
+            Action::Send { .. } | Action::Copy { .. } => Ok(()),
+        }
+    }
+
+    fn use_up(&mut self, peer: Rank, bytes: usize, complete: bool) -> Result<(), Failure> {
+        let lane = self.progress.lane_of[peer.index()];
+        self.progress.received[lane] += usize::from(complete);
+        let Some(link) = &mut self.links[peer.index()] else { return Ok(()) };
+        let used = &mut self.progress.used[peer.index()];
+        *used += bytes;
+        if link.peek().is_some_and(|tile| tile.payload.len() == *used) {
+            *used = 0;
+            link.release().map_err(|cause| Failure::Link { peer, cause })?;
+        }
+        Ok(())
+    }
+
+    /// Runs the steps that use no link. They depend on nothing.
+    fn copy(&mut self) -> bool {
+        let mut moved = false;
+        for &index in &self.task.program.copies {
+            let step = &self.task.program.steps[index as usize];
+            let Action::Copy { from, into } = step.action else { unreachable!("a copy") };
+            if self.progress.done[index as usize] > 0 {
+                continue;
+            }
+            let source = self.source(from, index, step.bytes);
+            let target = self.region(into.buffer).target(into.offset, step.bytes);
+            match self.factor(from) {
+                None => copy(source, target),
+                Some((datatype, factor)) => scale(datatype, factor, source, target),
+            }
+            self.progress.advance(self.task.program, index, step.bytes);
+            moved = true;
+        }
+        moved
+    }
+}
+
+fn push(links: &mut Links, pushed: &[usize]) -> Result<bool, Failure> {
+    let mut moved = false;
+    for &rank in pushed {
+        if let Some(link) = &mut links[rank] {
+            moved |=
+                link.progress().map_err(|cause| Failure::Link { peer: rank_of(rank), cause })?;
+        }
+    }
+    Ok(moved)
+}
+
+fn flushed(links: &Links, pushed: &[usize]) -> bool {
+    pushed.iter().all(|rank| links[*rank].as_ref().is_none_or(|link| link.flushed()))
+}
+
+fn rank_of(index: usize) -> Rank {
+    Rank(u32::try_from(index).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests;

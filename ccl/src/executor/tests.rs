@@ -1,0 +1,214 @@
+//! All ranks of a group in one thread, in random order, on links with as few slots as there can be:
+//! every algorithm must come to its end, with the right numbers.
+
+use ccl_algorithms::{choose, names};
+use ccl_core::collective::{Collective, Request};
+use ccl_core::cost::CostModel;
+use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_core::layout::Layout;
+use ccl_core::program::{Program, lower};
+use ccl_core::topology::Topology;
+use ccl_kernels::Combine;
+use ccl_transport::memory;
+use ccl_transport::ring::RingShape;
+
+use super::*;
+
+const SHAPES: [RingShape; 2] =
+    [RingShape { tile_bytes: 64, slots: 1 }, RingShape { tile_bytes: 192, slots: 3 }];
+
+/// More sweeps than this without an end are a hang.
+const SWEEPS: usize = 2_000_000;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % bound as u64).unwrap()
+    }
+}
+
+/// Executors of `ranks` ranks with memory links between all of them; every third pair has the
+/// other shape, so that tiles of different sizes meet in one reduction.
+fn executors(ranks: u32) -> Vec<Executor> {
+    let mut links: Vec<Links> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
+    for low in 0..ranks as usize {
+        for high in low + 1..ranks as usize {
+            let (a, b) = memory::pair(SHAPES[usize::from((low + high).is_multiple_of(3))]);
+            links[low][high] = Some(Box::new(a));
+            links[high][low] = Some(Box::new(b));
+        }
+    }
+    links.into_iter().map(Executor::new).collect()
+}
+
+/// What rank `rank` contributes at `index`: sums of 64 of these are exact.
+fn contribution(rank: u32, index: usize) -> i32 {
+    i32::try_from(index % 1000).unwrap() * 7 + i32::try_from(rank).unwrap() * 1009
+}
+
+struct Case {
+    request: Request,
+    ranks: u32,
+    inputs: Vec<Vec<i32>>,
+    outputs: Vec<Vec<i32>>,
+}
+
+impl Case {
+    fn new(collective: Collective, ranks: u32, count: usize, root: u32) -> Self {
+        let reduction = Reduction::Builtin(ReduceOp::Sum);
+        let root = Rank(root);
+        let request = Request { collective, count, datatype: DataType::Int32, reduction, root };
+        let n = ranks as usize;
+        let (input, output) = match collective {
+            Collective::AllGather | Collective::Gather => (count, n * count),
+            Collective::ReduceScatter | Collective::Scatter => (n * count, count),
+            Collective::AllToAll => (n * count, n * count),
+            _ => (count, count),
+        };
+        let fill = |rank| (0..input).map(|index| contribution(rank, index)).collect();
+        let inputs = (0..ranks).map(fill).collect();
+        Self { request, ranks, inputs, outputs: vec![vec![-1; output]; n] }
+    }
+
+    fn expected(&self, rank: u32) -> Vec<i32> {
+        let Request { collective, count, root, .. } = self.request;
+        let n = self.ranks;
+        let sum = |index| (0..n).map(|rank| contribution(rank, index)).sum::<i32>();
+        let me = rank as usize;
+        match collective {
+            Collective::AllReduce | Collective::Barrier => (0..count).map(sum).collect(),
+            Collective::Reduce if rank == root.0 => (0..count).map(sum).collect(),
+            Collective::Broadcast => (0..count).map(|i| contribution(root.0, i)).collect(),
+            Collective::ReduceScatter => (0..count).map(|i| sum(me * count + i)).collect(),
+            Collective::Scatter => {
+                (0..count).map(|i| contribution(root.0, me * count + i)).collect()
+            }
+            Collective::AllGather => self.gathered(),
+            Collective::Gather if rank == root.0 => self.gathered(),
+            Collective::AllToAll => (0..n)
+                .flat_map(|from| (0..count).map(move |i| contribution(from, me * count + i)))
+                .collect(),
+            _ => vec![-1; self.outputs[me].len()],
+        }
+    }
+
+    fn gathered(&self) -> Vec<i32> {
+        let count = self.request.count;
+        (0..self.ranks).flat_map(|from| (0..count).map(move |i| contribution(from, i))).collect()
+    }
+
+    /// Runs the algorithm `name` with sweeps of random ranks.
+    fn play(&mut self, name: &str, random: &mut Random) {
+        let topology = Topology::single_host(self.ranks, 2);
+        let model = CostModel::default_for(&topology);
+        let choice = choose(&self.request, &topology, &model, Some(name)).unwrap();
+        let layout = Layout::new(&self.request, self.ranks, choice.partition);
+        let programs: Vec<Program> =
+            (0..self.ranks).map(|rank| lower(&*choice.schedule, &layout, Rank(rank), 4)).collect();
+        let stamp = Stamp { sequence: 1, signature: self.request.signature(choice.digest) };
+        let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+        let arithmetic = Some(Arithmetic { kernel, factor: None });
+
+        let mut executors = executors(self.ranks);
+        let buffers: Vec<[Region<'_>; 2]> = self
+            .inputs
+            .iter()
+            .zip(&mut self.outputs)
+            .map(|(input, output)| [Region::of(input), Region::of_mut(output)])
+            .collect();
+        let tasks: Vec<Task<'_>> = programs
+            .iter()
+            .zip(&buffers)
+            .map(|(program, buffers)| Task { program, buffers, loans: &[], stamp, arithmetic })
+            .collect();
+        let mut runs: Vec<Run<'_>> =
+            executors.iter_mut().zip(&tasks).map(|(executor, task)| executor.begin(task)).collect();
+        for _ in 0..SWEEPS {
+            if runs.iter().all(Run::finished) {
+                return;
+            }
+            let rank = random.below(runs.len());
+            runs[rank].sweep().unwrap();
+        }
+        let stuck: Vec<String> = runs.iter().map(Run::waiting).collect();
+        panic!("{name} of {} ranks hangs: {stuck:?}", self.ranks);
+    }
+}
+
+#[test]
+fn every_algorithm_ends_with_the_right_numbers_in_any_order() {
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let collectives = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllToAll,
+        Collective::Gather,
+        Collective::Scatter,
+    ];
+    for collective in collectives {
+        for name in names(collective) {
+            for ranks in [1, 2, 3, 4, 5, 7, 8, 12] {
+                for count in [1, 3, 257, 1000] {
+                    let root = random.below(ranks as usize);
+                    let root =
+                        if collective.is_rooted() { u32::try_from(root).unwrap() } else { 0 };
+                    let mut case = Case::new(collective, ranks, count, root);
+                    case.play(name, &mut random);
+                    for rank in 0..ranks {
+                        let got = &case.outputs[rank as usize];
+                        let what = format!("{collective:?} {name} n={ranks} count={count}");
+                        assert_eq!(got, &case.expected(rank), "{what} root={root} rank {rank}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_in_another_call_is_noticed() {
+    let mut executors = executors(2);
+    let program = |peer| {
+        let layout_of =
+            |request: &Request| Layout::new(request, 2, ccl_core::layout::Partition::even(4, 4, 1));
+        let case = Case::new(Collective::AllReduce, 2, 4, 0);
+        let topology = Topology::single_host(2, 2);
+        let model = CostModel::default_for(&topology);
+        let choice = choose(&case.request, &topology, &model, Some("one_shot")).unwrap();
+        lower(&*choice.schedule, &layout_of(&case.request), Rank(peer), 4)
+    };
+    let programs = [program(0), program(1)];
+    let data = [[1i32; 4], [2; 4]];
+    let mut results = [[0i32; 4]; 2];
+    let [first, second] = &mut results;
+    let buffers = [
+        [Region::of(&data[0]), Region::of_mut(first)],
+        [Region::of(&data[1]), Region::of_mut(second)],
+    ];
+    let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+    let arithmetic = Some(Arithmetic { kernel, factor: None });
+    let request = Case::new(Collective::AllReduce, 2, 4, 0).request;
+    let stamps = [1, 2].map(|sequence| Stamp { sequence, signature: request.signature(0) });
+    let tasks = [0, 1].map(|rank: usize| Task {
+        program: &programs[rank],
+        buffers: &buffers[rank],
+        loans: &[],
+        stamp: stamps[rank],
+        arithmetic,
+    });
+    let [one, other] = &mut executors[..] else { panic!() };
+    let (mut one, mut other) = (one.begin(&tasks[0]), other.begin(&tasks[1]));
+    assert!(one.sweep().unwrap());
+    let failure = other.sweep();
+    assert!(
+        matches!(&failure, Err(Failure::Mismatch { peer: Rank(0), theirs }) if *theirs == stamps[0]),
+        "{failure:?}"
+    );
+}

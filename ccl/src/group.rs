@@ -1,0 +1,69 @@
+//! Operations that start together.
+
+use ccl_core::error::Error;
+
+use crate::communicator::Communicator;
+use crate::driver::Pending;
+use crate::operation::Operation;
+
+/// Operations of one or several communicators that start together, as between `ncclGroupStart` and
+/// `ncclGroupEnd`.
+///
+/// Neighbouring sends and receives of one communicator progress at the same time, in any order;
+/// collectives of one communicator run in the order in which they were added; different
+/// communicators progress at the same time, so that one thread may serve several ranks.
+#[derive(Debug, Default)]
+pub struct Group<'a> {
+    members: Vec<(Communicator, Vec<Operation<'a>>)>,
+}
+
+impl<'a> Group<'a> {
+    /// Adds an operation of `communicator`.
+    pub fn add(&mut self, communicator: &Communicator, operation: Operation<'a>) {
+        match self.members.iter_mut().find(|(member, _)| member.is(communicator)) {
+            Some((_, operations)) => operations.push(operation),
+            None => self.members.push((communicator.clone(), vec![operation])),
+        }
+    }
+
+    /// Whether nothing was added.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Runs everything that was added.
+    ///
+    /// # Errors
+    /// The first error, in the order in which communicators were added.
+    pub fn run(self) -> Result<(), Error> {
+        if let [(communicator, operations)] = self.members.as_slice() {
+            return communicator.run_all(operations);
+        }
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = self
+                .members
+                .iter()
+                .map(|(communicator, operations)| {
+                    scope.spawn(move || communicator.run_all(operations))
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                let panicked = |_| Error::Internal("a thread of the group panicked".into());
+                thread.join().map_err(panicked)?
+            })
+        })
+    }
+}
+
+impl Group<'static> {
+    /// Starts everything that was added; one request per communicator.
+    ///
+    /// # Errors
+    /// The arguments are impossible, or a communicator failed before.
+    pub fn start(self) -> Result<Vec<Pending>, Error> {
+        let start =
+            |(communicator, operations): (Communicator, _)| communicator.start_all(operations);
+        self.members.into_iter().map(start).collect()
+    }
+}

@@ -1,0 +1,47 @@
+//! Collective communication that survives NIC failures.
+//!
+//! ```no_run
+//! use ccl::{Communicator, Config, ReduceOp};
+//!
+//! # fn main() -> Result<(), ccl::Error> {
+//! // Under torchrun, mpirun or Slurm: one process per rank.
+//! let communicator = Communicator::from_environment(&Config::from_environment()?)?;
+//! let mut gradient = vec![1.0f32; 1 << 20];
+//! communicator.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;
+//! assert_eq!(gradient[0], communicator.size() as f32);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Communicator`] is a member of a group of ranks; [`Operation`] is a call with its memory;
+//! [`Group`] runs several at once. ARCHITECTURE.md tells how the parts work together.
+#![forbid(unsafe_code)]
+
+pub mod bootstrap;
+mod collectives;
+mod communicator;
+mod driver;
+mod engine;
+pub mod environment;
+mod executor;
+mod group;
+pub mod hosts;
+pub mod launch;
+mod memory;
+mod operation;
+mod plans;
+mod setup;
+
+pub use bootstrap::UniqueId;
+pub use ccl_core::collective::{Collective, Request};
+pub use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+pub use ccl_core::error::{Error, ResultCode};
+pub use ccl_core::ids::Rank;
+pub use ccl_core::layout::Ragged;
+pub use ccl_core::settings::Settings;
+pub use ccl_kernels::{Element, Region};
+pub use communicator::{Communicator, Config};
+pub use driver::Pending;
+pub use group::Group;
+pub use memory::{Allocation, Registration};
+pub use operation::Operation;

@@ -1,0 +1,215 @@
+//! What the application asks for, and whether it can be done.
+
+use ccl_core::collective::{Collective, Request};
+use ccl_core::datatype::DataType;
+use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+use ccl_core::layout::{Ragged, blocks};
+use ccl_kernels::Region;
+
+/// One call, with the memory it works on.
+#[derive(Clone, Debug)]
+pub enum Operation<'a> {
+    /// A collective that is described by its [`Request`].
+    ///
+    /// Shapes, in elements of `request.datatype`, with `n` ranks and `c = request.count`:
+    ///
+    /// | collective | input | output | in place |
+    /// |---|---|---|---|
+    /// | AllReduce | c | c | same start |
+    /// | Broadcast | c at the root | c | same start |
+    /// | Reduce | c | c at the root | same start |
+    /// | AllGather | c | n·c | input = output + rank·c |
+    /// | ReduceScatter | n·c | c | output = input + rank·c |
+    /// | Gather | c | n·c at the root | input = output + rank·c |
+    /// | Scatter | n·c at the root | c | output = input + rank·c |
+    /// | AllToAll | n·c | n·c | same start |
+    ///
+    /// A buffer that this rank does not have by this table may be `None`; it is not touched.
+    Collective {
+        /// What, on how many elements, with which root.
+        request: Request,
+        /// What this rank contributes.
+        input: Option<Region<'a>>,
+        /// Where its result goes.
+        output: Option<Region<'a>>,
+    },
+    /// Every rank sends `counts.send[j]` to rank `j` and receives `counts.receive[i]` from rank `i`.
+    AllToAllV {
+        /// Type of the elements.
+        datatype: DataType,
+        /// Counts and displacements, in elements, one pair per rank.
+        counts: Ragged,
+        /// What this rank sends.
+        input: Region<'a>,
+        /// Where it receives.
+        output: Region<'a>,
+    },
+    /// Sends to one rank, which must receive the same number of bytes.
+    Send {
+        /// To whom.
+        peer: Rank,
+        /// What.
+        data: Region<'a>,
+    },
+    /// Receives from one rank.
+    Receive {
+        /// From whom.
+        peer: Rank,
+        /// Where to; it is filled completely.
+        data: Region<'a>,
+    },
+    /// Waits until every rank has called it.
+    Barrier,
+}
+
+impl Operation<'_> {
+    /// A short name for messages.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Collective { request, .. } => request.collective.name(),
+            Self::AllToAllV { .. } => Collective::AllToAllV.name(),
+            Self::Send { .. } => "send",
+            Self::Receive { .. } => "recv",
+            Self::Barrier => Collective::Barrier.name(),
+        }
+    }
+
+    /// Checks everything that one rank can know about its call.
+    ///
+    /// # Errors
+    /// `InvalidArgument` that names the argument.
+    pub fn validate(&self, me: Rank, ranks: u32) -> Result<(), Error> {
+        match self {
+            Self::Collective { request, input, output } => {
+                check_rank("root", request.root, ranks)?;
+                Shapes::of(request, me, ranks)?.check(input.as_ref(), output.as_ref())
+            }
+            Self::AllToAllV { datatype, counts, input, output } => {
+                check_counts("send", &counts.send, *datatype, input, ranks)?;
+                check_counts("receive", &counts.receive, *datatype, output, ranks)?;
+                let same = input.address() == output.address();
+                if !same && overlap(span(input), span(output)) {
+                    return Err(overlapping());
+                }
+                Ok(())
+            }
+            Self::Send { peer, .. } | Self::Receive { peer, .. } => {
+                check_rank("peer", *peer, ranks)
+            }
+            Self::Barrier => Ok(()),
+        }
+    }
+}
+
+/// Bytes that one rank must provide for a collective, and the documented in-place form.
+#[derive(Clone, Copy, Debug)]
+struct Shapes {
+    input_bytes: usize,
+    output_bytes: usize,
+    /// Address of the output minus address of the input when in place.
+    in_place_shift: isize,
+}
+
+impl Shapes {
+    fn of(request: &Request, me: Rank, ranks: u32) -> Result<Self, Error> {
+        let Request { collective, count, datatype, root, .. } = *request;
+        let too_large =
+            || Error::InvalidArgument(format!("count {count} exceeds the address space"));
+        let block = count.checked_mul(datatype.bytes()).ok_or_else(too_large)?;
+        let all = block.checked_mul(ranks as usize).ok_or_else(too_large)?;
+        isize::try_from(all).map_err(|_| too_large())?;
+        #[allow(clippy::cast_possible_wrap, reason = "checked above: all blocks fit")]
+        let own = (me.index() * block) as isize;
+        let at_root = |bytes| if me == root { bytes } else { 0 };
+        let (input_bytes, output_bytes, in_place_shift) = match collective {
+            Collective::AllReduce => (block, block, 0),
+            Collective::Broadcast => (at_root(block), block, 0),
+            Collective::Reduce => (block, at_root(block), 0),
+            Collective::AllGather => (block, all, -own),
+            Collective::ReduceScatter => (all, block, own),
+            Collective::Gather => (block, at_root(all), -own),
+            Collective::Scatter => (at_root(all), block, own),
+            Collective::AllToAll => (all, all, 0),
+            Collective::AllToAllV | Collective::Barrier | Collective::PointToPoint => {
+                let text = format!("{} is not described by a request", collective.name());
+                return Err(Error::InvalidArgument(text));
+            }
+        };
+        debug_assert!(blocks(collective, ranks) > 0);
+        Ok(Self { input_bytes, output_bytes, in_place_shift })
+    }
+
+    fn check(self, input: Option<&Region<'_>>, output: Option<&Region<'_>>) -> Result<(), Error> {
+        check_size("input", input, self.input_bytes)?;
+        check_size("output", output, self.output_bytes)?;
+        let (Some(input), Some(output)) = (input, output) else { return Ok(()) };
+        let (read, written) =
+            ((input.address(), self.input_bytes), (output.address(), self.output_bytes));
+        let in_place = input.address().wrapping_add_signed(self.in_place_shift) == output.address();
+        if !in_place && overlap(read, written) {
+            return Err(overlapping());
+        }
+        Ok(())
+    }
+}
+
+fn check_rank(what: &str, rank: Rank, ranks: u32) -> Result<(), Error> {
+    if rank.0 < ranks {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!("{what} {rank} is not a rank of a group of {ranks}")))
+}
+
+fn check_size(what: &str, region: Option<&Region<'_>>, bytes: usize) -> Result<(), Error> {
+    let given = region.map_or(0, Region::bytes);
+    if given >= bytes {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!("the {what} buffer has {given} bytes, {bytes} are needed")))
+}
+
+fn check_counts(
+    what: &str,
+    counts: &[(usize, usize)],
+    datatype: DataType,
+    region: &Region<'_>,
+    ranks: u32,
+) -> Result<(), Error> {
+    if counts.len() != ranks as usize {
+        let text = format!("{} {what} counts for {ranks} ranks", counts.len());
+        return Err(Error::InvalidArgument(text));
+    }
+    let end = |(count, displacement): &(usize, usize)| {
+        if *count == 0 {
+            return Some(0);
+        }
+        count.checked_add(*displacement)?.checked_mul(datatype.bytes())
+    };
+    for (rank, pair) in counts.iter().enumerate() {
+        if end(pair).is_none_or(|end| end > region.bytes()) {
+            let (count, displacement) = pair;
+            let text = format!(
+                "{what} count {count} at displacement {displacement} for rank {rank} exceeds the buffer of {} bytes",
+                region.bytes()
+            );
+            return Err(Error::InvalidArgument(text));
+        }
+    }
+    Ok(())
+}
+
+fn span(region: &Region<'_>) -> (usize, usize) {
+    (region.address(), region.bytes())
+}
+
+fn overlap((a, a_bytes): (usize, usize), (b, b_bytes): (usize, usize)) -> bool {
+    a_bytes > 0 && b_bytes > 0 && a < b.wrapping_add(b_bytes) && b < a.wrapping_add(a_bytes)
+}
+
+fn overlapping() -> Error {
+    Error::InvalidArgument(
+        "input and output overlap, and not in the documented in-place form".into(),
+    )
+}

@@ -1,0 +1,231 @@
+//! Connects a rank to its peers: shared memory to those on its host, all NICs to the others.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use ccl_core::error::Error;
+use ccl_core::ids::{Node, Rank};
+use ccl_core::settings::Settings;
+use ccl_core::topology::{Host, RailCapacity, Topology};
+use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress};
+use ccl_transport::ring::RingShape;
+use ccl_transport::shm::{Segment, SegmentAddress};
+use ccl_transport::{TransportError, auth::JobKey};
+use serde::{Deserialize, Serialize};
+
+use crate::bootstrap::Control;
+use crate::executor::Links;
+use crate::hosts::{HostIdentity, nics};
+
+/// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
+const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
+const SMALLEST_TILE_BYTES: usize = 4096;
+
+/// Everything a communicator needs to know about itself before it can be built.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) links: Links,
+    pub(crate) topology: Topology,
+    /// Ranks that share this host's processors, and how many those are.
+    pub(crate) ranks_here: usize,
+    pub(crate) cores: usize,
+}
+
+/// What a rank tells the others about itself.
+#[derive(Debug, Serialize, Deserialize)]
+struct Introduction {
+    host: String,
+    cores: u32,
+    rails: Vec<f64>,
+    shared_memory: bool,
+}
+
+/// Where a rank can be reached.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Whereabouts {
+    segment: Option<(u32, i32, [u8; 16])>,
+    rails: Vec<SocketAddr>,
+}
+
+/// The ranks of a group as one of them sees them.
+struct Group<'a> {
+    control: &'a Control,
+    me: Rank,
+    communicator: u64,
+    key: &'a JobKey,
+    settings: &'a Settings,
+    deadline: Instant,
+}
+
+/// Exchanges addresses with every rank and connects to all of them.
+///
+/// # Errors
+/// A NIC, the shared memory or a peer is not there, or the deadline passes.
+pub(crate) fn connect(
+    control: &Control,
+    me: Rank,
+    communicator: u64,
+    key: &JobKey,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<Connected, Error> {
+    Group { control, me, communicator, key, settings, deadline }.connect()
+}
+
+impl Group<'_> {
+    fn connect(&self) -> Result<Connected, Error> {
+        let rails = nics(self.settings)?;
+        let introductions: Vec<Introduction> = self.exchange(
+            "introduction",
+            &Introduction {
+                host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
+                cores: cores(),
+                #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+                rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
+                shared_memory: self.settings.shared_memory,
+            },
+        )?;
+        let topology = topology(&introductions);
+        let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
+        let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));
+        let remote: Vec<Rank> = remote.collect();
+
+        let shape = self.ring_shape(here.len());
+        let segment = match here.len() {
+            1 => None,
+            ranks => Some(Segment::create(ranks, shape).map_err(from_transport)?),
+        };
+        let endpoint = match remote.is_empty() {
+            true => None,
+            false => {
+                let rails = rails.into_iter().map(|nic| RailAddress {
+                    name: nic.name,
+                    address: nic.address,
+                    interface: Some(nic.interface),
+                    #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+                    capacity: nic.speed_bytes_per_second as f64,
+                });
+                Some(Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)?)
+            }
+        };
+        let whereabouts: Vec<Whereabouts> = self.exchange(
+            "whereabouts",
+            &Whereabouts {
+                segment: segment.as_ref().map(|segment| {
+                    let SegmentAddress { pid, descriptor, cookie } = segment.address();
+                    (pid, descriptor, cookie)
+                }),
+                rails: endpoint.as_ref().map(Endpoint::addresses).unwrap_or_default(),
+            },
+        )?;
+
+        let mut links: Links = (0..topology.ranks()).map(|_| None).collect();
+        if let Some(segment) = &segment {
+            self.link_host(segment, &here, &whereabouts, &mut links)?;
+        }
+        if let Some(endpoint) = endpoint {
+            let peers: Vec<PeerAddresses> = remote
+                .iter()
+                .map(|rank| PeerAddresses {
+                    rank: *rank,
+                    addresses: whereabouts[rank.index()].rails.clone(),
+                    capacities: introductions[rank.index()].rails.clone(),
+                })
+                .collect();
+            let shape = LinkShape {
+                tile_bytes: self.settings.net_tile_bytes,
+                slots: self.settings.net_slots,
+            };
+            let connected = endpoint
+                .connect(self.me, self.communicator, &peers, shape, self.deadline)
+                .map_err(from_transport)?;
+            for (rank, link) in connected {
+                links[rank.index()] = Some(link);
+            }
+        }
+        self.exchange::<bool>("connected", &true)?;
+        let ranks_here = introductions
+            .iter()
+            .filter(|other| other.host == introductions[self.me.index()].host)
+            .count();
+        Ok(Connected { links, topology, ranks_here, cores: cores() as usize })
+    }
+
+    fn link_host(
+        &self,
+        segment: &Segment,
+        here: &[Rank],
+        whereabouts: &[Whereabouts],
+        links: &mut Links,
+    ) -> Result<(), Error> {
+        let index_of = |rank| here.iter().position(|other| *other == rank).unwrap_or(0);
+        for &peer in here.iter().filter(|peer| **peer != self.me) {
+            let Some((pid, descriptor, cookie)) = whereabouts[peer.index()].segment else {
+                return Err(Error::Internal(format!("rank {peer} announced no shared memory")));
+            };
+            let address = SegmentAddress { pid, descriptor, cookie };
+            let link =
+                segment.link(index_of(self.me), index_of(peer), &address).map_err(|cause| {
+                    let call = format!("shared memory of rank {peer} (R2CCL_SHM=0 avoids it)");
+                    Error::system(call, cause)
+                })?;
+            links[peer.index()] = Some(link);
+        }
+        Ok(())
+    }
+
+    fn ring_shape(&self, ranks: usize) -> RingShape {
+        let slots = self.settings.shm_slots;
+        let rings = (ranks * ranks * slots).max(1);
+        let fitting = RINGS_OF_A_HOST_BYTES / rings / SMALLEST_TILE_BYTES * SMALLEST_TILE_BYTES;
+        let tile_bytes = self.settings.tile_bytes.min(fitting).max(SMALLEST_TILE_BYTES);
+        RingShape { tile_bytes, slots }
+    }
+
+    /// Everybody's value, in order of rank.
+    fn exchange<T: Serialize + for<'de> Deserialize<'de>>(
+        &self,
+        name: &str,
+        own: &T,
+    ) -> Result<Vec<T>, Error> {
+        let internal = |cause: postcard::Error| Error::Internal(format!("{name}: {cause}"));
+        let blob = postcard::to_allocvec(own).map_err(internal)?;
+        let blobs = self.control.all_gather(name, &blob, self.deadline)?;
+        blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(internal)).collect()
+    }
+}
+
+/// Processors this process may use: affinity and control groups count.
+fn cores() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}
+
+/// Ranks with the same host share a node if they all use shared memory; any other rank is a node
+/// of its own.
+fn topology(introductions: &[Introduction]) -> Topology {
+    let mut hosts: Vec<Host> = Vec::new();
+    let mut names: Vec<Option<&str>> = Vec::new();
+    let mut node_of = Vec::new();
+    for introduction in introductions {
+        let name = introduction.shared_memory.then_some(introduction.host.as_str());
+        let known = names.iter().position(|other| name.is_some() && *other == name);
+        let node = known.unwrap_or_else(|| {
+            let rails = introduction.rails.iter().map(|rate| RailCapacity::up(*rate)).collect();
+            hosts.push(Host { rails, cores: introduction.cores });
+            names.push(name);
+            hosts.len() - 1
+        });
+        node_of.push(Node(u32::try_from(node).unwrap_or(u32::MAX)));
+    }
+    Topology::new(node_of, hosts)
+}
+
+fn from_transport(cause: TransportError) -> Error {
+    match cause {
+        TransportError::System { call, cause } => Error::System { call, cause },
+        TransportError::TimedOut(_)
+        | TransportError::PeerGone(_)
+        | TransportError::Protocol(_)
+        | TransportError::Refused(_) => Error::system("connect to the peers", cause),
+    }
+}

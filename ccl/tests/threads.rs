@@ -1,0 +1,317 @@
+//! The public API between threads of one process, over shared memory: every thread is a rank.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ccl::{
+    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Rank,
+    ReduceOp, Reduction, Region, Request, UniqueId,
+};
+
+/// No test takes longer than this, or it hangs.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn config() -> Config {
+    let mut config = Config { timeout: Some(Duration::from_secs(20)), ..Config::default() };
+    config.settings.bootstrap_timeout = Duration::from_secs(20);
+    config
+}
+
+/// Runs `body` as every rank of a group and returns the results in order of rank.
+fn ranks<T: Send + 'static>(
+    size: u32,
+    config: &Config,
+    body: impl Fn(Communicator) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let id = UniqueId::create(&config.settings).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    for rank in 0..size {
+        let (id, config, body, sender) = (id.clone(), config.clone(), body.clone(), sender.clone());
+        thread::spawn(move || {
+            let communicator = Communicator::create(&id, rank, size, &config).unwrap();
+            sender.send((rank, body(communicator))).unwrap();
+        });
+    }
+    let mut results: Vec<(u32, T)> =
+        (0..size).map(|_| receiver.recv_timeout(DEADLINE).unwrap()).collect();
+    results.sort_by_key(|(rank, _)| *rank);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[test]
+fn slices_of_all_shapes() {
+    for size in [1, 2, 3, 5] {
+        ranks(size, &config(), move |communicator| {
+            let me = communicator.rank().0;
+            for length in [1usize, 7, 1000, 100_000] {
+                let own: Vec<i64> = (0..length).map(|i| i as i64 * 3 + i64::from(me)).collect();
+                let mut sum = vec![0i64; length];
+                communicator.all_reduce(&own, &mut sum, ReduceOp::Sum).unwrap();
+                let ranks = i64::from(size);
+                let expected = |i: usize| i as i64 * 3 * ranks + ranks * (ranks - 1) / 2;
+                assert!((0..length).all(|i| sum[i] == expected(i)));
+
+                let mut all = vec![0i64; length * size as usize];
+                communicator.all_gather(&own, &mut all).unwrap();
+                for (rank, block) in all.chunks(length).enumerate() {
+                    assert!((0..length).all(|i| block[i] == i as i64 * 3 + rank as i64));
+                }
+                let mut block = vec![0i64; length];
+                communicator.reduce_scatter(&all, &mut block, ReduceOp::Max).unwrap();
+                assert!((0..length).all(|i| block[i] == i as i64 * 3 + i64::from(me)));
+
+                let mut data = own.clone();
+                communicator.broadcast(&mut data, Rank(size - 1)).unwrap();
+                assert!((0..length).all(|i| data[i] == i as i64 * 3 + ranks - 1));
+
+                let mut exchanged = vec![0i64; length * size as usize];
+                communicator.all_to_all(&all, &mut exchanged).unwrap();
+                for block in exchanged.chunks(length) {
+                    assert!((0..length).all(|i| block[i] == i as i64 * 3 + i64::from(me)));
+                }
+            }
+            communicator.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn messages_in_a_group_meet_in_any_order() {
+    ranks(4, &config(), |communicator| {
+        let me = communicator.rank().0;
+        let sent: Vec<Vec<u32>> = (0..4).map(|to| vec![me * 10 + to; 50_000]).collect();
+        let mut received = vec![vec![0u32; 50_000]; 4];
+        let mut group = Group::default();
+        for (to, data) in (0..).zip(&sent) {
+            let operation = Operation::Send { peer: Rank(to), data: Region::of(data) };
+            group.add(&communicator, operation);
+        }
+        for (from, data) in (0..).zip(&mut received) {
+            let operation = Operation::Receive { peer: Rank(from), data: Region::of_mut(data) };
+            group.add(&communicator, operation);
+        }
+        group.run().unwrap();
+        for (from, data) in (0..).zip(&received) {
+            assert!(data.iter().all(|value| *value == from * 10 + me));
+        }
+    });
+}
+
+#[test]
+fn started_calls_run_in_order() {
+    ranks(3, &config(), |communicator| {
+        let request = |count| Request {
+            collective: Collective::AllReduce,
+            count,
+            datatype: DataType::Float32,
+            reduction: Reduction::Builtin(ReduceOp::Sum),
+            root: Rank(0),
+        };
+        let buffers: Vec<&'static mut [f32]> =
+            (1..20usize).map(|i| Vec::leak(vec![i as f32; i * 1000])).collect();
+        let mut pending = Vec::new();
+        for (i, buffer) in (1..).zip(buffers) {
+            let count = buffer.len();
+            let region = Region::of_mut(buffer);
+            let (input, output) = (Some(region), Some(region));
+            let operation = Operation::Collective { request: request(count), input, output };
+            pending.push((i, region, communicator.start(operation).unwrap()));
+        }
+        for (i, region, pending) in pending {
+            pending.wait().unwrap();
+            assert_eq!(pending.test(), Some(Ok(())));
+            let mut first = [0f32];
+            ccl_kernels::copy(region.source(0, 4), Region::of_mut(&mut first).target(0, 4));
+            assert_eq!(first[0], 3.0 * i as f32);
+        }
+    });
+}
+
+/// Large buffers in shareable memory are read in place by the peers: the results must not depend on
+/// that, in place or not, with neighbours that use ordinary memory.
+#[test]
+fn shareable_memory_gives_the_same_results() {
+    const COUNT: usize = 300_001;
+    ranks(4, &config(), |communicator| {
+        let me = communicator.rank().0;
+        let allocation = Allocation::new(2 * COUNT * 4).unwrap();
+        let registration = communicator.register(allocation.address().addr(), 64).unwrap();
+        assert!(registration.is_shared());
+        for in_place in [false, true] {
+            let mut own: Vec<f32> = (0..COUNT).map(|i| (i % 1000) as f32 + me as f32).collect();
+            let mut result = vec![0f32; COUNT];
+            // SAFETY: the allocation is larger than both parts, and only this thread and the
+            // collective use it.
+            let (input, output) = unsafe {
+                let input = Region::new(allocation.address(), COUNT * 4);
+                (input, Region::new(allocation.address().add(COUNT * 4), COUNT * 4))
+            };
+            ccl_kernels::copy(Region::of(&own).source(0, COUNT * 4), input.target(0, COUNT * 4));
+            let request = Request {
+                collective: Collective::AllReduce,
+                count: COUNT,
+                datatype: DataType::Float32,
+                reduction: Reduction::Builtin(ReduceOp::Sum),
+                root: Rank(0),
+            };
+            let output = if in_place { input } else { output };
+            // Rank 3 stays with ordinary memory.
+            let (input, output) = match me {
+                3 => (Region::of_mut(&mut own), Region::of_mut(&mut result)),
+                _ => (input, output),
+            };
+            let (input, output) = (Some(input), Some(output));
+            communicator.run(Operation::Collective { request, input, output }).unwrap();
+            let output = output.unwrap();
+            let mut got = vec![0f32; COUNT];
+            ccl_kernels::copy(
+                output.source(0, COUNT * 4),
+                Region::of_mut(&mut got).target(0, COUNT * 4),
+            );
+            let wrong = (0..COUNT).find(|i| got[*i] != 4.0 * (i % 1000) as f32 + 6.0);
+            assert_eq!(wrong, None, "in place: {in_place}, rank {me}");
+        }
+        communicator.deregister(registration).unwrap();
+    });
+}
+
+#[test]
+fn a_split_makes_independent_groups() {
+    let colors = ranks(5, &config(), |communicator| {
+        let me = communicator.rank().0;
+        let color = (me != 4).then_some(me % 2);
+        let part = communicator.split(color, -(me as i32), None).unwrap();
+        let Some(part) = part else { return (me, None) };
+        let mut members = vec![0u32; part.size() as usize];
+        part.all_gather(&[me], &mut members).unwrap();
+        communicator.finalize().unwrap();
+        (me, Some((part.rank().0, members)))
+    });
+    assert_eq!(colors[0].1, Some((1, vec![2, 0])));
+    assert_eq!(colors[1].1, Some((1, vec![3, 1])));
+    assert_eq!(colors[2].1, Some((0, vec![2, 0])));
+    assert_eq!(colors[4].1, None);
+}
+
+#[test]
+fn mismatched_counts_are_an_error_that_names_both_ranks_everywhere() {
+    let errors = ranks(3, &config(), |communicator| {
+        let length = if communicator.rank().0 == 1 { 12 } else { 10 };
+        communicator.barrier().unwrap();
+        let mut data = vec![1f32; length];
+        communicator.all_reduce_in_place(&mut data, ReduceOp::Sum).unwrap_err()
+    });
+    for error in errors {
+        let Error::Disagreement { rank, other, ref call, ref other_call, .. } = error else {
+            panic!("{error}")
+        };
+        assert!(rank == Rank(1) || other == Rank(1), "{error}");
+        assert!(format!("{call} {other_call}").contains("count=12"), "{error}");
+    }
+}
+
+#[test]
+fn mismatched_types_operations_and_kinds_are_errors() {
+    type Call = fn(&Communicator, u32) -> Result<(), Error>;
+    let calls: [Call; 4] = [
+        |c, me| match me {
+            0 => c.all_reduce_in_place(&mut [1f32; 8], ReduceOp::Sum),
+            _ => c.all_reduce_in_place(&mut [1i32; 8], ReduceOp::Sum),
+        },
+        |c, me| {
+            let op = if me == 0 { ReduceOp::Max } else { ReduceOp::Min };
+            c.all_reduce_in_place(&mut [1f32; 8], op)
+        },
+        |c, me| match me {
+            0 => c.barrier(),
+            _ => c.all_reduce_in_place(&mut [1f32; 8], ReduceOp::Sum),
+        },
+        |c, me| c.all_reduce_in_place(&mut vec![1f32; me as usize * 8], ReduceOp::Sum),
+    ];
+    for call in calls {
+        let results = ranks(2, &config(), move |communicator| {
+            let result = call(&communicator, communicator.rank().0);
+            result.and_then(|()| communicator.barrier())
+        });
+        for result in results {
+            assert!(matches!(result, Err(Error::Disagreement { .. })), "{result:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_a_deadline_that_names_it() {
+    let mut config = config();
+    config.timeout = Some(Duration::from_millis(300));
+    let errors = ranks(3, &config, |communicator| {
+        if communicator.rank().0 == 2 {
+            // Keeps the communicator alive until the others have given up.
+            while communicator.async_error().is_none() {
+                thread::yield_now();
+            }
+            return communicator.async_error().unwrap();
+        }
+        communicator.all_reduce_in_place(&mut [1f32; 8], ReduceOp::Sum).unwrap_err()
+    });
+    for error in errors {
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("rank"), "{error}");
+    }
+}
+
+#[test]
+fn a_rank_that_left_is_an_error_that_names_it() {
+    let errors = ranks(3, &config(), |communicator| {
+        communicator.barrier().unwrap();
+        if communicator.rank().0 == 1 {
+            communicator.finalize().unwrap();
+            return communicator.barrier().unwrap_err();
+        }
+        communicator.barrier().unwrap_err()
+    });
+    assert!(matches!(errors[0], Error::PeerLost { rank: Rank(1), .. }), "{}", errors[0]);
+    assert!(matches!(errors[1], Error::InvalidUsage(_)), "{}", errors[1]);
+    assert!(matches!(errors[2], Error::PeerLost { rank: Rank(1), .. }), "{}", errors[2]);
+}
+
+#[test]
+fn an_abort_ends_the_calls_of_all_ranks() {
+    let errors = ranks(3, &config(), |communicator| {
+        communicator.barrier().unwrap();
+        if communicator.rank().0 == 0 {
+            communicator.abort("enough");
+        }
+        communicator.barrier().unwrap_err()
+    });
+    for error in errors {
+        assert_eq!(error, Error::Aborted { rank: Rank(0), reason: "enough".into() });
+    }
+}
+
+#[test]
+fn impossible_arguments_are_refused_and_harm_nothing() {
+    ranks(2, &config(), |communicator| {
+        let refused = communicator.broadcast(&mut [1u8; 4], Rank(2)).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+        let refused = communicator.send(&[1u8], Rank(7)).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+        let refused = communicator.all_gather(&[1u8; 4], &mut [0u8; 7]).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+        let mut data = [1u32; 100];
+        let region = Region::of_mut(&mut data);
+        let request = Request {
+            collective: Collective::AllReduce,
+            count: 50,
+            datatype: DataType::Uint32,
+            reduction: Reduction::Builtin(ReduceOp::Sum),
+            root: Rank(0),
+        };
+        let shifted = region.part(40, region.bytes() - 40);
+        let overlapping =
+            Operation::Collective { request, input: Some(region), output: Some(shifted) };
+        let refused = communicator.run(overlapping).unwrap_err();
+        assert!(refused.to_string().contains("overlap"), "{refused}");
+        communicator.all_reduce_in_place(&mut [1f32; 3], ReduceOp::Sum).unwrap();
+    });
+}

@@ -1,0 +1,93 @@
+//! Memory for the application that peers on this host can read in place.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::shm::{SegmentAddress, SharedFile};
+use crate::{Loan, TransportError};
+
+/// Zeroed, page-aligned memory in a file without a name; freed when the last clone goes, and by the
+/// kernel when the process ends. A peer that has it open keeps its own mapping for a while, so the
+/// memory may return to the host a little later.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    file: Arc<SharedFile>,
+    bytes: usize,
+}
+
+/// All allocations that were [published](Allocation::publish), by their first address.
+static PUBLISHED: RwLock<BTreeMap<usize, Allocation>> = RwLock::new(BTreeMap::new());
+
+impl Allocation {
+    /// Allocates `bytes` bytes.
+    ///
+    /// # Errors
+    /// The host refuses the memory.
+    pub fn new(bytes: usize) -> Result<Self, TransportError> {
+        let file = SharedFile::create("r2ccl-memory", bytes.max(1))?;
+        Ok(Self { file: Arc::new(file), bytes })
+    }
+
+    /// The first byte.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.file.start()
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Keeps a clone under its address, so that [`Self::loan`] finds it, until [`Self::withdraw`].
+    pub fn publish(&self) {
+        let mut published = PUBLISHED.write().unwrap_or_else(PoisonError::into_inner);
+        published.insert(self.start().addr().get(), self.clone());
+    }
+
+    /// Forgets the allocation that begins at `address`, and returns it if it was published.
+    pub fn withdraw(address: usize) -> Option<Self> {
+        PUBLISHED.write().unwrap_or_else(PoisonError::into_inner).remove(&address)
+    }
+
+    /// The published allocation in which the `bytes` bytes at `address` lie.
+    #[must_use]
+    pub fn containing(address: usize, bytes: usize) -> Option<Self> {
+        let published = PUBLISHED.read().unwrap_or_else(PoisonError::into_inner);
+        let (start, allocation) = published.range(..=address).next_back()?;
+        let end = (address - start).checked_add(bytes)?;
+        (end <= allocation.bytes).then(|| allocation.clone())
+    }
+
+    /// How peers can read the `bytes` bytes at `address`, if they lie in a published allocation.
+    #[must_use]
+    pub fn loan(address: usize, bytes: usize) -> Option<Loan> {
+        let allocation = Self::containing(address, bytes)?;
+        let offset = address - allocation.start().addr().get();
+        Some(Loan { segment: allocation.address(), offset, bytes })
+    }
+
+    fn address(&self) -> SegmentAddress {
+        self.file.address()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loan_is_found_from_any_address_inside() {
+        let allocation = Allocation::new(10_000).unwrap();
+        let start = allocation.start().addr().get();
+        assert_eq!(Allocation::loan(start, 1), None, "not published");
+        allocation.publish();
+        assert_eq!(Allocation::loan(start + 100, 9_900).map(|loan| loan.offset), Some(100));
+        assert_eq!(Allocation::loan(start + 100, 9_901), None);
+        assert_eq!(Allocation::loan(start - 1, 1), None);
+        assert!(Allocation::withdraw(start).is_some());
+        assert_eq!(Allocation::loan(start, 1), None);
+    }
+}

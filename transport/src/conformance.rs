@@ -1,0 +1,154 @@
+//! What every [`Link`] must do, as one suite: call [`check`] with a way to make a connected pair.
+
+use std::time::Duration;
+
+use ccl_core::collective::{Collective, Signature};
+
+use crate::{Link, Stamp, clock};
+
+/// A step of a check must be possible within this time.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// A connected pair.
+pub type Pair = (Box<dyn Link>, Box<dyn Link>);
+
+/// Runs the whole suite; `make` is called for a fresh pair each time.
+///
+/// # Panics
+/// The link breaks the contract.
+pub fn check(make: &mut dyn FnMut() -> Pair) {
+    tiles_arrive_in_order_and_unchanged(make());
+    a_full_window_is_back_pressure(make());
+    both_directions_are_independent(make());
+    the_empty_tile_arrives(make());
+    a_tile_stays_until_it_is_released(make());
+    random_traffic_arrives(make());
+}
+
+fn stamp(sequence: u32) -> Stamp {
+    let signature = Signature {
+        collective: Collective::AllReduce,
+        datatype: 7,
+        reduction: 0,
+        root: 0,
+        count: u64::from(sequence) * 3,
+        plan: !sequence,
+    };
+    Stamp { sequence, signature }
+}
+
+fn pattern(tile: u32, at: usize) -> u8 {
+    (tile as usize * 31 + at * 7 + at / 251).to_le_bytes()[0]
+}
+
+fn until(
+    what: &str,
+    links: &mut [&mut Box<dyn Link>],
+    mut done: impl FnMut(&mut [&mut Box<dyn Link>]) -> bool,
+) {
+    let start = clock::now();
+    while !done(links) {
+        for link in links.iter_mut() {
+            link.progress().unwrap_or_else(|error| panic!("{what}: {error}"));
+        }
+        assert!(clock::now() - start < DEADLINE, "{what}: nothing within {DEADLINE:?}");
+        std::thread::yield_now();
+    }
+}
+
+fn try_send(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
+    let Some(slot) = link.reserve().expect("reserve") else { return false };
+    for (at, byte) in slot[..bytes].iter_mut().enumerate() {
+        *byte = pattern(tile, at);
+    }
+    link.commit(&stamp(tile), bytes).expect("commit");
+    true
+}
+
+fn try_receive(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
+    let Some(arrived) = link.peek() else { return false };
+    assert_eq!(arrived.stamp, stamp(tile), "the stamp of tile {tile}");
+    assert_eq!(arrived.payload.len(), bytes, "the length of tile {tile}");
+    let wrong =
+        arrived.payload.iter().enumerate().position(|(at, byte)| *byte != pattern(tile, at));
+    assert_eq!(wrong, None, "the payload of tile {tile}");
+    link.release().expect("release");
+    true
+}
+
+fn tiles_arrive_in_order_and_unchanged((mut a, mut b): Pair) {
+    let full = a.tile_bytes();
+    assert_eq!(full, b.tile_bytes(), "both ends have the same tile size");
+    for (tile, bytes) in (0u32..).zip([full, 1, 7, full - 1, 8, full, 4096.min(full)]) {
+        until("send", &mut [&mut a, &mut b], |links| try_send(links[0], tile, bytes));
+        until("receive", &mut [&mut a, &mut b], |links| try_receive(links[1], tile, bytes));
+    }
+}
+
+fn a_full_window_is_back_pressure((mut a, mut b): Pair) {
+    let mut sent = 0u32;
+    let mut idle = 0;
+    while idle < 100 {
+        if try_send(&mut a, sent, 8) {
+            sent += 1;
+            idle = 0;
+        }
+        assert!(sent < 1_000_000, "the window has no bound");
+        a.progress().expect("progress");
+        b.progress().expect("progress");
+        idle += 1;
+    }
+    assert!(sent > 0);
+    for tile in 0..sent {
+        until("drain", &mut [&mut a, &mut b], |links| try_receive(links[1], tile, 8));
+    }
+    until("credit", &mut [&mut a, &mut b], |links| try_send(links[0], sent, 8));
+    until("last", &mut [&mut a, &mut b], |links| try_receive(links[1], sent, 8));
+    until("flush", &mut [&mut a, &mut b], |links| links[0].flushed() && links[1].flushed());
+}
+
+fn both_directions_are_independent((mut a, mut b): Pair) {
+    let full = a.tile_bytes();
+    for tile in 0..40 {
+        until("a sends", &mut [&mut a, &mut b], |links| try_send(links[0], tile, full));
+        until("b sends", &mut [&mut a, &mut b], |links| try_send(links[1], 1000 + tile, 16));
+        until("b receives", &mut [&mut a, &mut b], |links| try_receive(links[1], tile, full));
+        until("a receives", &mut [&mut a, &mut b], |links| try_receive(links[0], 1000 + tile, 16));
+    }
+}
+
+fn the_empty_tile_arrives((mut a, mut b): Pair) {
+    until("send", &mut [&mut a, &mut b], |links| try_send(links[0], 5, 0));
+    until("receive", &mut [&mut a, &mut b], |links| try_receive(links[1], 5, 0));
+}
+
+fn a_tile_stays_until_it_is_released((mut a, mut b): Pair) {
+    until("first", &mut [&mut a, &mut b], |links| try_send(links[0], 1, 60));
+    until("second", &mut [&mut a, &mut b], |links| try_send(links[0], 2, 60));
+    until("arrival", &mut [&mut a, &mut b], |links| links[1].peek().is_some());
+    for _ in 0..3 {
+        assert_eq!(b.peek().map(|tile| tile.stamp), Some(stamp(1)), "peek takes nothing");
+    }
+    until("first", &mut [&mut a, &mut b], |links| try_receive(links[1], 1, 60));
+    until("second", &mut [&mut a, &mut b], |links| try_receive(links[1], 2, 60));
+}
+
+/// Sends and receives interleave at random, with a fixed seed.
+fn random_traffic_arrives((mut a, mut b): Pair) {
+    let full = a.tile_bytes();
+    let length = |tile: u32| (tile as usize * 2_654_435_761) % (full + 1);
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let (mut sent, mut received) = (0, 0);
+    until("random traffic", &mut [&mut a, &mut b], |links| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        if seed & 1 == 0 && sent < 2000 && try_send(links[0], sent, length(sent)) {
+            sent += 1;
+        }
+        if seed & 2 == 0 && try_receive(links[1], received, length(received)) {
+            received += 1;
+        }
+        received == 2000
+    });
+}

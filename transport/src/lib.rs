@@ -1,0 +1,168 @@
+//! Moves tiles between ranks.
+//!
+//! # The contract
+//!
+//! A [`Link`] is one rank's end of a connection to one peer: a pair of bounded first-in first-out
+//! queues of *tiles*, one in each direction. A tile is at most [`Link::tile_bytes`] bytes and
+//! carries a [`Stamp`] that says which call it belongs to.
+//!
+//! 1. **In order, exactly once.** The peer sees every committed tile once, in the order of the
+//!    commits, whatever happens to the rails below.
+//! 2. **Staged on both sides.** A tile is written into a slot that belongs to the link, and read
+//!    from one. The application's buffer is never referenced after [`Link::commit`], so a tile can
+//!    be sent again after a fault although the buffer has changed since.
+//! 3. **Bounded.** [`Link::reserve`] returns `None` while the peer has not released enough tiles;
+//!    that is back-pressure, not an error.
+//! 4. **Nothing blocks.** Every call returns at once. Work that needs a push (sockets) is done by
+//!    [`Link::progress`]; a link whose `progress` returns `false` had nothing to do.
+//! 5. **Received in place.** [`Link::peek`] lends the oldest tile until [`Link::release`].
+//! 6. **Errors are final.** After an error the link stays in error; it names what failed.
+//!
+//! Every implementation passes `conformance`, plain and wrapped in the fault injector.
+
+mod allocation;
+pub mod auth;
+pub mod clock;
+pub mod memory;
+pub mod network;
+pub mod ring;
+pub mod shm;
+pub mod verbs;
+pub mod wait;
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+
+use std::fmt;
+
+pub use ccl_core::wire::Stamp;
+
+/// Bytes in front of the payload of every tile, on the wire and in shared memory.
+pub const HEADER_BYTES: usize = 64;
+
+/// One rank's end of a connection to one peer; see the module for the contract.
+pub trait Link: Send + fmt::Debug {
+    /// Largest payload of a tile, in bytes. Both ends have the same.
+    fn tile_bytes(&self) -> usize;
+
+    /// A slot of [`Self::tile_bytes`] bytes to fill, or `None` while all are in use. Calling it again
+    /// before [`Self::commit`] lends the same slot.
+    ///
+    /// # Errors
+    /// The link failed.
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError>;
+
+    /// Hands the first `bytes` of the reserved slot to the peer.
+    ///
+    /// # Errors
+    /// The link failed.
+    ///
+    /// # Panics
+    /// Nothing is reserved, or `bytes` exceeds the slot.
+    fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError>;
+
+    /// Lets the peer read own shared memory in place of a tile with its bytes, and returns the
+    /// number of the tile, counted from 1; `None` while all slots are in use. The memory must not
+    /// change until [`Self::returned`] reaches that number.
+    ///
+    /// # Errors
+    /// The link failed.
+    ///
+    /// # Panics
+    /// The link does not [lend](Self::lends).
+    fn lend(&mut self, stamp: &Stamp, loan: &Loan) -> Result<Option<u64>, TransportError> {
+        panic!("{self:?} does not lend: {stamp:?}, {loan:?}")
+    }
+
+    /// Whether [`Self::lend`] can be used: the peer is on this host.
+    fn lends(&self) -> bool {
+        false
+    }
+
+    /// How many tiles the peer has released.
+    fn returned(&mut self) -> u64 {
+        0
+    }
+
+    /// The oldest tile that has arrived and was not released.
+    fn peek(&self) -> Option<Tile<'_>>;
+
+    /// Gives the slot of the oldest tile back to the peer.
+    ///
+    /// # Errors
+    /// The link failed.
+    ///
+    /// # Panics
+    /// There is no such tile.
+    fn release(&mut self) -> Result<(), TransportError>;
+
+    /// Does what can be done without waiting; tells whether anything was.
+    ///
+    /// # Errors
+    /// The link failed.
+    fn progress(&mut self) -> Result<bool, TransportError> {
+        Ok(false)
+    }
+
+    /// Whether everything committed has left this process for good: nothing is lost if it exits now.
+    fn flushed(&self) -> bool {
+        true
+    }
+
+    /// File descriptors whose readiness is worth waking up for.
+    fn descriptors(&self, into: &mut Vec<std::os::fd::RawFd>) {
+        let _ = into;
+    }
+}
+
+/// Bytes in an [`shm::Allocation`] that a peer may read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loan {
+    /// The memory as peers know it.
+    pub segment: shm::SegmentAddress,
+    /// Where the bytes begin, counted from the beginning of the allocation.
+    pub offset: usize,
+    /// How many.
+    pub bytes: usize,
+}
+
+/// A received tile, in place.
+#[derive(Clone, Copy, Debug)]
+pub struct Tile<'a> {
+    /// Which call it belongs to.
+    pub stamp: Stamp,
+    /// What the peer committed.
+    pub payload: &'a [u8],
+}
+
+/// Why a link or a device failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TransportError {
+    /// The peer closed the connection, or its process ended.
+    #[error("the peer is gone: {0}")]
+    PeerGone(String),
+    /// The peer sent something that no correct peer sends.
+    #[error("the peer broke the protocol: {0}")]
+    Protocol(String),
+    /// A peer could not prove that it belongs to the job.
+    #[error("refused: {0}")]
+    Refused(String),
+    /// Something did not happen in time.
+    #[error("timed out: {0}")]
+    TimedOut(String),
+    /// The operating system refused something.
+    #[error("{call}: {cause}")]
+    System {
+        /// What was attempted, and on what.
+        call: String,
+        /// The cause as reported.
+        cause: String,
+    },
+}
+
+impl TransportError {
+    /// Shorthand for a failed call of the operating system.
+    pub fn system(call: impl Into<String>, cause: impl fmt::Display) -> Self {
+        Self::System { call: call.into(), cause: cause.to_string() }
+    }
+}

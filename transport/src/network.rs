@@ -1,0 +1,309 @@
+//! Links between hosts, over all rails at once.
+//!
+//! A rail is a pair of NICs, one on each host, with one queue pair over it. Every tile is written with
+//! one one-sided write, whose immediate announces it, into the slot of the receiver's ring that its
+//! sequence number gives; which rail carries it is decided tile by tile, in proportion to capacity
+//! ([`split`]). Tiles of different rails overtake each other on the way and are delivered in order of
+//! their sequence. The receiver hands slots back by telling how many tiles it has consumed: in the
+//! header of every tile that goes the other way, and when none does, by writing the count into the
+//! sender's memory.
+//!
+//! ```text
+//!   sender                                                receiver
+//!   staging slot ── write with immediate, some rail ──▶  slot `sequence % slots`
+//!   tile stays staged until ...                          peek, release
+//!   credit word  ◀── write, some rail ─────────────────  consumed, every half window
+//! ```
+//!
+//! A tile stays in the sender's staging slot until the receiver has consumed it, so it can be sent
+//! again over another rail; the receiver ignores what it has already. For now the fault of a rail is
+//! the fault of the link, in one place: `NetworkLink::rail_failed`.
+
+mod layout;
+mod link;
+mod meet;
+pub mod split;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use ccl_core::ids::Rank;
+
+use crate::auth::JobKey;
+use crate::verbs::soft::SoftDevice;
+use crate::verbs::soft::socket::{self, Binding};
+use crate::verbs::{Connection, Depth, Device, QueuePair};
+use crate::{Link, TransportError, clock};
+use layout::Geometry;
+use link::{NetworkLink, Path};
+use meet::{Meeting, PeerPlan};
+
+/// Most rails of one rank; a hello carries the number in one byte.
+pub const MAX_RAILS: usize = 64;
+
+/// How long to sleep between looks at rings that are not announced yet.
+const ANNOUNCEMENT_PAUSE: Duration = Duration::from_micros(50);
+
+/// One NIC of this rank.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RailAddress {
+    /// What the operator calls it.
+    pub name: String,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its interface: traffic goes through it even where the routes say otherwise.
+    pub interface: Option<String>,
+    /// Bytes per second; only the proportions matter.
+    pub capacity: f64,
+}
+
+/// Where a peer listens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeerAddresses {
+    /// Who.
+    pub rank: Rank,
+    /// Its listeners, in the order of its rails.
+    pub addresses: Vec<SocketAddr>,
+    /// The capacities of its rails, in the same order.
+    pub capacities: Vec<f64>,
+}
+
+/// The size of the rings. All ranks must have the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkShape {
+    /// Largest payload of a tile.
+    pub tile_bytes: usize,
+    /// Tiles that may be on the way in one direction.
+    pub slots: usize,
+}
+
+/// What left through one rail, to all peers together.
+#[derive(Debug, Default)]
+pub struct RailTraffic {
+    tiles: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl RailTraffic {
+    /// Tiles posted.
+    #[must_use]
+    pub fn tiles(&self) -> u64 {
+        self.tiles.load(Ordering::Relaxed)
+    }
+
+    /// Their payload and headers, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, bytes: usize) {
+        self.tiles.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// A peer, and this rank's end of the link with it.
+pub type PeerLink = (Rank, Box<dyn Link>);
+
+/// Puts something around every queue pair; see [`Endpoint::instrument`].
+pub type Instrument = Box<dyn Fn(usize, Box<dyn QueuePair>, Depth) -> Box<dyn QueuePair> + Send>;
+
+/// The listeners of one rank, one per rail, bound before addresses are exchanged.
+pub struct Endpoint {
+    rails: Vec<RailAddress>,
+    listeners: Vec<TcpListener>,
+    addresses: Vec<SocketAddr>,
+    key: JobKey,
+    traffic: Arc<[RailTraffic]>,
+    instrument: Instrument,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("rails", &self.rails).finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Listens on every rail, on ports of the system's choice.
+    ///
+    /// # Errors
+    /// `System` that names the rail whose address or interface does not exist, or whose capacity is not
+    /// a positive number; also if there are no rails, or too many.
+    pub fn bind(rails: Vec<RailAddress>, key: JobKey) -> Result<Self, TransportError> {
+        if rails.is_empty() || rails.len() > MAX_RAILS {
+            let cause = format!("{} rails; 1 to {MAX_RAILS} are possible", rails.len());
+            return Err(TransportError::system("bind the rails", cause));
+        }
+        let listeners = rails.iter().map(listen).collect::<Result<Vec<_>, _>>()?;
+        let addresses = listeners
+            .iter()
+            .map(TcpListener::local_addr)
+            .collect::<Result<_, _>>()
+            .map_err(|cause| TransportError::system("read the address of a listener", cause))?;
+        let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
+        let instrument: Instrument = Box::new(|_, pair, _| pair);
+        Ok(Self { rails, listeners, addresses, key, traffic, instrument })
+    }
+
+    /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
+    /// faults on purpose ([`crate::verbs::fault`]) and recorders.
+    #[must_use]
+    pub fn instrument(mut self, instrument: Instrument) -> Self {
+        self.instrument = instrument;
+        self
+    }
+
+    /// Where the listeners are, in the order of the rails.
+    #[must_use]
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.addresses.clone()
+    }
+
+    /// Counters of the rails, in their order. They outlive the endpoint and count on.
+    #[must_use]
+    pub fn traffic(&self) -> Arc<[RailTraffic]> {
+        Arc::clone(&self.traffic)
+    }
+
+    /// Connects to every peer over every rail: as many queue pairs as the one of the two with more
+    /// rails has, pair `i` from this rank's rail `i` to the peer's, both modulo their number. All ranks
+    /// call it at about the same time; the higher rank connects, the lower one accepts.
+    ///
+    /// # Errors
+    /// `TimedOut` that names the ranks and rails that did not come by `deadline`; `Refused` if a peer
+    /// has another key; `Protocol` if a peer has another shape.
+    ///
+    /// # Panics
+    /// The shape is empty, or this rank is its own peer.
+    pub fn connect(
+        self,
+        me: Rank,
+        communicator: u64,
+        peers: &[PeerAddresses],
+        shape: LinkShape,
+        deadline: Instant,
+    ) -> Result<Vec<PeerLink>, TransportError> {
+        assert!(shape.slots > 0 && shape.tile_bytes > 0, "{shape:?} carries nothing");
+        assert!(peers.iter().all(|peer| peer.rank != me), "rank {me} is not its own peer");
+        let plans = peers.iter().map(|peer| self.plan(me, peer)).collect::<Result<Vec<_>, _>>()?;
+        let meeting = Meeting::new(me, communicator, &self.key, &plans, deadline);
+        let mut streams = meeting.hold(&self.listeners)?;
+        let mut links = Vec::new();
+        for (peer, plan) in peers.iter().zip(&plans) {
+            let paths = self.paths(peer, plan, &mut streams)?;
+            links.push((peer.rank, self.open(paths, shape)?));
+        }
+        announce(&mut links, deadline)?;
+        Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
+    }
+
+    /// The connections with one peer.
+    fn plan(&self, me: Rank, peer: &PeerAddresses) -> Result<PeerPlan, TransportError> {
+        let theirs = peer.addresses.len();
+        let valid = peer.capacities.iter().all(|&capacity| is_capacity(capacity));
+        if theirs == 0 || theirs > MAX_RAILS || theirs != peer.capacities.len() || !valid {
+            let text = format!("rank {} announced impossible rails: {peer:?}", peer.rank);
+            return Err(TransportError::Protocol(text));
+        }
+        let connections = (0..self.rails.len().max(theirs)).map(|index| {
+            let rail = &self.rails[index % self.rails.len()];
+            let interface = rail.interface.clone();
+            (Binding { address: rail.address, interface }, peer.addresses[index % theirs])
+        });
+        Ok(PeerPlan { rank: peer.rank, dials: me > peer.rank, connections: connections.collect() })
+    }
+
+    /// The connected rails to one peer.
+    fn paths(
+        &self,
+        peer: &PeerAddresses,
+        plan: &PeerPlan,
+        streams: &mut BTreeMap<(Rank, usize), TcpStream>,
+    ) -> Result<Vec<(Path, TcpStream)>, TransportError> {
+        let count = plan.connections.len();
+        let path = |index: usize| {
+            let (mine, theirs) = (index % self.rails.len(), index % peer.addresses.len());
+            let rail = &self.rails[mine];
+            let device = SoftDevice::new(rail.name.clone(), rail.address);
+            let here = rail.capacity / uses(count, self.rails.len(), mine);
+            let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
+            Ok(Path {
+                name: format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank),
+                rail: mine,
+                capacity: here.min(there),
+                domain: device.domain()?,
+                traffic: Arc::clone(&self.traffic),
+            })
+        };
+        let mut stream = |index| streams.remove(&(plan.rank, index)).expect("everybody came");
+        (0..count).map(|index| Ok((path(index)?, stream(index)))).collect()
+    }
+
+    fn open(
+        &self,
+        paths: Vec<(Path, TcpStream)>,
+        shape: LinkShape,
+    ) -> Result<NetworkLink, TransportError> {
+        let geometry = Geometry { rails: paths.len(), shape };
+        let depth = geometry.depth();
+        let mut connected = Vec::new();
+        for (path, stream) in paths {
+            let pair = path.domain.queue_pair(depth)?;
+            let mut pair = (self.instrument)(path.rail, pair, depth);
+            pair.initialise().expect("a new queue pair can be initialised");
+            pair.connect(Connection::Stream(stream))?;
+            connected.push((path, pair));
+        }
+        NetworkLink::open(geometry, connected)
+    }
+}
+
+fn listen(rail: &RailAddress) -> Result<TcpListener, TransportError> {
+    if !is_capacity(rail.capacity) {
+        let cause = format!("{} bytes per second is not a capacity", rail.capacity);
+        return Err(TransportError::system(format!("bind rail {}", rail.name), cause));
+    }
+    let binding = Binding { address: rail.address, interface: rail.interface.clone() };
+    socket::listen(&binding)
+        .map_err(|cause| TransportError::system(format!("bind rail {}", rail.name), cause))
+}
+
+fn is_capacity(capacity: f64) -> bool {
+    capacity.is_finite() && capacity > 0.0
+}
+
+/// How many of `count` connections use rail `rail` of `rails`.
+fn uses(count: usize, rails: usize, rail: usize) -> f64 {
+    (rail..count).step_by(rails).count() as f64
+}
+
+/// Lets both ends of every link learn where the other's ring is.
+fn announce(links: &mut [(Rank, NetworkLink)], deadline: Instant) -> Result<(), TransportError> {
+    loop {
+        let mut missing = Vec::new();
+        for (rank, link) in &mut *links {
+            link.settle()?;
+            let rails = link.unannounced();
+            if !rails.is_empty() {
+                missing.push(format!("rank {rank} rails {rails:?}"));
+            }
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if clock::now() >= deadline {
+            let text = format!("no ring was announced by {}", missing.join(", "));
+            return Err(TransportError::TimedOut(text));
+        }
+        clock::sleep(ANNOUNCEMENT_PAUSE);
+    }
+}

@@ -1,0 +1,336 @@
+//! Connects one rank with all its peers over all rails.
+//!
+//! Of two ranks the higher one connects and the lower one accepts, so nobody waits for somebody who
+//! waits for him: rank 0 only accepts, and whoever it has accepted goes on to the others. Every
+//! connection is authenticated; its hello says which one it is. A thread per peer connects, a thread
+//! per accepted connection authenticates it, and all of them end with the meeting.
+
+use std::collections::BTreeMap;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+use ccl_core::ids::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::auth::{self, JobKey};
+use crate::verbs::soft::socket::{self, Binding};
+use crate::{TransportError, clock};
+
+/// How long a stranger may take to say that it is none.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// How long one attempt to connect may take, so that the end of the meeting is noticed.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
+/// Connections that are authenticated at the same time.
+const MAX_HANDSHAKES: usize = 64;
+/// Refusals by a peer before this end believes it: a peer that is overloaded may also have given up
+/// an attempt.
+const MAX_REFUSALS: u32 = 3;
+/// How long to wait before a connection is attempted again.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait for somebody to connect before looking at the clock.
+const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+
+const HELLO_BYTES: usize = 20;
+
+/// The connections with one peer.
+#[derive(Debug)]
+pub(super) struct PeerPlan {
+    pub(super) rank: Rank,
+    /// Whether this end connects.
+    pub(super) dials: bool,
+    /// From where, and to where, one for each queue pair.
+    pub(super) connections: Vec<(Binding, SocketAddr)>,
+}
+
+/// Which connection of which peer.
+type Seat = (Rank, usize);
+
+/// What the connecting end says about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Hello {
+    communicator: u64,
+    from: Rank,
+    to: Rank,
+    index: u32,
+}
+
+impl Hello {
+    fn encode(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&self.communicator.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.from.0.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.to.0.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.index.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let communicator = u64::from(half(0)) | u64::from(half(4)) << 32;
+        Some(Self { communicator, from: Rank(half(8)), to: Rank(half(12)), index: half(16) })
+    }
+}
+
+/// The making of all connections of one rank.
+#[derive(Debug)]
+pub(super) struct Meeting<'a> {
+    me: Rank,
+    communicator: u64,
+    key: &'a JobKey,
+    peers: &'a [PeerPlan],
+    deadline: Instant,
+    progress: Mutex<Progress>,
+    is_over: AtomicBool,
+    was_stranger_reported: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    seated: BTreeMap<Seat, TcpStream>,
+    /// Why a connection is not there yet.
+    reasons: BTreeMap<Seat, String>,
+    /// What makes waiting pointless.
+    failure: Option<TransportError>,
+    /// Connections being authenticated, to end them when the meeting is over.
+    handshakes: BTreeMap<u64, TcpStream>,
+    next_handshake: u64,
+}
+
+impl<'a> Meeting<'a> {
+    pub(super) fn new(
+        me: Rank,
+        communicator: u64,
+        key: &'a JobKey,
+        peers: &'a [PeerPlan],
+        deadline: Instant,
+    ) -> Self {
+        Self {
+            me,
+            communicator,
+            key,
+            peers,
+            deadline,
+            progress: Mutex::default(),
+            is_over: AtomicBool::new(false),
+            was_stranger_reported: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns every connection, or says which did not come.
+    pub(super) fn hold(
+        self,
+        listeners: &[TcpListener],
+    ) -> Result<BTreeMap<Seat, TcpStream>, TransportError> {
+        std::thread::scope(|scope| {
+            for peer in self.peers.iter().filter(|peer| peer.dials) {
+                scope.spawn(|| self.dial(peer));
+            }
+            self.receive(listeners, scope);
+            self.end();
+        });
+        self.outcome()
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_complete(&self) -> bool {
+        let expected: usize = self.peers.iter().map(|peer| peer.connections.len()).sum();
+        let progress = self.progress();
+        progress.failure.is_some() || progress.seated.len() == expected
+    }
+
+    /// Connects to a peer over every rail, one after the other.
+    fn dial(&self, peer: &PeerPlan) {
+        for (index, (binding, address)) in peer.connections.iter().enumerate() {
+            let seat = (peer.rank, index);
+            let mut refusals = 0;
+            while !self.is_over.load(Ordering::Acquire) {
+                match self.introduce(seat, binding, *address) {
+                    Ok(stream) => {
+                        self.progress().seated.insert(seat, stream);
+                        break;
+                    }
+                    Err(reason) => {
+                        refusals += u32::from(matches!(reason, TransportError::Refused(_)));
+                        self.note(seat, &reason, refusals >= MAX_REFUSALS);
+                        clock::sleep(RETRY_PAUSE);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Keeps the reason why a connection is not there, and ends the meeting if it `is_final`.
+    fn note(&self, (rank, index): Seat, reason: &TransportError, is_final: bool) {
+        let mut progress = self.progress();
+        // What fails once the meeting is over fails because it is over.
+        if self.is_over.load(Ordering::Acquire) {
+            return;
+        }
+        progress.reasons.entry((rank, index)).or_insert_with(|| reason.to_string());
+        if is_final {
+            let text = format!("rank {rank} rail {index}: {reason}");
+            progress.failure.get_or_insert(TransportError::Refused(text));
+        }
+    }
+
+    fn introduce(
+        &self,
+        (rank, index): Seat,
+        binding: &Binding,
+        address: SocketAddr,
+    ) -> Result<TcpStream, TransportError> {
+        let left = self.deadline.saturating_duration_since(clock::now());
+        if left.is_zero() {
+            return Err(TransportError::TimedOut(format!("connect to {address}")));
+        }
+        let stream = socket::dial(binding, address, left.min(ATTEMPT_LIMIT))?;
+        let hello = Hello {
+            communicator: self.communicator,
+            from: self.me,
+            to: rank,
+            index: u32::try_from(index).expect("there are few rails"),
+        };
+        let _handshake = Handshake::begin(self, &stream)?;
+        auth::initiate(&stream, self.key, &hello.encode(), self.deadline)?;
+        Ok(stream)
+    }
+
+    /// Accepts until everybody is there, including those this rank connects to.
+    fn receive<'scope>(&'scope self, listeners: &[TcpListener], scope: &'scope Scope<'scope, '_>) {
+        while !self.is_complete() && clock::now() < self.deadline {
+            let mut polled: Vec<_> =
+                listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+            // Interrupted or not, what is there is accepted.
+            let _ = poll(&mut polled, Some(&ACCEPT_PAUSE));
+            for (rail, listener) in listeners.iter().enumerate() {
+                let is_busy = self.progress().handshakes.len() >= MAX_HANDSHAKES;
+                if is_busy {
+                    clock::sleep(RETRY_PAUSE);
+                    break;
+                }
+                if let Ok((stream, from)) = listener.accept() {
+                    let rails = listeners.len();
+                    scope.spawn(move || self.welcome(stream, from, (rail, rails)));
+                }
+            }
+        }
+    }
+
+    /// Authenticates whoever has connected to one of the rails.
+    fn welcome(&self, stream: TcpStream, from: SocketAddr, (rail, rails): (usize, usize)) {
+        match self.examine(&stream, (rail, rails)) {
+            Ok(seat) => {
+                self.progress().seated.entry(seat).or_insert(stream);
+            }
+            Err(reason) => self.refuse(from, &reason),
+        }
+    }
+
+    fn examine(
+        &self,
+        stream: &TcpStream,
+        (rail, rails): (usize, usize),
+    ) -> Result<Seat, TransportError> {
+        let _handshake = Handshake::begin(self, stream)?;
+        let deadline = self.deadline.min(clock::now() + HANDSHAKE_LIMIT);
+        let hello = auth::accept(stream, self.key, deadline)?;
+        let seat = Hello::decode(&hello).and_then(|hello| self.seat(hello));
+        seat.filter(|(_, index)| index % rails == rail)
+            .ok_or_else(|| TransportError::Refused("it belongs to another communicator".into()))
+    }
+
+    fn seat(&self, hello: Hello) -> Option<Seat> {
+        let index = usize::try_from(hello.index).ok()?;
+        let peer = self.peers.iter().find(|peer| peer.rank == hello.from && !peer.dials)?;
+        let is_ours = hello.communicator == self.communicator && hello.to == self.me;
+        (is_ours && index < peer.connections.len()).then_some((hello.from, index))
+    }
+
+    /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.
+    fn refuse(&self, from: SocketAddr, reason: &TransportError) {
+        let is_over = self.is_over.load(Ordering::Acquire);
+        if !is_over && !self.was_stranger_reported.swap(true, Ordering::AcqRel) {
+            tracing::warn!(%from, %reason, rank = self.me.0, "refused a connection");
+        }
+    }
+
+    fn end(&self) {
+        let progress = self.progress();
+        self.is_over.store(true, Ordering::Release);
+        for stream in progress.handshakes.values() {
+            // It fails only if the peer has closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn outcome(self) -> Result<BTreeMap<Seat, TcpStream>, TransportError> {
+        let progress = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(failure) = progress.failure {
+            return Err(failure);
+        }
+        let mut missing = Vec::new();
+        for peer in self.peers {
+            let seats = (0..peer.connections.len()).map(|index| (peer.rank, index));
+            let absent: Vec<Seat> =
+                seats.filter(|seat| !progress.seated.contains_key(seat)).collect();
+            if let Some(first) = absent.first() {
+                let rails: Vec<usize> = absent.iter().map(|seat| seat.1).collect();
+                let reason = progress.reasons.get(first).map_or("it did not come", String::as_str);
+                missing.push(format!("rank {} rails {rails:?} ({reason})", peer.rank));
+            }
+        }
+        if missing.is_empty() {
+            return Ok(progress.seated);
+        }
+        Err(TransportError::TimedOut(format!("no connection with {}", missing.join(", "))))
+    }
+}
+
+/// A connection that is being authenticated: known to the meeting, which ends it when it is over.
+struct Handshake<'a> {
+    meeting: &'a Meeting<'a>,
+    number: u64,
+}
+
+impl<'a> Handshake<'a> {
+    fn begin(meeting: &'a Meeting<'a>, stream: &TcpStream) -> Result<Self, TransportError> {
+        let clone = stream
+            .try_clone()
+            .map_err(|cause| TransportError::system("duplicate a connection", cause))?;
+        let mut progress = meeting.progress();
+        if meeting.is_over.load(Ordering::Acquire) {
+            return Err(TransportError::TimedOut("the meeting is over".into()));
+        }
+        let number = progress.next_handshake;
+        progress.next_handshake += 1;
+        progress.handshakes.insert(number, clone);
+        drop(progress);
+        Ok(Self { meeting, number })
+    }
+}
+
+impl Drop for Handshake<'_> {
+    fn drop(&mut self) {
+        self.meeting.progress().handshakes.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_survives_the_wire() {
+        let hello =
+            Hello { communicator: u64::MAX - 5, from: Rank(7), to: Rank(1 << 20), index: 3 };
+        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+        assert_eq!(Hello::decode(&hello.encode()[1..]), None);
+    }
+}

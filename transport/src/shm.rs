@@ -1,0 +1,234 @@
+//! Links between processes of one host through anonymous shared memory.
+//!
+//! Every rank creates one segment that holds the rings it *sends* into, one per rank of the host.
+//! The segment is a memfd: it has no name, is readable by the owner's processes only, and vanishes
+//! with the last process that holds it, however that ends. A peer opens it through
+//! `/proc/<pid>/fd`, which the kernel allows to processes of the same user only, and checks a
+//! random cookie, so that a recycled process number cannot be taken for the peer.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+pub use crate::allocation::Allocation;
+use crate::ring::{Memory, RingLink, RingShape};
+use crate::{Link, TransportError};
+
+/// The first page holds the cookie; everything else begins behind it.
+const HEAD_BYTES: usize = 4096;
+
+/// Length of a cookie.
+pub(crate) const COOKIE_BYTES: usize = 16;
+
+/// What a peer needs to know to open a [`Segment`] or an [`Allocation`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentAddress {
+    /// Process that created it.
+    pub pid: u32,
+    /// Its descriptor in that process.
+    pub descriptor: i32,
+    /// Random bytes at its beginning.
+    pub cookie: [u8; COOKIE_BYTES],
+}
+
+/// The memory this rank sends through.
+#[derive(Debug)]
+pub struct Segment {
+    file: SharedFile,
+    shape: RingShape,
+}
+
+impl Segment {
+    /// Creates a segment with a ring to each of `peers` ranks of this host (including oneself,
+    /// which stays unused, so that everybody counts alike).
+    ///
+    /// # Errors
+    /// The host refuses the memory.
+    pub fn create(peers: usize, shape: RingShape) -> Result<Self, TransportError> {
+        let file = SharedFile::create("r2ccl-links", peers * ring_bytes(shape))?;
+        Ok(Self { file, shape })
+    }
+
+    /// What the peers need to open it.
+    #[must_use]
+    pub fn address(&self) -> SegmentAddress {
+        self.file.address()
+    }
+
+    /// The link to the rank with index `peer` on this host, who published `address`; `me` is the
+    /// own index.
+    ///
+    /// # Errors
+    /// The peer's segment cannot be opened, or is not what was announced.
+    pub fn link(
+        &self,
+        me: usize,
+        peer: usize,
+        address: &SegmentAddress,
+    ) -> Result<Box<dyn Link>, TransportError> {
+        let theirs: Arc<dyn Memory> = Arc::new(open(address, self.file.map.bytes)?);
+        let ours: Arc<dyn Memory> = Arc::clone(&self.file.map) as Arc<dyn Memory>;
+        let outgoing = (ours, ring_offset(peer, self.shape));
+        let incoming = (theirs, ring_offset(me, self.shape));
+        Ok(Box::new(RingLink::lending(outgoing, incoming, self.shape)))
+    }
+}
+
+fn ring_bytes(shape: RingShape) -> usize {
+    shape.bytes().next_multiple_of(64)
+}
+
+fn ring_offset(index: usize, shape: RingShape) -> usize {
+    HEAD_BYTES + index * ring_bytes(shape)
+}
+
+/// Memory behind a cookie, in a file that peers can open.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    map: Arc<Map>,
+    file: OwnedFd,
+    cookie: [u8; COOKIE_BYTES],
+}
+
+impl SharedFile {
+    /// `bytes` bytes of zeros behind the head.
+    pub(crate) fn create(name: &str, bytes: usize) -> Result<Self, TransportError> {
+        let bytes = HEAD_BYTES + bytes;
+        let file = anonymous_file(name, bytes)?;
+        let map = Map::of(&file, bytes)?;
+        let mut cookie = [0; COOKIE_BYTES];
+        random(&mut cookie)?;
+        // SAFETY: nobody else knows the file yet, and the head is larger than the cookie.
+        unsafe { map.start.cast::<[u8; COOKIE_BYTES]>().write(cookie) };
+        Ok(Self { map: Arc::new(map), file, cookie })
+    }
+
+    /// What the peers need to open it.
+    pub(crate) fn address(&self) -> SegmentAddress {
+        let pid = std::process::id();
+        SegmentAddress { pid, descriptor: self.file.as_raw_fd(), cookie: self.cookie }
+    }
+
+    /// Where the memory behind the head begins.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        // SAFETY: `create` made the file larger than its head.
+        unsafe { self.map.start.add(HEAD_BYTES) }
+    }
+}
+
+/// Maps the whole file at `address`, which must have at least `least` bytes.
+pub(crate) fn open(address: &SegmentAddress, least: usize) -> Result<Map, TransportError> {
+    let path = format!("/proc/{}/fd/{}", address.pid, address.descriptor);
+    let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|cause| TransportError::system(format!("open {path} of a peer"), cause))?;
+    let size = rustix::fs::fstat(&file)
+        .map_err(|cause| TransportError::system(format!("stat {path}"), cause))?
+        .st_size;
+    let size = usize::try_from(size).unwrap_or(0);
+    let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+    if size < least.max(HEAD_BYTES) || !seals.contains(SealFlags::SHRINK) {
+        let text = format!("{path} has {size} bytes, {least} were announced");
+        return Err(TransportError::Protocol(text));
+    }
+    let map = Map::of(&file, size)?;
+    // SAFETY: the peer wrote the cookie before it announced the file and never changes it.
+    let cookie = unsafe { map.start.cast::<[u8; COOKIE_BYTES]>().read() };
+    if cookie != address.cookie {
+        return Err(TransportError::Protocol(format!("{path} is not what was announced")));
+    }
+    Ok(map)
+}
+
+/// A memfd of `bytes` bytes whose memory is there: a host that has none left says so now, instead
+/// of killing the process at the first access.
+pub(crate) fn anonymous_file(name: &str, bytes: usize) -> Result<OwnedFd, TransportError> {
+    let failed = |cause| {
+        TransportError::system(format!("allocate {bytes} bytes of shared memory ({name})"), cause)
+    };
+    let available = available_bytes().unwrap_or(usize::MAX);
+    if bytes > available {
+        let cause = format!("the host has {available} bytes available");
+        return Err(TransportError::system(format!("allocate {bytes} bytes ({name})"), cause));
+    }
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = rustix::fs::memfd_create(name, flags).map_err(failed)?;
+    rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
+        .map_err(failed)?;
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
+    Ok(file)
+}
+
+/// What the kernel believes it could give. Shared memory beyond that does not fail: it makes the
+/// kernel kill processes.
+fn available_bytes() -> Option<usize> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: usize = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+fn random(bytes: &mut [u8]) -> Result<(), TransportError> {
+    rustix::rand::getrandom(&mut *bytes, rustix::rand::GetRandomFlags::empty())
+        .map(|_| ())
+        .map_err(|cause| TransportError::system("getrandom", cause))
+}
+
+/// A shared mapping of a whole file.
+#[derive(Debug)]
+pub(crate) struct Map {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the value, whichever thread holds it; what is in it is accessed by
+// the protocol of the ring.
+unsafe impl Send for Map {}
+// SAFETY: as above.
+unsafe impl Sync for Map {}
+
+// SAFETY: mapped readable and writable, and unmapped when the value is dropped. The file is sealed
+// against shrinking, or belongs to a peer that sealed it.
+unsafe impl Memory for Map {
+    fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Map {
+    pub(crate) fn of(file: impl AsFd, bytes: usize) -> Result<Self, TransportError> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)
+        };
+        let start = start
+            .map_err(|cause| TransportError::system(format!("mmap of {bytes} bytes"), cause))?;
+        NonNull::new(start.cast::<u8>())
+            .map(|start| Self { start, bytes })
+            .ok_or_else(|| TransportError::system("mmap", "mapped at address zero"))
+    }
+
+    /// The `bytes` bytes at `offset` behind the head, if they are all there.
+    pub(crate) fn behind_head(&self, offset: usize, bytes: usize) -> Option<NonNull<u8>> {
+        let end = HEAD_BYTES.checked_add(offset)?.checked_add(bytes)?;
+        // SAFETY: checked just before against the size of the mapping.
+        (end <= self.bytes).then(|| unsafe { self.start.add(HEAD_BYTES + offset) })
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `of`, and nobody can hold a reference into it any more.
+        let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+        debug_assert!(result.is_ok(), "munmap of an own mapping");
+    }
+}

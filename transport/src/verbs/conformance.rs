@@ -1,0 +1,565 @@
+//! What every queue pair must do, whatever the device and whatever benign fault it is wrapped in.
+//!
+//! A new device adds a line to `VARIANTS`.
+
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use super::fault::{Faulty, Script};
+use super::soft::SoftDevice;
+use super::*;
+use crate::clock;
+
+const DEPTH: Depth = Depth { sends: 64, receives: 64 };
+const REGION_BYTES: usize = 64 << 10;
+const NONE: Script = Script {
+    seed: 0,
+    delay_polls: 0,
+    bytes_per_poll: None,
+    duplicate_every: None,
+    fail_after: None,
+    silent_after: None,
+};
+const LIMIT: Duration = Duration::from_secs(60);
+
+type Wrap = fn(Box<dyn QueuePair>) -> Box<dyn QueuePair>;
+
+/// Name, device, wrapper.
+type Variant = (&'static str, fn() -> Box<dyn Device>, Wrap);
+
+const VARIANTS: [Variant; 5] = [
+    ("soft", soft, |plain| plain),
+    ("soft, delayed", soft, |plain| wrap(plain, Script { seed: 3, delay_polls: 7, ..NONE })),
+    ("soft, throttled", soft, |plain| wrap(plain, Script { bytes_per_poll: Some(100), ..NONE })),
+    ("soft, seed 1", soft, |plain| wrap(plain, Script::benign(1))),
+    ("soft, seed 2", soft, |plain| wrap(plain, Script::benign(2))),
+];
+
+fn soft() -> Box<dyn Device> {
+    Box::new(SoftDevice::new("loopback".into(), "127.0.0.1".parse().unwrap()))
+}
+
+fn wrap(plain: Box<dyn QueuePair>, script: Script) -> Box<dyn QueuePair> {
+    Box::new(Faulty::new(plain, DEPTH.sends, script))
+}
+
+fn every_variant(check: fn(&mut Bench)) {
+    for (name, device, wrap) in VARIANTS {
+        println!("variant: {name}");
+        let mut bench =
+            Bench { left: End::new(&*device(), wrap), right: End::new(&*device(), wrap) };
+        bench.connect();
+        check(&mut bench);
+    }
+}
+
+/// Two connected ends.
+struct Bench {
+    left: End,
+    right: End,
+}
+
+struct End {
+    domain: Box<dyn Domain>,
+    region: MemoryRegion,
+    pair: Box<dyn QueuePair>,
+    done: Vec<Completion>,
+}
+
+impl End {
+    fn new(device: &dyn Device, wrap: Wrap) -> Self {
+        let domain = device.domain().unwrap();
+        let memory = Memory::allocate(REGION_BYTES).unwrap();
+        let region = domain.register(&memory, Access::ALL).unwrap();
+        let pair = wrap(domain.queue_pair(DEPTH).unwrap());
+        Self { domain, region, pair, done: Vec::new() }
+    }
+
+    fn fill(&self, offset: usize, bytes: &[u8]) {
+        self.region.memory().write(offset, bytes);
+    }
+
+    fn bytes(&self, offset: usize, count: usize) -> Vec<u8> {
+        self.region.memory().lock().bytes(offset..offset + count).to_vec()
+    }
+
+    fn post(&mut self, id: u64, operation: Operation) {
+        let request = WorkRequest { id: WorkId(id), operation, signalled: true };
+        self.pair.post_send(request).unwrap();
+    }
+
+    fn receive(&mut self, id: u64, target: Option<(usize, usize)>) {
+        let target = target.map(|(offset, bytes)| self.region.segment(offset, bytes));
+        self.pair.post_receive(ReceiveRequest { id: WorkId(id), target }).unwrap();
+    }
+
+    fn send(&mut self, id: u64, offset: usize, bytes: usize) {
+        self.post(id, Operation::Send { source: self.region.segment(offset, bytes) });
+    }
+
+    fn write(&mut self, id: u64, (offset, bytes): (usize, usize), target: RemoteAddress) {
+        self.post(id, Operation::Write { source: self.region.segment(offset, bytes), target });
+    }
+
+    fn statuses(&self) -> Vec<(u64, Status)> {
+        self.done.iter().map(|completion| (completion.id.0, completion.status)).collect()
+    }
+}
+
+impl Bench {
+    fn connect(&mut self) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (far, _) = listener.accept().unwrap();
+        for (end, stream) in [(&mut self.left, near), (&mut self.right, far)] {
+            end.pair.initialise().unwrap();
+            end.pair.connect(Connection::Stream(stream)).unwrap();
+            assert_eq!(end.pair.state(), State::ReadyToSend);
+        }
+    }
+
+    fn poll(&mut self) {
+        let moved =
+            self.left.pair.poll(&mut self.left.done) | self.right.pair.poll(&mut self.right.done);
+        if !moved {
+            std::thread::yield_now();
+        }
+    }
+
+    fn until(&mut self, reached: impl Fn(&Self) -> bool) {
+        let deadline = clock::now() + LIMIT;
+        while !reached(self) {
+            assert!(clock::now() < deadline, "{:?} / {:?}", self.left.done, self.right.done);
+            self.poll();
+        }
+    }
+
+    /// Polls until both ends have so many completions, and a little longer, to see none too many.
+    fn settle(&mut self, left: usize, right: usize) {
+        self.until(|bench| bench.left.done.len() >= left && bench.right.done.len() >= right);
+        for _ in 0..100 {
+            self.poll();
+        }
+        assert_eq!((self.left.done.len(), self.right.done.len()), (left, right), "{self:?}");
+    }
+}
+
+impl fmt::Debug for Bench {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "left {:?}, right {:?}", self.left.done, self.right.done)
+    }
+}
+
+fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| (index * 7 + seed * 31 + (index >> 8)) as u8).collect()
+}
+
+fn success(id: u64, opcode: Opcode, bytes: usize) -> Completion {
+    Completion { id: WorkId(id), status: Status::Success, opcode, bytes, immediate: None }
+}
+
+#[test]
+fn messages_arrive_in_order() {
+    every_variant(|bench| {
+        for index in 0..40 {
+            bench.right.receive(index, Some((index as usize * 1000, 1000)));
+        }
+        for index in 0..40 {
+            let (offset, bytes) = (index as usize * 1000, index as usize * 25);
+            bench.left.fill(offset, &pattern(index as usize, bytes));
+            bench.left.send(100 + index, offset, bytes);
+        }
+        bench.settle(40, 40);
+        for index in 0..40 {
+            let bytes = index * 25;
+            assert_eq!(bench.left.done[index], success(100 + index as u64, Opcode::Send, bytes));
+            assert_eq!(bench.right.done[index], success(index as u64, Opcode::Receive, bytes));
+            assert_eq!(bench.right.bytes(index * 1000, bytes), pattern(index, bytes));
+        }
+    });
+}
+
+#[test]
+fn a_message_waits_for_a_receive() {
+    every_variant(|bench| {
+        bench.left.fill(0, b"early");
+        bench.left.send(1, 0, 5);
+        bench.settle(0, 0);
+        bench.right.receive(2, Some((10, 8)));
+        bench.settle(1, 1);
+        assert_eq!(bench.right.bytes(10, 8), b"early\0\0\0");
+    });
+}
+
+#[test]
+fn a_completed_write_is_in_the_peers_memory() {
+    every_variant(|bench| {
+        bench.left.fill(0, &pattern(5, 30_000));
+        bench.left.write(1, (0, 30_000), bench.right.region.remote(100));
+        bench.until(|bench| !bench.left.done.is_empty());
+        assert_eq!(bench.left.done, [success(1, Opcode::Write, 30_000)]);
+        assert_eq!(bench.right.bytes(100, 30_000), pattern(5, 30_000));
+        assert_eq!(bench.right.bytes(30_100, 1), [0]);
+        assert!(bench.right.done.is_empty());
+    });
+}
+
+#[test]
+fn an_immediate_comes_after_all_writes_before_it() {
+    every_variant(|bench| {
+        bench.right.receive(9, None);
+        bench.left.fill(0, &pattern(1, 5000));
+        let target = bench.right.region.remote(0);
+        bench.left.write(1, (0, 5000), target);
+        let (source, target) = (bench.left.region.segment(0, 8), bench.right.region.remote(6000));
+        let immediate = 0xfeed_beef;
+        bench.left.post(2, Operation::WriteWithImmediate { source, target, immediate });
+        bench.until(|bench| !bench.right.done.is_empty());
+        let opcode = Opcode::ReceiveWriteWithImmediate;
+        let expected = Completion { immediate: Some(immediate), ..success(9, opcode, 8) };
+        assert_eq!(bench.right.done, [expected]);
+        assert_eq!(bench.right.bytes(0, 5000), pattern(1, 5000));
+        assert_eq!(bench.right.bytes(6000, 8), pattern(1, 8));
+        bench.settle(2, 1);
+    });
+}
+
+#[test]
+fn reads_bring_the_peers_memory() {
+    every_variant(|bench| {
+        bench.right.fill(40, &pattern(3, 20_000));
+        for (id, offset) in [(1, 0), (2, 10_000)] {
+            let target = bench.left.region.segment(offset + 8, 10_000);
+            let source = bench.right.region.remote(offset + 40);
+            bench.left.post(id, Operation::Read { target, source });
+        }
+        bench.settle(2, 0);
+        assert_eq!(bench.left.done[1], success(2, Opcode::Read, 10_000));
+        assert_eq!(bench.left.bytes(8, 20_000), pattern(3, 20_000));
+    });
+}
+
+#[test]
+fn compare_and_swap_replaces_only_what_was_expected() {
+    every_variant(|bench| {
+        bench.right.region.memory().store(16, 41);
+        for (id, expected) in [(1, 41), (2, 41)] {
+            let result = bench.left.region.segment(8 * id as usize, 8);
+            let target = bench.right.region.remote(16);
+            let new = 100 + id;
+            bench.left.post(id, Operation::CompareAndSwap { result, target, expected, new });
+        }
+        bench.settle(2, 0);
+        assert_eq!(bench.left.done[0], success(1, Opcode::CompareAndSwap, 8));
+        assert_eq!(bench.right.region.memory().load(16), 101);
+        let results = [8, 16].map(|offset| bench.left.region.memory().load(offset));
+        assert_eq!(results, [41, 101]);
+    });
+}
+
+#[test]
+fn fetch_and_add_counts_everything_once() {
+    every_variant(|bench| {
+        for id in 0..50 {
+            let target = bench.right.region.remote(0);
+            let result = bench.left.region.segment(8 * id as usize, 8);
+            bench.left.post(id, Operation::FetchAdd { result, target, addend: 3 });
+        }
+        bench.settle(50, 0);
+        assert_eq!(bench.right.region.memory().load(0), 150);
+        for id in 0..50 {
+            assert_eq!(bench.left.region.memory().load(8 * id), 3 * id as u64);
+        }
+    });
+}
+
+#[test]
+fn nothing_is_too_short() {
+    every_variant(|bench| {
+        bench.right.receive(1, None);
+        bench.right.receive(2, None);
+        bench.left.send(1, 0, 0);
+        let (source, target) = (bench.left.region.segment(0, 0), bench.right.region.remote(0));
+        bench.left.post(2, Operation::Write { source, target });
+        bench.left.post(3, Operation::WriteWithImmediate { source, target, immediate: 7 });
+        bench.left.post(4, Operation::Read { target: source, source: target });
+        bench.settle(4, 2);
+        assert!(bench.left.done.iter().all(|done| done.status == Status::Success));
+        assert_eq!(bench.right.done[1].immediate, Some(7));
+    });
+}
+
+#[test]
+fn what_exceeds_the_socket_buffers_gets_through_both_ways() {
+    const BYTES: usize = 24 << 20;
+    every_variant(|bench| {
+        let big = |end: &End| {
+            let memory = Memory::allocate(2 * BYTES).unwrap();
+            end.domain.register(&memory, Access::WRITE).unwrap()
+        };
+        let (left, right) = (big(&bench.left), big(&bench.right));
+        for (index, region) in [&left, &right].into_iter().enumerate() {
+            region.memory().lock().bytes_mut(0..BYTES).copy_from_slice(&pattern(index, BYTES));
+        }
+        let (source, target) = (left.segment(0, BYTES), right.remote(BYTES));
+        bench.left.post(1, Operation::Write { source, target });
+        let (source, target) = (right.segment(0, BYTES), left.remote(BYTES));
+        bench.right.post(2, Operation::Write { source, target });
+        bench.settle(1, 1);
+        for (region, seed) in [(&left, 1), (&right, 0)] {
+            let locked = region.memory().lock();
+            assert!(locked.bytes(BYTES..2 * BYTES) == pattern(seed, BYTES), "seed {seed}");
+        }
+    });
+}
+
+#[test]
+fn what_is_unsignalled_shows_only_through_what_follows() {
+    every_variant(|bench| {
+        bench.left.fill(0, &pattern(2, 300));
+        for index in 0..30 {
+            let source = bench.left.region.segment(index * 10, 10);
+            let target = bench.right.region.remote(index * 10);
+            let operation = Operation::Write { source, target };
+            let request = WorkRequest { id: WorkId(1), operation, signalled: index == 29 };
+            bench.left.pair.post_send(request).unwrap();
+        }
+        bench.until(|bench| !bench.left.done.is_empty());
+        assert_eq!(bench.right.bytes(0, 300), pattern(2, 300));
+        bench.settle(1, 0);
+    });
+}
+
+#[test]
+fn a_full_queue_is_back_pressure() {
+    every_variant(|bench| {
+        let operation = Operation::Send { source: bench.left.region.segment(0, 1) };
+        let request = |id| WorkRequest { id: WorkId(id), operation, signalled: true };
+        let mut posted = 0;
+        while bench.left.pair.post_send(request(posted)).is_ok() {
+            posted += 1;
+            assert!(posted <= DEPTH.sends as u64);
+        }
+        assert_eq!(bench.left.pair.post_send(request(posted)), Err(PostError::QueueFull));
+        for id in 0..DEPTH.receives as u64 {
+            bench.right.receive(id, Some((0, 1)));
+        }
+        let extra = ReceiveRequest { id: WorkId(0), target: None };
+        assert_eq!(bench.right.pair.post_receive(extra), Err(PostError::QueueFull));
+        bench.settle(posted as usize, posted as usize);
+        bench.left.pair.post_send(request(posted)).unwrap();
+    });
+}
+
+#[test]
+fn posting_follows_the_state() {
+    every_variant(|bench| {
+        let pair = &mut bench.left.pair;
+        pair.reset();
+        let operation = Operation::Send { source: bench.left.region.segment(0, 1) };
+        let request = WorkRequest { id: WorkId(0), operation, signalled: true };
+        let receive = ReceiveRequest { id: WorkId(0), target: None };
+        let reset = PostError::WrongState(State::Reset);
+        assert_eq!((pair.post_send(request), pair.post_receive(receive)), (Err(reset), Err(reset)));
+        pair.initialise().unwrap();
+        let init = PostError::WrongState(State::Init);
+        assert_eq!((pair.post_send(request), pair.post_receive(receive)), (Err(init), Ok(())));
+        assert_eq!(pair.initialise(), Err(init));
+    });
+}
+
+#[test]
+fn everything_outstanding_is_flushed() {
+    every_variant(|bench| {
+        bench.left.receive(1, None);
+        bench.left.receive(2, None);
+        for id in [3, 4] {
+            bench.left.send(id, 0, 1);
+        }
+        bench.poll();
+        bench.left.pair.fail();
+        assert_eq!(bench.left.pair.state(), State::Error);
+        bench.until(|bench| bench.left.done.len() == 4);
+        let mut statuses = bench.left.statuses();
+        statuses.sort_by_key(|status| status.0);
+        assert_eq!(statuses, [1, 2, 3, 4].map(|id| (id, Status::Flushed)));
+        bench.left.done.clear();
+        bench.left.send(5, 0, 1);
+        bench.left.receive(6, None);
+        bench.until(|bench| bench.left.done.len() == 2);
+        let mut statuses = bench.left.statuses();
+        statuses.sort_by_key(|status| status.0);
+        assert_eq!(statuses, [5, 6].map(|id| (id, Status::Flushed)));
+        bench.until(|bench| bench.right.pair.state() == State::Error);
+    });
+}
+
+#[test]
+fn a_peer_that_is_gone_fails_what_is_outstanding() {
+    every_variant(|bench| {
+        bench.left.receive(1, None);
+        for id in [2, 3] {
+            bench.left.send(id, 0, 1);
+        }
+        bench.poll();
+        bench.right.pair.fail();
+        bench.until(|bench| bench.left.done.len() == 3);
+        let mut statuses = bench.left.statuses();
+        statuses.sort_by_key(|status| status.0);
+        let lost = (2, Status::RetryExceeded);
+        assert_eq!(statuses, [(1, Status::Flushed), lost, (3, Status::Flushed)]);
+        let fault = bench.left.pair.fault();
+        assert!(matches!(fault, Some(TransportError::PeerGone(_))), "{fault:?}");
+    });
+}
+
+#[test]
+fn a_queue_pair_can_be_used_again() {
+    every_variant(|bench| {
+        bench.right.receive(1, Some((0, 100)));
+        bench.left.fill(0, b"first");
+        bench.left.send(1, 0, 5);
+        bench.settle(1, 1);
+        bench.left.send(2, 0, 5);
+        bench.left.pair.fail();
+        bench.until(|bench| bench.right.pair.state() == State::Error);
+        for end in [&mut bench.left, &mut bench.right] {
+            end.pair.reset();
+            assert_eq!((end.pair.state(), end.pair.fault()), (State::Reset, None));
+            end.done.clear();
+        }
+        bench.connect();
+        bench.right.receive(3, Some((0, 100)));
+        bench.left.fill(0, b"again");
+        bench.left.send(4, 0, 5);
+        bench.settle(1, 1);
+        assert_eq!(bench.left.done, [success(4, Opcode::Send, 5)]);
+        assert_eq!(bench.right.bytes(0, 5), b"again");
+    });
+}
+
+/// Nothing outside of what is registered for it is touched, and both ends say why they stopped.
+#[test]
+fn what_is_not_registered_is_refused() {
+    every_variant(|bench| {
+        let region = |access| {
+            let memory = Memory::allocate(4096).unwrap();
+            bench.right.domain.register(&memory, access).unwrap()
+        };
+        let (plain, writable, gone) =
+            (region(Access::LOCAL), region(Access::WRITE), region(Access::ALL).remote(0));
+        let source = bench.left.region.segment(0, 100);
+        let word = bench.left.region.segment(0, 8);
+        let write = |target| Operation::Write { source, target };
+        let unknown = RemoteAddress { key: RemoteKey(0xffff_ffff), address: 0 };
+        let wild = RemoteAddress { address: u64::MAX - 50, ..writable.remote(0) };
+        let refused = [
+            write(unknown),
+            write(gone),
+            write(plain.remote(0)),
+            write(wild),
+            write(writable.remote(4000)),
+            Operation::WriteWithImmediate { source, target: plain.remote(0), immediate: 1 },
+            Operation::Read { target: source, source: writable.remote(0) },
+            Operation::FetchAdd { result: word, target: writable.remote(0), addend: 1 },
+            Operation::CompareAndSwap {
+                result: word,
+                target: plain.remote(0),
+                expected: 0,
+                new: 1,
+            },
+        ];
+        bench.left.fill(0, &[0xff; 100]);
+        for operation in refused {
+            bench.right.receive(1, None);
+            bench.left.post(2, operation);
+            bench.left.post(3, write(writable.remote(0)));
+            bench.settle(2, 1);
+            let expected = [(2, Status::RemoteAccess), (3, Status::Flushed)];
+            assert_eq!(bench.left.statuses(), expected, "{operation:?}");
+            assert_eq!(bench.right.statuses(), [(1, Status::Flushed)], "{operation:?}");
+            assert_eq!(bench.right.pair.state(), State::Error);
+            assert!(bench.right.pair.fault().is_some() && bench.left.pair.fault().is_some());
+            for memory in [plain.memory(), writable.memory()] {
+                assert!(memory.lock().bytes(0..4096).iter().all(|&byte| byte == 0));
+            }
+            for end in [&mut bench.left, &mut bench.right] {
+                end.pair.reset();
+                end.done.clear();
+            }
+            bench.connect();
+        }
+    });
+}
+
+#[test]
+fn a_message_that_does_not_fit_is_an_error_at_both_ends() {
+    every_variant(|bench| {
+        bench.right.receive(1, Some((0, 10)));
+        bench.left.fill(0, &[1; 11]);
+        bench.left.send(2, 0, 11);
+        bench.settle(1, 1);
+        assert_eq!(bench.left.statuses(), [(2, Status::RemoteInvalidRequest)]);
+        assert_eq!(bench.right.statuses(), [(1, Status::LocalLength)]);
+        assert_eq!(bench.right.bytes(0, 11), [0; 11]);
+    });
+}
+
+#[test]
+fn local_memory_must_be_registered_with_the_domain() {
+    every_variant(|bench| {
+        let source = Segment { key: LocalKey(77), offset: 0, bytes: 1 };
+        bench.left.send(1, 0, 1);
+        bench.left.post(2, Operation::Send { source });
+        bench.settle(2, 0);
+        assert_eq!(bench.left.statuses(), [(1, Status::Flushed), (2, Status::LocalProtection)]);
+        let outside = bench.left.region.segment(REGION_BYTES - 1, 2);
+        for end in [&mut bench.left, &mut bench.right] {
+            end.pair.reset();
+            end.done.clear();
+        }
+        bench.connect();
+        bench.left.post(3, Operation::Send { source: outside });
+        bench.settle(1, 0);
+        assert_eq!(bench.left.statuses(), [(3, Status::LocalProtection)]);
+    });
+}
+
+#[test]
+fn a_script_breaks_the_connection_when_it_says() {
+    let device = soft();
+    let script = Script { fail_after: Some((2, Status::RetryExceeded)), ..NONE };
+    let mut left = End::new(&*device, |plain| plain);
+    left.pair = wrap(left.pair, script);
+    let mut bench = Bench { left, right: End::new(&*device, |plain| plain) };
+    bench.connect();
+    for id in 0..2 {
+        bench.right.receive(id, Some((0, 1)));
+        bench.left.send(id, 0, 1);
+    }
+    bench.settle(2, 2);
+    bench.right.receive(2, Some((0, 1)));
+    bench.left.send(2, 0, 1);
+    bench.left.send(3, 0, 1);
+    bench.settle(4, 3);
+    assert_eq!(bench.left.statuses()[2..], [(2, Status::RetryExceeded), (3, Status::Flushed)]);
+    assert_eq!(bench.right.statuses()[2..], [(2, Status::Flushed)]);
+}
+
+#[test]
+fn a_silent_fault_says_nothing() {
+    let device = soft();
+    let mut left = End::new(&*device, |plain| plain);
+    let script = Script { silent_after: Some(1), ..NONE };
+    left.pair = wrap(left.pair, script);
+    let mut bench = Bench { left, right: End::new(&*device, |plain| plain) };
+    bench.connect();
+    for id in 0..2 {
+        bench.right.receive(id, Some((0, 1)));
+    }
+    bench.left.send(0, 0, 1);
+    bench.settle(1, 1);
+    bench.left.send(1, 0, 1);
+    bench.settle(1, 1);
+    assert_eq!(bench.left.pair.state(), State::ReadyToSend);
+}

@@ -1,0 +1,348 @@
+//! Devices with the semantics of RDMA verbs, reliable connected (RC) service.
+//!
+//! # The contract
+//!
+//! A [`Device`] is one network port. A [`Domain`] of it ties together registered memory and queue
+//! pairs: a peer reaches, through a queue pair, the memory of that queue pair's domain and nothing
+//! else. A [`QueuePair`] is one end of a reliable connection:
+//!
+//! 1. **In order.** The peer's end executes the operations of one queue pair in the order in which
+//!    they were posted, and completions come in that order.
+//! 2. **Completed means executed.** A successful completion of a send, write or atomic says that the
+//!    peer's end has executed it: the bytes are in the peer's memory. Until then the source memory
+//!    belongs to the operation; until its completion so does the memory a read or receive fills.
+//! 3. **One-sided.** Writes, reads and atomics name the peer's memory by address and key and do not
+//!    show on the peer, except that [`Operation::WriteWithImmediate`] consumes a receive there and
+//!    completes it, after its bytes have been written.
+//! 4. **Receives are posted ahead.** An operation that needs a receive waits until one is posted,
+//!    and everything behind it waits with it.
+//! 5. **Nothing blocks.** Posting and polling return at once; [`QueuePair::poll`] does the work.
+//! 6. **What the peer sends is checked.** A key or a range that is not registered for that access is
+//!    answered with [`Status::RemoteAccess`] and both ends go to the error state; nothing outside a
+//!    registered region is ever read or written.
+//! 7. **An error ends it.** The operation that failed completes with the reason, everything else
+//!    outstanding completes as [`Status::Flushed`], and the queue pair stays in [`State::Error`]
+//!    until [`QueuePair::reset`]. `Flushed` says nothing about whether the operation was executed.
+//!
+//! An unsignalled operation completes only when it fails. The limits are in [`Depth`]: a full queue
+//! is [`PostError::QueueFull`], which is back-pressure.
+//!
+//! Every device passes `conformance`, plain and wrapped in the benign faults of [`fault`].
+
+pub mod fault;
+pub mod region;
+pub mod soft;
+pub mod state;
+
+#[cfg(test)]
+mod conformance;
+
+use std::fmt;
+use std::net::{IpAddr, TcpStream};
+use std::os::fd::RawFd;
+
+use crate::TransportError;
+
+pub use region::{Access, Memory, MemoryRegion};
+pub use state::{State, Transition};
+
+/// One network port.
+pub trait Device: Send + Sync + fmt::Debug {
+    /// What the operator calls it.
+    fn name(&self) -> &str;
+
+    /// The address of the port on the network.
+    fn address(&self) -> IpAddr;
+
+    /// A new, empty protection domain.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn domain(&self) -> Result<Box<dyn Domain>, TransportError>;
+}
+
+/// Memory and queue pairs that may touch each other.
+pub trait Domain: Send + fmt::Debug {
+    /// Makes `memory` known to the queue pairs of this domain, until the region is dropped.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError>;
+
+    /// A queue pair in [`State::Reset`].
+    ///
+    /// # Errors
+    /// The device refused.
+    fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError>;
+}
+
+/// How many operations a queue pair holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    /// Operations posted and not completed.
+    pub sends: usize,
+    /// Receives posted and not completed.
+    pub receives: usize,
+}
+
+/// One end of a reliable connection; see the module for the contract.
+pub trait QueuePair: Send + fmt::Debug {
+    /// Where it is in its life.
+    fn state(&self) -> State;
+
+    /// Why it went to the error state.
+    fn fault(&self) -> Option<&TransportError>;
+
+    /// Takes it from `Reset` to `Init`, where receives may be posted.
+    ///
+    /// # Errors
+    /// It is in another state.
+    fn initialise(&mut self) -> Result<(), PostError>;
+
+    /// Takes it from `Init` to `ReadyToSend`, connected to the peer's end.
+    ///
+    /// # Errors
+    /// It is in another state, or the connection cannot be used.
+    fn connect(&mut self, connection: Connection) -> Result<(), TransportError>;
+
+    /// Queues an operation and starts it if it can start.
+    ///
+    /// # Errors
+    /// The queue is full, or the state is before `ReadyToSend`. In `Error` it is accepted and
+    /// flushed.
+    fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError>;
+
+    /// Queues memory for one message of the peer.
+    ///
+    /// # Errors
+    /// The queue is full, or the state is `Reset`. In `Error` it is accepted and flushed.
+    fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError>;
+
+    /// Does what can be done without waiting, appends what has completed, and tells whether
+    /// anything happened.
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool;
+
+    /// Goes to `Error` and flushes everything outstanding. Nothing posted earlier is executed at this
+    /// end afterwards, and nothing more leaves it.
+    fn fail(&mut self);
+
+    /// Goes to `Reset`: forgets everything, completions not yet polled included.
+    fn reset(&mut self);
+
+    /// Whether nothing waits in this process to be handed to the network.
+    fn flushed(&self) -> bool;
+
+    /// Whether bytes that left this process may still be lost if it exits now.
+    fn in_flight(&self) -> bool;
+
+    /// Readable when a poll is worthwhile. Without one, only polling tells.
+    fn descriptor(&self) -> Option<RawFd>;
+
+    /// Whether a poll is worthwhile although the descriptor is not readable.
+    fn needs_poll(&self) -> bool;
+}
+
+/// What [`QueuePair::connect`] needs to reach the peer's end. A device that is set up otherwise adds
+/// its own way.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Connection {
+    /// An authenticated connection over the NIC of the device: the software device sends everything
+    /// over it.
+    Stream(TcpStream),
+}
+
+/// Names an operation in its completion; chosen by whoever posts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkId(pub u64);
+
+/// Key of a registered region for operations posted at this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalKey(pub u32);
+
+/// Key of a registered region for operations of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RemoteKey(pub u32);
+
+/// Part of a region at this end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The region.
+    pub key: LocalKey,
+    /// First byte, counted from the start of the region.
+    pub offset: usize,
+    /// Length.
+    pub bytes: usize,
+}
+
+/// A place in the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddress {
+    /// The region.
+    pub key: RemoteKey,
+    /// The address as the owner of the region announced it.
+    pub address: u64,
+}
+
+/// What a work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// Fills the oldest receive of the peer.
+    Send {
+        /// What is sent.
+        source: Segment,
+    },
+    /// Writes into the peer's memory.
+    Write {
+        /// What is written.
+        source: Segment,
+        /// Where to.
+        target: RemoteAddress,
+    },
+    /// Writes into the peer's memory, then completes its oldest receive.
+    WriteWithImmediate {
+        /// What is written.
+        source: Segment,
+        /// Where to.
+        target: RemoteAddress,
+        /// What the completion carries.
+        immediate: u32,
+    },
+    /// Reads the peer's memory.
+    Read {
+        /// Where the bytes go.
+        target: Segment,
+        /// Where they are.
+        source: RemoteAddress,
+    },
+    /// Replaces a little-endian 64-bit word if it has the expected value.
+    CompareAndSwap {
+        /// Eight bytes that get the word as it was.
+        result: Segment,
+        /// The word, aligned to eight bytes.
+        target: RemoteAddress,
+        /// Replaced only if it is this.
+        expected: u64,
+        /// The replacement.
+        new: u64,
+    },
+    /// Adds to a little-endian 64-bit word, wrapping.
+    FetchAdd {
+        /// Eight bytes that get the word as it was.
+        result: Segment,
+        /// The word, aligned to eight bytes.
+        target: RemoteAddress,
+        /// What is added.
+        addend: u64,
+    },
+}
+
+impl Operation {
+    /// What its completion says was done.
+    #[must_use]
+    pub fn opcode(&self) -> Opcode {
+        match self {
+            Self::Send { .. } => Opcode::Send,
+            Self::Write { .. } | Self::WriteWithImmediate { .. } => Opcode::Write,
+            Self::Read { .. } => Opcode::Read,
+            Self::CompareAndSwap { .. } => Opcode::CompareAndSwap,
+            Self::FetchAdd { .. } => Opcode::FetchAdd,
+        }
+    }
+
+    /// The memory it uses at this end.
+    #[must_use]
+    pub fn segment(&self) -> Segment {
+        match *self {
+            Self::Send { source }
+            | Self::Write { source, .. }
+            | Self::WriteWithImmediate { source, .. } => source,
+            Self::Read { target, .. } => target,
+            Self::CompareAndSwap { result, .. } | Self::FetchAdd { result, .. } => result,
+        }
+    }
+}
+
+/// An operation to post.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkRequest {
+    /// Names it in its completion.
+    pub id: WorkId,
+    /// What to do.
+    pub operation: Operation,
+    /// Whether success is reported too.
+    pub signalled: bool,
+}
+
+/// A receive to post. Without memory it takes only empty messages and immediates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveRequest {
+    /// Names it in its completion.
+    pub id: WorkId,
+    /// Where a message goes.
+    pub target: Option<Segment>,
+}
+
+/// What a completion reports (`ibv_wc_opcode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opcode {
+    /// `IBV_WC_SEND`
+    Send,
+    /// `IBV_WC_RDMA_WRITE`, with or without immediate.
+    Write,
+    /// `IBV_WC_RDMA_READ`
+    Read,
+    /// `IBV_WC_COMP_SWAP`
+    CompareAndSwap,
+    /// `IBV_WC_FETCH_ADD`
+    FetchAdd,
+    /// `IBV_WC_RECV`
+    Receive,
+    /// `IBV_WC_RECV_RDMA_WITH_IMM`
+    ReceiveWriteWithImmediate,
+}
+
+/// How an operation ended (`ibv_wc_status`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// `IBV_WC_SUCCESS`
+    Success,
+    /// `IBV_WC_LOC_LEN_ERR`: the message is longer than the receive.
+    LocalLength,
+    /// `IBV_WC_LOC_PROT_ERR`: the local memory is not registered.
+    LocalProtection,
+    /// `IBV_WC_WR_FLUSH_ERR`: given up because the queue pair is in error.
+    Flushed,
+    /// `IBV_WC_REM_INV_REQ_ERR`: the peer cannot take this message.
+    RemoteInvalidRequest,
+    /// `IBV_WC_REM_ACCESS_ERR`: the peer's memory is not registered for this.
+    RemoteAccess,
+    /// `IBV_WC_RETRY_EXC_ERR`: the connection is lost.
+    RetryExceeded,
+}
+
+/// An operation that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// The operation.
+    pub id: WorkId,
+    /// How it ended.
+    pub status: Status,
+    /// What it was. Of a flushed receive, `Receive`.
+    pub opcode: Opcode,
+    /// Bytes moved.
+    pub bytes: usize,
+    /// What the peer's write carried.
+    pub immediate: Option<u32>,
+}
+
+/// Why nothing was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// Back-pressure: poll, and try again.
+    #[error("the queue is full")]
+    QueueFull,
+    /// Not in this state.
+    #[error("impossible in the state {0}")]
+    WrongState(State),
+}

@@ -1,0 +1,306 @@
+//! Memory that devices may read and write.
+//!
+//! [`Memory`] is page-aligned, zeroed, owned, and never moves; clones name the same bytes. It is
+//! registered with one domain or with several, which gives a [`MemoryRegion`] for each. Everything
+//! that touches the bytes from software holds the memory's lock for as long as it does, so threads
+//! cannot race; whoever wants to keep a slice beyond that must know that nobody else uses those bytes
+//! meanwhile, and says so with `unsafe`.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use super::{LocalKey, RemoteAddress, RemoteKey, Segment};
+use crate::TransportError;
+
+/// Page-aligned memory with a stable address.
+#[derive(Clone)]
+pub struct Memory(Arc<Mapping>);
+
+struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+    lock: Mutex<()>,
+}
+
+// SAFETY: the mapping belongs to this value alone and has no tie to the thread that made it.
+unsafe impl Send for Mapping {}
+// SAFETY: the bytes are touched under `lock`, or through `lend`, whose caller rules out others.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `allocate`, and no slice of it outlives its owner.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+        unmapped.expect("a mapping of our own can be unmapped");
+    }
+}
+
+impl Memory {
+    /// Zeroed memory of `bytes` bytes, which must not be 0.
+    ///
+    /// # Errors
+    /// There is no more memory.
+    pub fn allocate(bytes: usize) -> Result<Self, TransportError> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice aliases nothing.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, protection, MapFlags::PRIVATE) };
+        let start = start.map_err(|cause| {
+            TransportError::system(format!("allocate {bytes} bytes of memory"), cause)
+        })?;
+        let start = NonNull::new(start.cast()).expect("the kernel never maps address 0");
+        Ok(Self(Arc::new(Mapping { start, bytes, lock: Mutex::new(()) })))
+    }
+
+    /// Its length.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn start(&self) -> NonNull<u8> {
+        self.0.start
+    }
+
+    /// Copies the bytes from `offset` on into `target`.
+    ///
+    /// # Panics
+    /// They are not all inside.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        target.copy_from_slice(self.lock().bytes(offset..offset + target.len()));
+    }
+
+    /// Copies `source` to the bytes from `offset` on.
+    ///
+    /// # Panics
+    /// They are not all inside.
+    pub fn write(&self, offset: usize, source: &[u8]) {
+        self.lock().bytes_mut(offset..offset + source.len()).copy_from_slice(source);
+    }
+
+    /// The little-endian word at `offset`.
+    ///
+    /// # Panics
+    /// It is not inside.
+    #[must_use]
+    pub fn load(&self, offset: usize) -> u64 {
+        let mut word = [0; 8];
+        self.read(offset, &mut word);
+        u64::from_le_bytes(word)
+    }
+
+    /// Sets the little-endian word at `offset`.
+    ///
+    /// # Panics
+    /// It is not inside.
+    pub fn store(&self, offset: usize, word: u64) {
+        self.write(offset, &word.to_le_bytes());
+    }
+
+    /// Keeps everybody else who is in software away from the bytes.
+    #[must_use]
+    pub fn lock(&self) -> Locked<'_> {
+        let guard = self.0.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        Locked { memory: self, _guard: guard }
+    }
+
+    fn contains(&self, range: &Range<usize>) -> bool {
+        range.start <= range.end && range.end <= self.0.bytes
+    }
+
+    /// The bytes of `range`, without the lock.
+    ///
+    /// # Safety
+    /// For the life of the slice nobody writes to these bytes: not through another clone, and not
+    /// through a queue pair that is polled meanwhile.
+    ///
+    /// # Panics
+    /// The range is not inside.
+    #[must_use]
+    pub unsafe fn lend(&self, range: Range<usize>) -> &[u8] {
+        assert!(self.contains(&range), "{range:?} is outside of {self:?}");
+        // SAFETY: the range is inside the mapping, as just checked.
+        let start = unsafe { self.0.start.add(range.start) };
+        // SAFETY: the bytes are initialised (zeroed by the kernel), and the caller rules out writers.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+    }
+
+    /// The bytes of `range`, to write, without the lock.
+    ///
+    /// # Safety
+    /// For the life of the slice nobody else reads or writes these bytes: not through another clone,
+    /// and not through a queue pair that is polled meanwhile.
+    ///
+    /// # Panics
+    /// The range is not inside.
+    #[must_use]
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees that the slice is the only one")]
+    pub unsafe fn lend_mut(&self, range: Range<usize>) -> &mut [u8] {
+        assert!(self.contains(&range), "{range:?} is outside of {self:?}");
+        // SAFETY: the range is inside the mapping, as just checked.
+        let start = unsafe { self.0.start.add(range.start) };
+        // SAFETY: the bytes are initialised (zeroed by the kernel), and the caller rules out others.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) }
+    }
+
+    pub(super) fn same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({} bytes)", self.0.bytes)
+    }
+}
+
+/// Memory whose lock is held.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    memory: &'a Memory,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Locked<'_> {
+    /// The bytes of `range`.
+    ///
+    /// # Panics
+    /// The range is not inside.
+    #[must_use]
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        // SAFETY: the lock is held, and slices lent without it do not overlap what others use.
+        unsafe { self.memory.lend(range) }
+    }
+
+    /// The bytes of `range`, to write.
+    ///
+    /// # Panics
+    /// The range is not inside.
+    #[must_use]
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        // SAFETY: the lock is held, and slices lent without it do not overlap what others use.
+        unsafe { self.memory.lend_mut(range) }
+    }
+}
+
+/// What the peer may do with a region. The owner's own operations may always use it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Write into it.
+    pub remote_write: bool,
+    /// Read from it.
+    pub remote_read: bool,
+    /// Compare-and-swap and fetch-and-add on it.
+    pub remote_atomic: bool,
+}
+
+impl Access {
+    /// Nothing.
+    pub const LOCAL: Self = Self { remote_write: false, remote_read: false, remote_atomic: false };
+    /// Write.
+    pub const WRITE: Self = Self { remote_write: true, ..Self::LOCAL };
+    /// Read.
+    pub const READ: Self = Self { remote_read: true, ..Self::LOCAL };
+    /// Compare-and-swap and fetch-and-add.
+    pub const ATOMIC: Self = Self { remote_atomic: true, ..Self::LOCAL };
+    /// All of it.
+    pub const ALL: Self = Self { remote_write: true, remote_read: true, remote_atomic: true };
+
+    /// Whether everything in `wanted` is allowed.
+    #[must_use]
+    pub fn allows(self, wanted: Self) -> bool {
+        (self.remote_write || !wanted.remote_write)
+            && (self.remote_read || !wanted.remote_read)
+            && (self.remote_atomic || !wanted.remote_atomic)
+    }
+}
+
+/// Memory registered with one domain, until this is dropped.
+pub struct MemoryRegion {
+    memory: Memory,
+    local: LocalKey,
+    remote: RemoteKey,
+    address: u64,
+    /// Undoes the registration when it is dropped.
+    _registration: Box<dyn Any + Send + Sync>,
+}
+
+impl MemoryRegion {
+    /// For devices: `memory` under these keys, its first byte at `address`, until `registration` is
+    /// dropped.
+    #[must_use]
+    pub fn new(
+        memory: Memory,
+        (local, remote): (LocalKey, RemoteKey),
+        address: u64,
+        registration: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { memory, local, remote, address, _registration: registration }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Part of it, for operations posted here.
+    #[must_use]
+    pub fn segment(&self, offset: usize, bytes: usize) -> Segment {
+        Segment { key: self.local, offset, bytes }
+    }
+
+    /// A place in it, for operations of the peer.
+    #[must_use]
+    pub fn remote(&self, offset: usize) -> RemoteAddress {
+        RemoteAddress { key: self.remote, address: self.address + offset as u64 }
+    }
+}
+
+impl fmt::Debug for MemoryRegion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MemoryRegion({} bytes, {:?})", self.memory.bytes(), self.local)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_shared_by_its_clones() {
+        let memory = Memory::allocate(10_000).unwrap();
+        assert_eq!(memory.start().as_ptr() as usize % rustix::param::page_size(), 0);
+        assert!(memory.lock().bytes(0..10_000).iter().all(|&byte| byte == 0));
+        let clone = memory.clone();
+        clone.write(9_990, b"0123456789");
+        let mut tail = [0; 3];
+        memory.read(9_997, &mut tail);
+        assert_eq!(&tail, b"789");
+        memory.store(8, 0x0102);
+        assert_eq!(clone.load(8), 0x0102);
+        assert_eq!(clone.lock().bytes(8..10), [2, 1]);
+    }
+
+    #[test]
+    #[should_panic(expected = "outside")]
+    fn nothing_outside_is_read() {
+        let memory = Memory::allocate(100).unwrap();
+        memory.read(98, &mut [0; 4]);
+    }
+
+    #[test]
+    fn access_is_what_was_granted() {
+        assert!(Access::ALL.allows(Access::WRITE) && Access::ALL.allows(Access::ATOMIC));
+        assert!(Access::READ.allows(Access::READ) && Access::READ.allows(Access::LOCAL));
+        assert!(!Access::READ.allows(Access::WRITE) && !Access::LOCAL.allows(Access::READ));
+        assert!(!Access::WRITE.allows(Access::ATOMIC));
+    }
+}

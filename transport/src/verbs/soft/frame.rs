@@ -1,0 +1,162 @@
+//! What goes over the connection: a header of fixed size, then the payload if the kind has one.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0 | magic |
+//! | 1 | kind |
+//! | 2–3 | zero |
+//! | 4–7 | length: of the payload, or of what is to be read |
+//! | 8–11 | key of the region named |
+//! | 12–15 | immediate |
+//! | 16–23 | address named |
+//! | 24–31 | operations of the other end executed so far |
+//! | 32–47 | two operands of an atomic; the first one also carries its result, or the refusal |
+
+use super::super::{RemoteAddress, RemoteKey};
+
+pub(super) const HEADER_BYTES: usize = 48;
+
+const MAGIC: u8 = 0xc7;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Send = 1,
+    Write = 2,
+    WriteWithImmediate = 3,
+    Read = 4,
+    CompareAndSwap = 5,
+    FetchAdd = 6,
+    /// Answers `Read`; the payload is what was read.
+    ReadResponse = 7,
+    /// Answers an atomic.
+    AtomicResponse = 8,
+    /// Only says how much was executed.
+    Acknowledge = 9,
+    /// The operation after those executed was refused; nothing follows.
+    Refuse = 10,
+}
+
+impl Kind {
+    const ALL: [Self; 10] = [
+        Self::Send,
+        Self::Write,
+        Self::WriteWithImmediate,
+        Self::Read,
+        Self::CompareAndSwap,
+        Self::FetchAdd,
+        Self::ReadResponse,
+        Self::AtomicResponse,
+        Self::Acknowledge,
+        Self::Refuse,
+    ];
+
+    fn from_number(number: u8) -> Option<Self> {
+        usize::from(number).checked_sub(1).and_then(|index| Self::ALL.get(index).copied())
+    }
+
+    /// Whether the other end counts it as an operation executed.
+    pub(super) fn is_operation(self) -> bool {
+        match self {
+            Self::Send
+            | Self::Write
+            | Self::WriteWithImmediate
+            | Self::Read
+            | Self::CompareAndSwap
+            | Self::FetchAdd => true,
+            Self::ReadResponse | Self::AtomicResponse | Self::Acknowledge | Self::Refuse => false,
+        }
+    }
+}
+
+/// A header, read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) kind: Kind,
+    pub(super) length: u32,
+    pub(super) remote: RemoteAddress,
+    pub(super) immediate: u32,
+    pub(super) acknowledged: u64,
+    pub(super) operands: [u64; 2],
+}
+
+impl Header {
+    /// A header with everything else zero.
+    pub(super) fn new(kind: Kind, length: usize) -> Self {
+        Self {
+            kind,
+            length: u32::try_from(length).expect("operations are shorter than 4 GiB"),
+            remote: RemoteAddress { key: RemoteKey(0), address: 0 },
+            immediate: 0,
+            acknowledged: 0,
+            operands: [0; 2],
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = MAGIC;
+        bytes[1] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.remote.key.0.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.immediate.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.remote.address.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.acknowledged.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.operands[0].to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.operands[1].to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header; `None` if no correct peer wrote it.
+    pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        if bytes[0] != MAGIC || bytes[2..4] != [0, 0] {
+            return None;
+        }
+        Some(Self {
+            kind: Kind::from_number(bytes[1])?,
+            length: half(4),
+            remote: RemoteAddress { key: RemoteKey(half(8)), address: word(16) },
+            immediate: half(12),
+            acknowledged: word(24),
+            operands: [word(32), word(40)],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_header_survives_the_wire(
+            kind in 0usize..10,
+            length: u32,
+            key: u32,
+            address: u64,
+            immediate: u32,
+            acknowledged: u64,
+            operands: [u64; 2],
+        ) {
+            let remote = RemoteAddress { key: RemoteKey(key), address };
+            let kind = Kind::ALL[kind];
+            let header = Header { kind, length, remote, immediate, acknowledged, operands };
+            prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+        }
+    }
+
+    #[test]
+    fn noise_is_not_a_header() {
+        let good = Header::new(Kind::Refuse, 3).encode();
+        for (at, value) in [(0, 0), (1, 0), (1, 11), (1, 255), (2, 1), (3, 1)] {
+            let mut bytes = good;
+            bytes[at] = value;
+            assert_eq!(Header::decode(&bytes), None, "byte {at} = {value}");
+        }
+    }
+}

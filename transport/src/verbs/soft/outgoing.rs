@@ -1,0 +1,117 @@
+//! Frames on their way to the kernel.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::net::TcpStream;
+
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::domain::Span;
+use super::frame::HEADER_BYTES;
+
+/// Frames handed over with one call, at most.
+const BATCH: usize = 16;
+
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) header: [u8; HEADER_BYTES],
+    /// Sent after the header. The memory belongs to the operation until it completes.
+    pub(super) payload: Option<Span>,
+}
+
+impl Frame {
+    fn bytes(&self) -> usize {
+        HEADER_BYTES + self.payload.as_ref().map_or(0, |span| span.bytes)
+    }
+}
+
+/// A queue of frames, the first of which may have left in part.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    frames: VecDeque<Frame>,
+    /// Bytes of the first frame that the kernel has.
+    sent: usize,
+}
+
+impl Outgoing {
+    pub(super) fn push(&mut self, frame: Frame) {
+        self.frames.push_back(frame);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    pub(super) fn frames(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.frames.clear();
+        self.sent = 0;
+    }
+
+    /// Drops what has not begun to leave.
+    pub(super) fn cut(&mut self) {
+        self.frames.truncate(usize::from(self.sent > 0));
+    }
+
+    /// Hands over what the kernel takes; tells whether it took anything.
+    pub(super) fn transmit(&mut self, stream: &TcpStream) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.frames.is_empty() {
+            let (taken, offered) = match self.offer(stream) {
+                Ok(counts) => counts,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Ok(moved),
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => continue,
+                Err(cause) => return Err(cause),
+            };
+            self.advance(taken);
+            moved = true;
+            if taken < offered {
+                return Ok(true);
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Offers the first frames, up to the first whose payload lies in other memory than those before:
+    /// only one memory is locked at a time. Returns the bytes taken and the bytes offered.
+    fn offer(&self, stream: &TcpStream) -> io::Result<(usize, usize)> {
+        let memory = self.frames.iter().take(BATCH).find_map(|frame| frame.payload.as_ref());
+        let memory = memory.map(|span| &span.memory);
+        let locked = memory.map(super::super::Memory::lock);
+        let mut slices = [IoSlice::new(&[]); 2 * BATCH];
+        let mut offered = 0;
+        for (index, frame) in self.frames.iter().take(BATCH).enumerate() {
+            slices[2 * index] = IoSlice::new(&frame.header);
+            if let Some(span) = &frame.payload {
+                let (Some(memory), Some(locked)) = (memory, &locked) else { break };
+                if !memory.same(&span.memory) {
+                    slices[2 * index] = IoSlice::new(&[]);
+                    break;
+                }
+                let range = span.offset..span.offset + span.bytes;
+                slices[2 * index + 1] = IoSlice::new(locked.bytes(range));
+            }
+            offered += frame.bytes();
+        }
+        let mut rest = &mut slices[..];
+        IoSlice::advance_slices(&mut rest, self.sent);
+        let used = rest.iter().rposition(|slice| !slice.is_empty()).map_or(0, |last| last + 1);
+        let mut control = SendAncillaryBuffer::default();
+        // Without the flag a peer that is gone would end this process by SIGPIPE.
+        let taken = sendmsg(stream, &rest[..used], &mut control, SendFlags::NOSIGNAL)?;
+        Ok((taken, offered - self.sent))
+    }
+
+    fn advance(&mut self, taken: usize) {
+        self.sent += taken;
+        while let Some(first) = self.frames.front()
+            && self.sent >= first.bytes()
+        {
+            self.sent -= first.bytes();
+            self.frames.pop_front();
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! One end of a connection: posting, polling and the error state.
+//!
+//! `responder` executes what the peer asks for; this file is everything else.
+
+use std::collections::VecDeque;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use socket2::SockRef;
+
+use super::super::{
+    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest, State,
+    Status, Transition, WorkId, WorkRequest,
+};
+use super::domain::{Span, Table};
+use super::frame::{Header, Kind};
+use super::inbox::{Fill, Inbox};
+use super::outgoing::{Frame, Outgoing};
+use super::requests::{Answer, Culprit, Request, Requests};
+use super::responder::{Arriving, Step};
+use crate::TransportError;
+
+/// Operations executed before the peer is told although nothing else goes its way.
+const ACKNOWLEDGE_OPERATIONS: u64 = 16;
+/// Bytes executed before the peer is told, so that it knows how fast its rails drain.
+const ACKNOWLEDGE_BYTES: u64 = 256 << 10;
+/// Polls that found nothing before the peer is told: it gives an answer of the application, which
+/// carries the count for nothing, time to go first.
+const ACKNOWLEDGE_IDLE_POLLS: u32 = 32;
+/// Operations and receives that a queue pair may be made for.
+pub(super) const MAX_DEPTH: usize = 1 << 16;
+/// Reads from the socket per poll, so that one busy rail does not starve the others.
+const READS_PER_POLL: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct SoftQueuePair {
+    pub(super) table: Arc<Table>,
+    depth: Depth,
+    state: State,
+    fault: Option<TransportError>,
+    stream: Option<TcpStream>,
+    /// Both addresses, for messages.
+    path: String,
+    pub(super) outgoing: Outgoing,
+    /// The connection takes nothing more. What the peer sent before is still read.
+    broken: Option<TransportError>,
+    pub(super) inbox: Inbox,
+    pub(super) arriving: Option<Arriving>,
+    pub(super) requests: Requests,
+    pub(super) receives: VecDeque<Receive>,
+    pub(super) executed: Executed,
+    /// Completed, not yet polled.
+    pub(super) ready: Vec<Completion>,
+}
+
+#[derive(Debug)]
+pub(super) struct Receive {
+    pub(super) id: WorkId,
+    pub(super) target: Option<Span>,
+}
+
+/// What this end has executed for the peer, and what the peer knows of it.
+#[derive(Debug, Default)]
+pub(super) struct Executed {
+    pub(super) operations: u64,
+    pub(super) unreported_bytes: u64,
+    reported: u64,
+    idle_polls: u32,
+}
+
+impl Executed {
+    fn reported(&mut self) -> u64 {
+        (self.reported, self.unreported_bytes, self.idle_polls) = (self.operations, 0, 0);
+        self.operations
+    }
+
+    /// Whether the peer must be told now, after a poll that did or did not move anything.
+    fn is_due(&mut self, moved: bool) -> bool {
+        let unreported = self.operations - self.reported;
+        self.idle_polls = if moved { 0 } else { self.idle_polls.saturating_add(1) };
+        unreported >= ACKNOWLEDGE_OPERATIONS
+            || self.unreported_bytes >= ACKNOWLEDGE_BYTES
+            || (unreported > 0 && self.idle_polls >= ACKNOWLEDGE_IDLE_POLLS)
+    }
+
+    fn is_reported(&self) -> bool {
+        self.operations == self.reported
+    }
+}
+
+/// What takes a queue pair to the error state.
+#[derive(Debug)]
+pub(super) struct Fault {
+    pub(super) culprit: Culprit,
+    pub(super) status: Status,
+    pub(super) cause: TransportError,
+    /// What the peer is told as the last thing.
+    pub(super) refusal: Option<Status>,
+}
+
+impl Fault {
+    pub(super) fn lost(cause: TransportError) -> Self {
+        let (culprit, status) = (Culprit::Oldest, Status::RetryExceeded);
+        Self { culprit, status, cause, refusal: None }
+    }
+}
+
+impl SoftQueuePair {
+    /// A queue pair in `Reset`.
+    ///
+    /// # Panics
+    /// It is to be deeper than [`MAX_DEPTH`].
+    pub(super) fn new(table: Arc<Table>, depth: Depth) -> Self {
+        assert!(depth.sends.max(depth.receives) <= MAX_DEPTH, "{depth:?}");
+        Self {
+            table,
+            depth,
+            state: State::Reset,
+            fault: None,
+            stream: None,
+            path: "not connected".into(),
+            outgoing: Outgoing::default(),
+            broken: None,
+            inbox: Inbox::new(),
+            arriving: None,
+            requests: Requests::default(),
+            receives: VecDeque::with_capacity(depth.receives),
+            executed: Executed::default(),
+            ready: Vec::new(),
+        }
+    }
+
+    fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
+        self.state = self.state.after(transition).ok_or(PostError::WrongState(self.state))?;
+        Ok(())
+    }
+
+    /// Queues a frame behind what is queued. It tells the peer what was executed so far.
+    pub(super) fn push(&mut self, mut header: Header, payload: Option<Span>) {
+        header.acknowledged = self.executed.reported();
+        self.outgoing.push(Frame { header: header.encode(), payload });
+    }
+
+    fn start(&mut self, operation: Operation, span: Span) {
+        let (header, payload) = frame(operation, span);
+        // While frames wait the kernel has no room, and the next poll tries again.
+        let waiting = !self.outgoing.is_empty();
+        self.push(header, payload);
+        if !waiting {
+            self.transmit();
+        }
+    }
+
+    fn transmit(&mut self) -> bool {
+        let Some(stream) = &self.stream else { return false };
+        if self.broken.is_some() || self.outgoing.is_empty() {
+            return false;
+        }
+        self.outgoing.transmit(stream).unwrap_or_else(|cause| {
+            self.broken = Some(gone(&self.path, &cause));
+            self.outgoing.clear();
+            false
+        })
+    }
+
+    fn advance(&mut self) -> bool {
+        self.exchange().unwrap_or_else(|fault| {
+            self.break_down(fault);
+            true
+        })
+    }
+
+    fn exchange(&mut self) -> Result<bool, Fault> {
+        let mut moved = self.transmit();
+        moved |= self.receive()?;
+        if self.executed.is_due(moved) {
+            self.push(Header::new(Kind::Acknowledge, 0), None);
+        }
+        moved |= self.transmit();
+        match &self.broken {
+            Some(cause) if !moved => Err(Fault::lost(cause.clone())),
+            Some(_) | None => Ok(moved),
+        }
+    }
+
+    /// Takes what has arrived, frame by frame.
+    fn receive(&mut self) -> Result<bool, Fault> {
+        let mut moved = false;
+        for _ in 0..READS_PER_POLL {
+            match self.digest()? {
+                Step::Stalled => return self.look_for_the_end().map(|()| moved),
+                Step::Hungry => {}
+            }
+            match self.read()? {
+                Fill::Bytes { more, .. } => {
+                    moved = true;
+                    if !more {
+                        break;
+                    }
+                }
+                Fill::Empty => return Ok(moved),
+                Fill::Closed => {
+                    let text = format!("{}: the connection was closed", self.path);
+                    return Err(Fault::lost(TransportError::PeerGone(text)));
+                }
+            }
+        }
+        self.digest()?;
+        Ok(moved)
+    }
+
+    /// While nothing is read, only this tells that the connection is lost.
+    fn look_for_the_end(&self) -> Result<(), Fault> {
+        let Some(stream) = &self.stream else { return Ok(()) };
+        let mut polled = [PollFd::new(stream, PollFlags::empty())];
+        let ended = poll(&mut polled, Some(&Timespec::default()));
+        if matches!(ended, Ok(1..)) {
+            let text = format!("{}: the connection was reset", self.path);
+            return Err(Fault::lost(TransportError::PeerGone(text)));
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Result<Fill, Fault> {
+        let Some(stream) = &self.stream else { return Ok(Fill::Empty) };
+        let fill = match &mut self.arriving {
+            Some(Arriving { target: Some(span), done, .. }) => {
+                let mut locked = span.memory.lock();
+                let rest = span.offset + *done..span.offset + span.bytes;
+                let fill = self.inbox.fill(stream, locked.bytes_mut(rest));
+                if let Ok(Fill::Bytes { direct, .. }) = fill {
+                    *done += direct;
+                }
+                fill
+            }
+            Some(_) | None => self.inbox.fill(stream, &mut []),
+        };
+        fill.map_err(|cause| Fault::lost(gone(&self.path, &cause)))
+    }
+
+    pub(super) fn protocol(&self, what: &str) -> Fault {
+        Fault::lost(TransportError::Protocol(format!("{}: {what}", self.path)))
+    }
+
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
+    fn break_down(&mut self, fault: Fault) {
+        self.state = State::Error;
+        self.fault.get_or_insert(fault.cause);
+        self.flush(fault.culprit, fault.status);
+        match fault.refusal {
+            Some(reason) => self.refuse(reason),
+            None => self.disconnect(),
+        }
+    }
+
+    /// Says why, as the last thing, and keeps the connection until that has left.
+    fn refuse(&mut self, reason: Status) {
+        self.outgoing.cut();
+        let mut header = Header::new(Kind::Refuse, 0);
+        header.operands[0] = u64::from(reason == Status::RemoteAccess);
+        self.push(header, None);
+        self.part();
+    }
+
+    fn part(&mut self) -> bool {
+        let moved = self.transmit();
+        if self.broken.is_some() {
+            self.outgoing.clear();
+        }
+        if let (true, Some(stream)) = (self.outgoing.is_empty(), &self.stream) {
+            // The socket stays open: closed with bytes unread, the kernel would throw away what the
+            // peer has not received yet. `shutdown` fails only if the peer has closed already.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        moved
+    }
+
+    fn flush(&mut self, culprit: Culprit, status: Status) {
+        self.requests.flush(culprit, status, &mut self.ready);
+        self.ready.extend(self.receives.drain(..).map(|receive| flushed_receive(receive.id)));
+        self.arriving = None;
+        self.inbox.clear();
+    }
+
+    /// Ends the connection at once. What the kernel holds is thrown away, so that nothing posted
+    /// earlier leaves this host later.
+    fn disconnect(&mut self) {
+        self.outgoing.clear();
+        if let Some(stream) = self.stream.take() {
+            // It fails only on a socket that is dead already.
+            let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        }
+    }
+}
+
+impl QueuePair for SoftQueuePair {
+    fn state(&self) -> State {
+        self.state
+    }
+
+    fn fault(&self) -> Option<&TransportError> {
+        self.fault.as_ref()
+    }
+
+    fn initialise(&mut self) -> Result<(), PostError> {
+        self.transition(Transition::Initialise)
+    }
+
+    fn connect(&mut self, connection: Connection) -> Result<(), TransportError> {
+        let Connection::Stream(stream) = connection;
+        let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+        prepared.map_err(|cause| TransportError::system("prepare a connection", cause))?;
+        self.transition(Transition::EnableReceive)
+            .map_err(|cause| TransportError::system("connect a queue pair", cause))?;
+        self.path = path(&stream);
+        self.stream = Some(stream);
+        self.transition(Transition::EnableSend).expect("the state before it was just reached");
+        Ok(())
+    }
+
+    fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset | State::Init | State::ReadyToReceive => {
+                return Err(PostError::WrongState(self.state));
+            }
+            State::ReadyToSend | State::Error if self.requests.len() >= self.depth.sends => {
+                return Err(PostError::QueueFull);
+            }
+            State::ReadyToSend | State::Error => {}
+        }
+        let WorkRequest { id, operation, signalled } = request;
+        let span = self.table.local(operation.segment());
+        let (opcode, bytes) = (operation.opcode(), operation.segment().bytes);
+        let answer = match (opcode, &span) {
+            (Opcode::Read | Opcode::CompareAndSwap | Opcode::FetchAdd, Some(span)) => {
+                Answer::Awaited(span.clone())
+            }
+            _ => Answer::None,
+        };
+        self.requests.push(Request { id, opcode, bytes, signalled, answer });
+        match (self.state, span) {
+            (State::ReadyToSend, Some(span)) if span_fits(&operation, &span) => {
+                self.start(operation, span);
+            }
+            (State::ReadyToSend, _) => self.break_down(local_protection(&self.path)),
+            _ => self.flush(Culprit::None, Status::Flushed),
+        }
+        Ok(())
+    }
+
+    fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset => return Err(PostError::WrongState(self.state)),
+            State::Error => self.ready.push(flushed_receive(request.id)),
+            _ if self.receives.len() >= self.depth.receives => return Err(PostError::QueueFull),
+            State::Init | State::ReadyToReceive | State::ReadyToSend => {
+                let target = request.target.map(|segment| self.table.local(segment));
+                match target {
+                    None => self.receives.push_back(Receive { id: request.id, target: None }),
+                    Some(Some(span)) => {
+                        self.receives.push_back(Receive { id: request.id, target: Some(span) });
+                    }
+                    Some(None) => {
+                        let status = Status::LocalProtection;
+                        self.ready.push(Completion { status, ..flushed_receive(request.id) });
+                        let fault = local_protection(&self.path);
+                        self.break_down(Fault { culprit: Culprit::None, ..fault });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let moved = match self.state {
+            State::ReadyToSend => self.advance(),
+            State::Error => !self.outgoing.is_empty() && self.part(),
+            State::Reset | State::Init | State::ReadyToReceive => false,
+        };
+        let completed = !self.ready.is_empty();
+        completions.append(&mut self.ready);
+        moved || completed
+    }
+
+    fn fail(&mut self) {
+        self.state = State::Error;
+        let text = format!("{}: fenced by its owner", self.path);
+        self.fault.get_or_insert(TransportError::PeerGone(text));
+        self.flush(Culprit::None, Status::Flushed);
+        self.disconnect();
+    }
+
+    fn reset(&mut self) {
+        self.disconnect();
+        *self = Self::new(Arc::clone(&self.table), self.depth);
+    }
+
+    fn flushed(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
+    fn in_flight(&self) -> bool {
+        let unsent = self.stream.as_ref().and_then(unconfirmed).unwrap_or(0);
+        self.state == State::ReadyToSend && self.broken.is_none() && (unsent > 0 || !self.flushed())
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        self.stream.as_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    fn needs_poll(&self) -> bool {
+        !(self.ready.is_empty()
+            && self.outgoing.is_empty()
+            && self.inbox.is_empty()
+            && self.broken.is_none()
+            && self.executed.is_reported())
+    }
+}
+
+/// The header of an operation on `span`, and the payload behind it.
+fn frame(operation: Operation, span: Span) -> (Header, Option<Span>) {
+    let header = |kind, remote| Header { remote, ..Header::new(kind, span.bytes) };
+    match operation {
+        Operation::Send { .. } => (Header::new(Kind::Send, span.bytes), Some(span)),
+        Operation::Write { target, .. } => (header(Kind::Write, target), Some(span)),
+        Operation::WriteWithImmediate { target, immediate, .. } => {
+            (Header { immediate, ..header(Kind::WriteWithImmediate, target) }, Some(span))
+        }
+        Operation::Read { source, .. } => (header(Kind::Read, source), None),
+        Operation::CompareAndSwap { target, expected, new, .. } => {
+            let operands = [expected, new];
+            (Header { operands, ..header(Kind::CompareAndSwap, target) }, None)
+        }
+        Operation::FetchAdd { target, addend, .. } => {
+            (Header { operands: [addend, 0], ..header(Kind::FetchAdd, target) }, None)
+        }
+    }
+}
+
+/// The result of an atomic has eight bytes.
+fn span_fits(operation: &Operation, span: &Span) -> bool {
+    match operation {
+        Operation::CompareAndSwap { .. } | Operation::FetchAdd { .. } => span.bytes == 8,
+        Operation::Send { .. }
+        | Operation::Write { .. }
+        | Operation::WriteWithImmediate { .. }
+        | Operation::Read { .. } => true,
+    }
+}
+
+fn local_protection(path: &str) -> Fault {
+    Fault {
+        culprit: Culprit::Newest,
+        status: Status::LocalProtection,
+        cause: TransportError::system(
+            format!("post an operation on {path}"),
+            "its memory is not registered with the domain of the queue pair",
+        ),
+        refusal: None,
+    }
+}
+
+fn flushed_receive(id: WorkId) -> Completion {
+    let (status, opcode) = (Status::Flushed, Opcode::Receive);
+    Completion { id, status, opcode, bytes: 0, immediate: None }
+}
+
+fn gone(path: &str, cause: &std::io::Error) -> TransportError {
+    TransportError::PeerGone(format!("{path}: {cause}"))
+}
+
+fn path(stream: &TcpStream) -> String {
+    let name = |address: std::io::Result<std::net::SocketAddr>| {
+        address.map_or("?".into(), |address| address.to_string())
+    };
+    format!("{} to {}", name(stream.local_addr()), name(stream.peer_addr()))
+}
+
+/// Bytes the kernel has and the peer's kernel has not confirmed.
+fn unconfirmed(stream: &TcpStream) -> Option<i32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the descriptor is open, and TIOCOUTQ writes one int where it is told.
+    let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    (result == 0).then_some(bytes)
+}

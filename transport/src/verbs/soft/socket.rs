@@ -1,0 +1,110 @@
+//! TCP sockets tied to one NIC.
+
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::TransportError;
+
+/// Connections that wait to be accepted; the kernel may allow fewer.
+const BACKLOG: i32 = 4096;
+
+/// Where a socket is tied to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Address of the NIC.
+    pub address: IpAddr,
+    /// Name of the NIC: traffic goes through it even where the routes say otherwise.
+    pub interface: Option<String>,
+}
+
+/// A non-blocking listener on a port of the kernel's choice.
+///
+/// # Errors
+/// The address or the interface does not exist, or the system refuses.
+pub fn listen(binding: &Binding) -> Result<TcpListener, TransportError> {
+    let socket = bound(binding)?;
+    socket
+        .listen(BACKLOG)
+        .and_then(|()| socket.set_nonblocking(true))
+        .map_err(|cause| TransportError::system(format!("listen on {}", binding.address), cause))?;
+    Ok(socket.into())
+}
+
+/// Connects to `peer` from the NIC.
+///
+/// # Errors
+/// The address or the interface does not exist, or `peer` does not answer within `limit`.
+pub fn dial(
+    binding: &Binding,
+    peer: SocketAddr,
+    limit: Duration,
+) -> Result<TcpStream, TransportError> {
+    let socket = bound(binding)?;
+    socket.connect_timeout(&SockAddr::from(peer), limit).map_err(|cause| {
+        TransportError::system(format!("connect {} to {peer}", binding.address), cause)
+    })?;
+    Ok(socket.into())
+}
+
+fn bound(binding: &Binding) -> Result<Socket, TransportError> {
+    let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
+        .map_err(|cause| TransportError::system("create a TCP socket", cause))?;
+    if let Some(interface) = &binding.interface {
+        tie(&socket, interface)?;
+    }
+    let local = SockAddr::from(SocketAddr::new(binding.address, 0));
+    socket
+        .bind(&local)
+        .map_err(|cause| TransportError::system(format!("bind to {}", binding.address), cause))?;
+    Ok(socket)
+}
+
+/// Ties the socket to a NIC by name. Where that is not permitted the source address has to do: it
+/// selects the NIC wherever each NIC has its own subnet.
+#[cfg(target_os = "linux")]
+fn tie(socket: &Socket, interface: &str) -> Result<(), TransportError> {
+    match socket.bind_device(Some(interface.as_bytes())) {
+        Err(cause) if cause.raw_os_error() == Some(libc::EPERM) => {
+            tracing::debug!(interface, "binding to a device is not permitted");
+            Ok(())
+        }
+        outcome => {
+            outcome.map_err(|cause| TransportError::system(format!("bind to {interface}"), cause))
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn tie(_: &Socket, _: &str) -> Result<(), TransportError> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_start_at_the_address_of_their_nic() {
+        let near = Binding { address: "127.9.8.7".parse().unwrap(), interface: None };
+        let far = Binding { address: "127.1.2.3".parse().unwrap(), interface: Some("lo".into()) };
+        let listener = listen(&far).unwrap();
+        let peer = listener.local_addr().unwrap();
+        assert_eq!(peer.ip(), far.address);
+        let stream = dial(&near, peer, Duration::from_secs(10)).unwrap();
+        assert_eq!(stream.local_addr().unwrap().ip(), near.address);
+    }
+
+    #[test]
+    fn what_does_not_exist_is_named() {
+        let nowhere = Binding { address: "203.0.113.77".parse().unwrap(), interface: None };
+        let error = listen(&nowhere).unwrap_err().to_string();
+        assert!(error.contains("203.0.113.77"), "{error}");
+        let address = "127.0.0.1".parse().unwrap();
+        let missing = Binding { address, interface: Some("nonesuch0".into()) };
+        let error = listen(&missing).unwrap_err().to_string();
+        assert!(error.contains("nonesuch0"), "{error}");
+    }
+}

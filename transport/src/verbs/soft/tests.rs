@@ -1,0 +1,166 @@
+//! A software queue pair against a peer that is none.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+
+use super::super::{
+    Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, Operation,
+    QueuePair, ReceiveRequest, RemoteAddress, State, WorkId, WorkRequest,
+};
+use super::frame::{HEADER_BYTES, Header, Kind};
+use super::*;
+use crate::clock;
+
+struct Bench {
+    pair: Box<dyn QueuePair>,
+    region: MemoryRegion,
+    /// Not registered for the peer.
+    private: MemoryRegion,
+    _domain: Box<dyn Domain>,
+    peer: TcpStream,
+    done: Vec<Completion>,
+}
+
+fn soon() -> Instant {
+    clock::now() + Duration::from_secs(30)
+}
+
+impl Bench {
+    fn new() -> Self {
+        let device = SoftDevice::new("nic".into(), "127.0.0.1".parse().unwrap());
+        let domain = device.domain().unwrap();
+        let memory = || Memory::allocate(4096).unwrap();
+        let region = domain.register(&memory(), Access::ALL).unwrap();
+        let private = domain.register(&memory(), Access::LOCAL).unwrap();
+        let mut pair = domain.queue_pair(Depth { sends: 64, receives: 64 }).unwrap();
+        pair.initialise().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        pair.connect(Connection::Stream(listener.accept().unwrap().0)).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        Self { pair, region, private, _domain: domain, peer, done: Vec::new() }
+    }
+
+    fn say(&mut self, header: &Header) {
+        self.peer.write_all(&header.encode()).unwrap();
+    }
+
+    fn hear(&mut self) -> Header {
+        let mut bytes = [0; HEADER_BYTES];
+        self.peer.read_exact(&mut bytes).unwrap();
+        Header::decode(&bytes).unwrap()
+    }
+
+    fn until_error(&mut self) -> TransportError {
+        let deadline = soon();
+        while self.pair.state() != State::Error {
+            self.pair.poll(&mut self.done);
+            assert!(clock::now() < deadline);
+        }
+        self.pair.fault().unwrap().clone()
+    }
+
+    fn write(&mut self, id: u64) {
+        let target = RemoteAddress { address: 0, ..self.region.remote(0) };
+        let operation = Operation::Write { source: self.region.segment(0, 8), target };
+        self.pair.post_send(WorkRequest { id: WorkId(id), operation, signalled: true }).unwrap();
+    }
+}
+
+#[test]
+fn what_no_peer_says_is_an_error() {
+    let acknowledged = 1;
+    let lies = [
+        ("too much", Header { acknowledged, ..Header::new(Kind::Acknowledge, 0) }),
+        ("no read", Header::new(Kind::ReadResponse, 8)),
+        ("no atomic", Header::new(Kind::AtomicResponse, 0)),
+    ];
+    for (name, lie) in lies {
+        let mut bench = Bench::new();
+        bench.say(&lie);
+        let fault = bench.until_error();
+        assert!(matches!(fault, TransportError::Protocol(_)), "{name}: {fault}");
+    }
+    let mut bench = Bench::new();
+    bench.peer.write_all(&[0x47; HEADER_BYTES]).unwrap();
+    assert!(matches!(bench.until_error(), TransportError::Protocol(_)));
+}
+
+#[test]
+fn a_read_must_be_answered_in_full_and_before_it_is_acknowledged() {
+    let lies = [
+        Header::new(Kind::ReadResponse, 9),
+        Header { acknowledged: 1, ..Header::new(Kind::Acknowledge, 0) },
+    ];
+    for lie in lies {
+        let mut bench = Bench::new();
+        let (target, source) = (bench.region.segment(0, 8), bench.region.remote(0));
+        let operation = Operation::Read { target, source };
+        let request = WorkRequest { id: WorkId(1), operation, signalled: true };
+        bench.pair.post_send(request).unwrap();
+        bench.say(&lie);
+        assert!(matches!(bench.until_error(), TransportError::Protocol(_)), "{lie:?}");
+    }
+}
+
+/// The peer is told what was executed with the next frame that goes its way, or when nothing does.
+#[test]
+fn acknowledgements_ride_on_what_goes_the_other_way() {
+    let mut bench = Bench::new();
+    let write = Header { remote: bench.region.remote(0), ..Header::new(Kind::Write, 0) };
+    bench.say(&write);
+    let deadline = soon();
+    while !bench.pair.poll(&mut bench.done) {
+        assert!(clock::now() < deadline);
+    }
+    bench.write(1);
+    let frame = bench.hear();
+    assert_eq!((frame.kind, frame.acknowledged), (Kind::Write, 1));
+    bench.peer.read_exact(&mut [0; 8]).unwrap();
+    bench.say(&write);
+    bench.say(&Header { acknowledged: 1, ..Header::new(Kind::Acknowledge, 0) });
+    while bench.pair.needs_poll() || bench.done.is_empty() {
+        bench.pair.poll(&mut bench.done);
+        assert!(clock::now() < deadline);
+    }
+    let frame = bench.hear();
+    assert_eq!((frame.kind, frame.acknowledged), (Kind::Acknowledge, 2));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Frames with arbitrary fields: nothing panics, and memory that is not the peer's keeps its bytes.
+    #[test]
+    fn arbitrary_frames_touch_nothing_private(
+        frames in prop::collection::vec((1u8..11, 0u32..64, 0u32..4, 0u64..5000, 0u64..3), 1..20),
+        noise in prop::collection::vec(any::<u8>(), 0..400),
+    ) {
+        let mut bench = Bench::new();
+        for id in 0..4 {
+            let target = Some(bench.region.segment(0, 32));
+            bench.pair.post_receive(ReceiveRequest { id: WorkId(id), target }).unwrap();
+            bench.write(id);
+        }
+        let mut bytes = Vec::new();
+        for (kind, length, key, address, acknowledged) in frames {
+            let mut header = Header::new(Kind::Acknowledge, length as usize);
+            header.remote = RemoteAddress { key: super::super::RemoteKey(key), address };
+            header.acknowledged = acknowledged;
+            let mut header = header.encode();
+            header[1] = kind;
+            bytes.extend(header);
+            bytes.extend(vec![0xff; length as usize]);
+        }
+        bytes.extend(noise);
+        bench.peer.write_all(&bytes).unwrap();
+        for _ in 0..40 {
+            bench.pair.poll(&mut bench.done);
+        }
+        let private = bench.private.memory().lock();
+        prop_assert!(private.bytes(0..4096).iter().all(|&byte| byte == 0));
+    }
+}

@@ -1,0 +1,112 @@
+//! The conformance suite of links over the implementations that live on one host.
+
+use ccl_core::collective::{Collective, Signature};
+use ccl_transport::conformance::check;
+use ccl_transport::ring::RingShape;
+use ccl_transport::{Link, Stamp, TransportError, memory, shm};
+
+const SHAPES: [RingShape; 3] = [
+    RingShape { tile_bytes: 64, slots: 2 },
+    RingShape { tile_bytes: 4096, slots: 3 },
+    RingShape { tile_bytes: 65536, slots: 4 },
+];
+
+#[test]
+fn memory_links_conform() {
+    for shape in SHAPES {
+        check(&mut || {
+            let (a, b) = memory::pair(shape);
+            (Box::new(a), Box::new(b))
+        });
+    }
+}
+
+#[test]
+fn shared_memory_links_conform() {
+    for shape in SHAPES {
+        check(&mut || shared_pair(shape));
+    }
+}
+
+fn shared_pair(shape: RingShape) -> (Box<dyn Link>, Box<dyn Link>) {
+    let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
+    let addresses = [0, 1].map(|index: usize| segments[index].address());
+    let a = segments[0].link(0, 1, &addresses[1]).unwrap();
+    let b = segments[1].link(1, 0, &addresses[0]).unwrap();
+    (a, b)
+}
+
+#[test]
+fn lent_memory_is_read_in_place_and_comes_back() {
+    let (mut a, mut b) = shared_pair(SHAPES[0]);
+    let allocation = shm::Allocation::new(100_000).unwrap();
+    allocation.publish();
+    let start = allocation.start();
+    // SAFETY: the bytes lie in the allocation, and nobody reads them yet.
+    unsafe { start.add(5_000).write_bytes(7, 50_000) };
+    let loan = shm::Allocation::loan(start.addr().get() + 5_000, 50_000).unwrap();
+    let signature = Signature {
+        collective: Collective::Broadcast,
+        datatype: 1,
+        reduction: 0,
+        root: 0,
+        count: 50_000,
+        plan: 3,
+    };
+    let stamp = Stamp { sequence: 9, signature };
+    assert!(a.lends());
+    let number = a.lend(&stamp, &loan).unwrap().unwrap();
+    let tile = b.peek().unwrap();
+    assert_eq!((tile.stamp, tile.payload), (stamp, &[7u8; 50_000][..]));
+    assert!(a.returned() < number);
+    b.release().unwrap();
+    assert_eq!(a.returned(), number);
+    assert!(shm::Allocation::withdraw(start.addr().get()).is_some());
+}
+
+#[test]
+fn a_loan_beyond_the_allocation_is_refused() {
+    let (mut a, mut b) = shared_pair(SHAPES[0]);
+    let allocation = shm::Allocation::new(4096).unwrap();
+    allocation.publish();
+    let mut loan = shm::Allocation::loan(allocation.start().addr().get(), 4096).unwrap();
+    loan.bytes = 4097;
+    let signature = Signature {
+        collective: Collective::Broadcast,
+        datatype: 1,
+        reduction: 0,
+        root: 0,
+        count: 0,
+        plan: 0,
+    };
+    assert!(a.lend(&Stamp { sequence: 1, signature }, &loan).unwrap().is_some());
+    assert!(b.peek().is_none());
+    assert!(matches!(b.progress(), Err(TransportError::Protocol(_))));
+    assert!(shm::Allocation::withdraw(allocation.start().addr().get()).is_some());
+}
+
+#[test]
+fn a_segment_with_another_cookie_is_refused() {
+    let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[1]).unwrap());
+    let mut address = segments[1].address();
+    address.cookie[3] ^= 1;
+    let refused = segments[0].link(0, 1, &address);
+    assert!(matches!(refused, Err(TransportError::Protocol(_))), "{refused:?}");
+}
+
+#[test]
+fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
+    let segment = shm::Segment::create(2, SHAPES[1]).unwrap();
+    let mut address = segment.address();
+    address.pid = 0x7fff_fff0;
+    let refused = segment.link(0, 1, &address);
+    assert!(format!("{refused:?}").contains("/proc/2147483632/fd/"), "{refused:?}");
+}
+
+#[test]
+fn memory_that_the_host_does_not_have_is_an_error() {
+    let shape = RingShape { tile_bytes: 1 << 40, slots: 1 << 4 };
+    let refused = shm::Segment::create(8, shape);
+    let Err(TransportError::System { cause, .. }) = refused else { panic!("{refused:?}") };
+    assert!(cause.contains("available"), "{cause}");
+}
