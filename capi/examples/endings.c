@@ -1,0 +1,216 @@
+/*
+ * Communicators that end early, that never block, that belong to one thread or to another process.
+ *
+ * Build: cc -std=c11 -Iinclude examples/endings.c -lr2ccl -lpthread -o endings
+ */
+#define _POSIX_C_SOURCE 200809L
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+
+/* Lets the rank threads wait for each other without the library. */
+static pthread_barrier_t meeting;
+
+static void meet(void)
+{
+    pthread_barrier_wait(&meeting);
+}
+
+static ccl_result_t state_of(ccl_comm_t comm)
+{
+    ccl_result_t state;
+    CHECK(ccl_comm_get_async_error(comm, &state));
+    return state;
+}
+
+/* ---- Failures ------------------------------------------------------------------------------- */
+
+/* One rank asks for something else: all hear of it. */
+static void disagreement(int rank, ccl_unique_id_t id)
+{
+    ccl_comm_t comm;
+    int32_t data[8] = {0};
+    CHECK(ccl_comm_init_rank(&comm, RANKS, id, rank));
+    size_t count = rank == 1 ? 8 : 4;
+    EXPECT(CCL_INVALID_USAGE, ccl_allreduce(data, data, count, CCL_INT32, CCL_SUM, comm));
+    REQUIRE(strstr(ccl_get_last_error(comm), "disagree") != NULL);
+    REQUIRE(state_of(comm) == CCL_INVALID_USAGE);
+    CHECK(ccl_comm_abort(comm));
+}
+
+/* Rank 0 does not call, and does not leave either. */
+static void deadline(int rank, ccl_unique_id_t id)
+{
+    ccl_comm_t comm;
+    ccl_config_t config = CCL_CONFIG_INITIALIZER;
+    config.timeout_ms = 300;
+    config.comm_name = "impatient";
+    CHECK(ccl_comm_init_rank_config(&comm, RANKS, id, rank, &config));
+    if (rank != 0) {
+        ccl_result_t result = ccl_barrier(comm);
+        REQUIRE(result == CCL_TIMEOUT || result == CCL_REMOTE_ERROR);
+        REQUIRE(state_of(comm) == result);
+        REQUIRE(strlen(ccl_get_last_error(comm)) > 0);
+    }
+    meet();
+    CHECK(ccl_comm_abort(comm));
+}
+
+/* Rank 0 aborts while the others are, or will be, in a call. */
+static void abortion(int rank, ccl_unique_id_t id)
+{
+    ccl_comm_t comm;
+    CHECK(ccl_comm_init_rank(&comm, RANKS, id, rank));
+    if (rank == 0) {
+        CHECK(ccl_comm_abort(comm));
+        EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_abort(comm));
+        EXPECT(CCL_INVALID_ARGUMENT, ccl_barrier(comm));
+        return;
+    }
+    EXPECT(CCL_REMOTE_ERROR, ccl_barrier(comm));
+    EXPECT(CCL_REMOTE_ERROR, ccl_barrier(comm));
+    REQUIRE(state_of(comm) == CCL_REMOTE_ERROR);
+    CHECK(ccl_comm_abort(comm));
+}
+
+/* ---- Communicators that never block --------------------------------------------------------- */
+
+static void poll_until_done(ccl_comm_t comm)
+{
+    ccl_result_t state;
+    while ((state = state_of(comm)) == CCL_IN_PROGRESS)
+        sched_yield();
+    REQUIRE(state == CCL_SUCCESS);
+}
+
+/* Accepts the two answers of a call that does not wait, and sees it through. */
+static void see_through(ccl_result_t result, ccl_comm_t comm)
+{
+    REQUIRE(result == CCL_SUCCESS || result == CCL_IN_PROGRESS);
+    poll_until_done(comm);
+}
+
+static void without_blocking(int rank, ccl_unique_id_t id)
+{
+    ccl_comm_t comm, child;
+    int32_t one = 1, sum = 0, sums[2] = {0};
+    ccl_config_t config = CCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ccl_result_t result = ccl_comm_init_rank_config(&comm, RANKS, id, rank, &config);
+    see_through(result, comm);
+
+    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, comm), comm);
+    REQUIRE(sum == RANKS);
+    see_through(ccl_comm_split(comm, 0, rank, &child, NULL), comm);
+    poll_until_done(child);
+
+    CHECK(ccl_group_start());
+    CHECK(ccl_allreduce(&one, &sums[0], 1, CCL_INT32, CCL_SUM, comm));
+    CHECK(ccl_allreduce(&one, &sums[1], 1, CCL_INT32, CCL_SUM, child));
+    see_through(ccl_group_end(), comm);
+    poll_until_done(child);
+    REQUIRE(sums[0] == RANKS && sums[1] == RANKS);
+
+    /* Rank 0 comes last: until then the others are busy, and another call is one too many. */
+    if (rank == 0)
+        meet();
+    result = ccl_barrier(comm);
+    if (rank != 0) {
+        REQUIRE(result == CCL_IN_PROGRESS);
+        EXPECT(CCL_INVALID_USAGE, ccl_barrier(comm));
+        meet();
+    }
+    see_through(result, comm);
+    see_through(ccl_comm_finalize(child), child);
+    CHECK(ccl_comm_destroy(child));
+    see_through(ccl_comm_finalize(comm), comm);
+    CHECK(ccl_comm_destroy(comm));
+}
+
+/* Nobody else comes: the communicator is given up while it is being created. */
+static void abandoned(void)
+{
+    ccl_comm_t comm;
+    ccl_unique_id_t id;
+    int number;
+    ccl_config_t config = CCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CHECK(ccl_get_unique_id(&id));
+    EXPECT(CCL_IN_PROGRESS, ccl_comm_init_rank_config(&comm, 2, id, 0, &config));
+    REQUIRE(state_of(comm) == CCL_IN_PROGRESS);
+    EXPECT(CCL_INVALID_USAGE, ccl_comm_count(comm, &number));
+    EXPECT(CCL_INVALID_USAGE, ccl_comm_destroy(comm));
+    CHECK(ccl_comm_abort(comm));
+}
+
+/* ---- One thread with several ranks, and a forked child -------------------------------------- */
+
+/* What a forked child sees of the communicators of its parent. */
+static void forked(ccl_comm_t comm)
+{
+    fflush(NULL);
+    pid_t process = fork();
+    REQUIRE(process >= 0);
+    if (process == 0) {
+        int refused = ccl_barrier(comm) == CCL_INVALID_USAGE &&
+                      ccl_comm_destroy(comm) == CCL_INVALID_USAGE &&
+                      strstr(ccl_get_last_error(NULL), "fork") != NULL;
+        _exit(refused ? EXIT_SUCCESS : EXIT_FAILURE);
+    }
+    int status;
+    REQUIRE(waitpid(process, &status, 0) == process);
+    REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+}
+
+static void one_thread(void)
+{
+    ccl_comm_t comms[RANKS], children[RANKS];
+    int32_t one = 1, sums[RANKS] = {0};
+    CHECK(ccl_comm_init_all(comms, RANKS));
+    for (int rank = 0; rank < RANKS; rank++) {
+        int number;
+        CHECK(ccl_comm_user_rank(comms[rank], &number));
+        REQUIRE(number == rank);
+    }
+
+    CHECK(ccl_group_start());
+    for (int rank = 0; rank < RANKS; rank++)
+        CHECK(ccl_comm_split(comms[rank], 0, 0, &children[rank], NULL));
+    CHECK(ccl_group_end());
+
+    CHECK(ccl_group_start());
+    for (int rank = 0; rank < RANKS; rank++)
+        CHECK(ccl_allreduce(&one, &sums[rank], 1, CCL_INT32, CCL_SUM, children[rank]));
+    CHECK(ccl_group_end());
+    for (int rank = 0; rank < RANKS; rank++)
+        REQUIRE(sums[rank] == RANKS);
+
+    forked(comms[0]);
+    CHECK(ccl_group_start());
+    for (int rank = 0; rank < RANKS; rank++) {
+        CHECK(ccl_comm_finalize(children[rank]));
+        CHECK(ccl_comm_destroy(comms[rank]));
+    }
+    CHECK(ccl_group_end());
+    for (int rank = 0; rank < RANKS; rank++)
+        CHECK(ccl_comm_destroy(children[rank]));
+}
+
+int main(void)
+{
+    REQUIRE(pthread_barrier_init(&meeting, NULL, RANKS) == 0);
+    run_ranks(disagreement);
+    run_ranks(deadline);
+    run_ranks(abortion);
+    run_ranks(without_blocking);
+    abandoned();
+    one_thread();
+    printf("endings: %d ranks, every end as described\n", RANKS);
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,94 @@
+//! The types of the header, as C lays them out.
+//!
+//! Enumerations arrive as `c_int`: a C program may pass any number, and a Rust enumeration with an
+//! unknown number is undefined behaviour.
+
+use std::ffi::{c_char, c_int, c_uint};
+
+/// What `ccl_comm_t` points to: nothing that exists.
+#[derive(Debug)]
+#[repr(C)]
+pub struct OpaqueCommunicator {
+    _nothing: [u8; 0],
+}
+
+/// What `ccl_request_t` points to: nothing that exists.
+#[derive(Debug)]
+#[repr(C)]
+pub struct OpaqueRequest {
+    _nothing: [u8; 0],
+}
+
+/// `ccl_comm_t`.
+pub type CommHandle = *mut OpaqueCommunicator;
+
+/// `ccl_request_t`.
+pub type RequestHandle = *mut OpaqueRequest;
+
+/// `CCL_UNIQUE_ID_BYTES`.
+pub const UNIQUE_ID_BYTES: usize = 128;
+
+/// `CCL_CONFIG_MAGIC`.
+pub const CONFIG_MAGIC: c_uint = 0x7232_6363;
+
+/// `CCL_CONFIG_UNDEF_INT`.
+pub const CONFIG_UNDEF_INT: c_int = c_int::MIN;
+
+/// `CCL_SPLIT_NOCOLOR`.
+pub const SPLIT_NO_COLOR: c_int = -1;
+
+/// `CCL_NUM_OPS`: the first number of an operation that the user made.
+pub const FIRST_USER_OP: c_int = 5;
+
+/// `ccl_unique_id_t`, which is passed by value.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct UniqueIdRecord {
+    /// The id.
+    pub internal: [c_char; UNIQUE_ID_BYTES],
+}
+
+/// `ccl_config_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct ConfigRecord {
+    /// Size of the record in the program.
+    pub size: usize,
+    /// [`CONFIG_MAGIC`].
+    pub magic: c_uint,
+    /// `CCL_VERSION_CODE` of the program's header.
+    pub version: c_uint,
+    /// Whether calls return when they are done.
+    pub blocking: c_int,
+    /// Deadline of every call in milliseconds.
+    pub timeout_ms: c_int,
+    /// Name in messages and logs.
+    pub comm_name: *const c_char,
+    /// Accepted, without effect.
+    pub split_share: c_int,
+}
+
+impl ConfigRecord {
+    /// `CCL_CONFIG_INITIALIZER`.
+    pub const INITIALIZER: Self = Self {
+        size: size_of::<Self>(),
+        magic: CONFIG_MAGIC,
+        version: VERSION_CODE,
+        blocking: CONFIG_UNDEF_INT,
+        timeout_ms: CONFIG_UNDEF_INT,
+        comm_name: std::ptr::null(),
+        split_share: CONFIG_UNDEF_INT,
+    };
+}
+
+/// `CCL_VERSION_CODE`.
+pub const VERSION_CODE: c_uint = version_part(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+    + version_part(env!("CARGO_PKG_VERSION_MINOR")) * 100
+    + version_part(env!("CARGO_PKG_VERSION_PATCH"));
+
+const fn version_part(digits: &str) -> c_uint {
+    match c_uint::from_str_radix(digits, 10) {
+        Ok(part) => part,
+        Err(_) => panic!("cargo's version numbers are numbers"),
+    }
+}

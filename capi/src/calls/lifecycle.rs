@@ -1,0 +1,297 @@
+//! Creating and ending communicators.
+
+use std::ffi::c_int;
+use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::Arc;
+
+use ccl::{Communicator, Config, Error, UniqueId};
+
+use super::{entry_in_group, natural};
+use crate::abi::{CommHandle, ConfigRecord, SPLIT_NO_COLOR, UNIQUE_ID_BYTES, UniqueIdRecord};
+use crate::arguments::{Slot, rank as checked_rank};
+use crate::config::Choices;
+use crate::group::{self, perform};
+use crate::handles::locked;
+use crate::member::{COMMUNICATORS, Member};
+use crate::outcome::{Outcome, Status, entry, on};
+
+/// See the header.
+///
+/// # Safety
+///
+/// `id` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_get_unique_id(id: *mut UniqueIdRecord) -> c_int {
+    entry("ccl_get_unique_id", || {
+        // SAFETY: the caller's promise.
+        let id = unsafe { Slot::at("id", id) }?;
+        let created = UniqueId::create(&Config::from_environment()?.settings)?;
+        let internal = created.to_bytes().map(u8::cast_signed);
+        id.put(UniqueIdRecord { internal });
+        Ok(Status::Done)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `comm` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_init_rank(
+    comm: *mut CommHandle,
+    nranks: c_int,
+    id: UniqueIdRecord,
+    rank: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise; a null configuration is none.
+    entry_in_group("ccl_comm_init_rank", || unsafe { init(comm, nranks, id, rank, null()) })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `comm` is null or may be written to; `config` is null or a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_init_rank_config(
+    comm: *mut CommHandle,
+    nranks: c_int,
+    id: UniqueIdRecord,
+    rank: c_int,
+    config: *const ConfigRecord,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    entry_in_group("ccl_comm_init_rank_config", || unsafe { init(comm, nranks, id, rank, config) })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `comms` is null or `nranks` handles may be written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_init_all(comms: *mut CommHandle, nranks: c_int) -> c_int {
+    entry_in_group("ccl_comm_init_all", || {
+        let size = natural("nranks", nranks)?;
+        if comms.is_null() || size == 0 {
+            return Err(Error::InvalidArgument("there is no rank to create".into()));
+        }
+        // SAFETY: the caller's promise.
+        let comms = unsafe { std::slice::from_raw_parts_mut(comms, size as usize) };
+        comms.fill(null_mut());
+        let id = UniqueId::create(&Config::from_environment()?.settings)?;
+        let created = create_together(comms, id, size);
+        if created.is_err() {
+            comms.iter_mut().for_each(discard);
+        }
+        created
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `comm` is null or may be written to; `config` is null or a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_init_from_environment(
+    comm: *mut CommHandle,
+    config: *const ConfigRecord,
+) -> c_int {
+    entry_in_group("ccl_comm_init_from_environment", || {
+        // SAFETY: the caller's promise.
+        let comm = unsafe { cleared("comm", comm) }?;
+        // SAFETY: the caller's promise.
+        let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
+        launch(comm, choices, Communicator::from_environment)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `newcomm` is null or may be written to; `config` is null or a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_split(
+    comm: CommHandle,
+    color: c_int,
+    key: c_int,
+    newcomm: *mut CommHandle,
+    config: *const ConfigRecord,
+) -> c_int {
+    const NAME: &str = "ccl_comm_split";
+    let split = |member: &Arc<Member>| {
+        // SAFETY: the caller's promise.
+        let newcomm = unsafe { cleared("newcomm", newcomm) }?;
+        // SAFETY: the caller's promise.
+        let choices = unsafe { Choices::read(config) }?;
+        let color = match color {
+            SPLIT_NO_COLOR => None,
+            color => Some(natural("color", color)?),
+        };
+        split(member, color, key, newcomm, choices)
+    };
+    entry_in_group(NAME, || on(NAME, comm, split))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_comm_finalize(comm: CommHandle) -> c_int {
+    const NAME: &str = "ccl_comm_finalize";
+    let finalize = |member: &Arc<Member>| {
+        let communicator = member.ready()?.clone();
+        if !member.begin_end() {
+            return Err(Error::InvalidUsage("the communicator was finalized".into()));
+        }
+        perform(member, move || communicator.finalize())
+    };
+    entry_in_group(NAME, || on(NAME, comm, finalize))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_comm_destroy(comm: CommHandle) -> c_int {
+    entry_in_group("ccl_comm_destroy", || {
+        if comm.is_null() {
+            return Ok(Status::Done);
+        }
+        let member = COMMUNICATORS.get(comm.addr())?;
+        if member.is_starting() {
+            return Err(Error::InvalidUsage(
+                "the communicator is still being created; ccl_comm_abort gives it up".into(),
+            ));
+        }
+        end(&COMMUNICATORS.remove(comm.addr())?)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_comm_abort(comm: CommHandle) -> c_int {
+    entry("ccl_comm_abort", || {
+        if !comm.is_null() {
+            COMMUNICATORS.remove(comm.addr())?.abort();
+        }
+        Ok(Status::Done)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_group_start() -> c_int {
+    entry("ccl_group_start", || {
+        group::start();
+        Ok(Status::Done)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_group_end() -> c_int {
+    entry("ccl_group_end", group::end)
+}
+
+/// # Safety
+///
+/// As for `ccl_comm_init_rank_config`.
+unsafe fn init(
+    comm: *mut CommHandle,
+    nranks: c_int,
+    id: UniqueIdRecord,
+    rank: c_int,
+    config: *const ConfigRecord,
+) -> Outcome {
+    // SAFETY: the caller's promise.
+    let comm = unsafe { cleared("comm", comm) }?;
+    // SAFETY: the caller's promise.
+    let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
+    let size = natural("nranks", nranks)?;
+    let rank = checked_rank("rank", rank, size)?.0;
+    let bytes: [u8; UNIQUE_ID_BYTES] = id.internal.map(|byte| byte.to_ne_bytes()[0]);
+    let id = UniqueId::from_bytes(&bytes)?;
+    launch(comm, choices, move |config| Communicator::create(&id, rank, size, config))
+}
+
+/// Makes a member for `comm` and has its communicator created.
+fn launch(
+    comm: &mut CommHandle,
+    choices: Choices,
+    create: impl FnOnce(&Config) -> Result<Communicator, Error> + Send + 'static,
+) -> Outcome {
+    let member = Member::starting(choices.blocking.unwrap_or(true));
+    let config = choices.config()?;
+    *comm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&member)));
+    let creator = Arc::clone(&member);
+    let launched = perform(&member, move || creator.complete(create(&config)));
+    launched.inspect_err(|_| discard(comm))
+}
+
+/// All ranks of a communicator, each created by a thread.
+fn create_together(comms: &mut [CommHandle], id: UniqueId, size: u32) -> Outcome {
+    group::start();
+    let mut started = Ok(Status::Done);
+    for (rank, comm) in (0..size).zip(comms) {
+        let create = move |config: &Config| Communicator::create(&id, rank, size, config);
+        started = started.and(launch(comm, Choices::default(), create));
+    }
+    started.and(group::end())
+}
+
+fn split(
+    member: &Arc<Member>,
+    color: Option<u32>,
+    key: i32,
+    newcomm: &mut CommHandle,
+    choices: Option<Choices>,
+) -> Outcome {
+    let communicator = member.ready()?.clone();
+    let blocking = choices.as_ref().and_then(|choices| choices.blocking);
+    let config = choices.map(Choices::config).transpose()?;
+    let child = Member::starting(blocking.unwrap_or(member.blocking));
+    if color.is_some() {
+        *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
+    }
+    let work = move || match communicator.split(color, key, config.as_ref()) {
+        Ok(Some(created)) => child.complete(Ok(created)),
+        Ok(None) if color.is_none() => Ok(()),
+        Ok(None) => child.complete(Err(Error::Internal("a split without a result".into()))),
+        Err(error) => child.complete(Err(error)),
+    };
+    perform(member, work).inspect_err(|_| discard(newcomm))
+}
+
+/// Finalizes a member that is in no table any more.
+fn end(member: &Arc<Member>) -> Outcome {
+    let Ok(communicator) = member.communicator().cloned() else {
+        return Ok(Status::Done);
+    };
+    for registration in std::mem::take(&mut *locked(&member.registrations)).into_values() {
+        communicator.deregister(registration)?;
+    }
+    if !member.begin_end() {
+        return Ok(Status::Done);
+    }
+    // Nobody can ask for the end of background work: the handle is gone.
+    perform(member, move || communicator.finalize()).map(|_| Status::Done)
+}
+
+/// Takes back a handle that the program shall not see.
+fn discard(comm: &mut CommHandle) {
+    // A NULL or a handle that is gone already leaves nothing to do.
+    let _ = COMMUNICATORS.remove(comm.addr());
+    *comm = null_mut();
+}
+
+/// Where a handle goes, NULL at first.
+///
+/// # Safety
+///
+/// `place` is null or may be written to during the call.
+unsafe fn cleared<'a>(what: &str, place: *mut CommHandle) -> Result<&'a mut CommHandle, Error> {
+    // SAFETY: the caller's promise.
+    unsafe { Slot::at(what, place) }?.put(null_mut());
+    // SAFETY: it is not null, else there was no slot; and it has a value now.
+    Ok(unsafe { &mut *place })
+}

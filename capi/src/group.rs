@@ -1,0 +1,198 @@
+//! The calls that a thread collects between `ccl_group_start` and `ccl_group_end`.
+//!
+//! Operations are collected and run at the end. Calls that wait for other ranks by themselves
+//! (creation, split, the end of a communicator) begin at once in threads of their own, and the end
+//! of the group waits for them.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use ccl::{Error, Operation};
+
+use crate::member::Member;
+use crate::outcome::{Outcome, Status};
+
+type Job = JoinHandle<Result<(), Error>>;
+
+/// An open group, or none where `depth` is 0.
+#[derive(Debug, Default)]
+struct Collected {
+    depth: u32,
+    failure: Option<Error>,
+    operations: Vec<(Arc<Member>, Operation<'static>)>,
+    jobs: Vec<Job>,
+    in_progress: bool,
+}
+
+thread_local! {
+    static OPEN: RefCell<Collected> = RefCell::default();
+}
+
+/// Opens a group, or one more level of it.
+pub(crate) fn start() {
+    OPEN.with_borrow_mut(|open| open.depth += 1);
+}
+
+/// Whether this thread collects calls.
+pub(crate) fn is_open() -> bool {
+    OPEN.with_borrow(|open| open.depth > 0)
+}
+
+/// Closes one level; the outermost runs what was collected.
+pub(crate) fn end() -> Outcome {
+    OPEN.with_borrow_mut(close)?.map_or(Ok(Status::Done), Collected::run)
+}
+
+/// Closes one level; what was collected, if it was the outermost.
+fn close(open: &mut Collected) -> Result<Option<Collected>, Error> {
+    open.depth = open.depth.checked_sub(1).ok_or_else(|| {
+        Error::InvalidUsage("ccl_group_end without a ccl_group_start in this thread".into())
+    })?;
+    Ok((open.depth == 0).then(|| std::mem::take(open)))
+}
+
+/// Notes that a call of the open group failed, so that the group will.
+pub(crate) fn note_failure(error: &Error) {
+    OPEN.with_borrow_mut(|open| {
+        if open.depth > 0 {
+            open.failure.get_or_insert_with(|| error.clone());
+        }
+    });
+}
+
+/// Runs an operation as its communicator wants it, or collects it.
+pub(crate) fn submit(member: &Arc<Member>, operation: Operation<'static>) -> Outcome {
+    if is_open() {
+        let communicator = member.communicator()?;
+        operation.validate(communicator.rank(), communicator.size())?;
+        let entry = (Arc::clone(member), operation);
+        OPEN.with_borrow_mut(|open| open.operations.push(entry));
+        return Ok(Status::Done);
+    }
+    let communicator = member.ready()?;
+    if member.blocking {
+        return communicator.run(operation).map(|()| Status::Done);
+    }
+    member.watch(vec![communicator.start(operation)?])
+}
+
+/// Does something that waits for other ranks: here, or elsewhere where the caller must not wait.
+pub(crate) fn perform(
+    member: &Member,
+    work: impl FnOnce() -> Result<(), Error> + Send + 'static,
+) -> Outcome {
+    if !member.blocking {
+        OPEN.with_borrow_mut(|open| open.in_progress |= open.depth > 0);
+        return member.work_in_background(work);
+    }
+    if !is_open() {
+        return work().map(|()| Status::Done);
+    }
+    let job = std::thread::Builder::new().name("r2ccl-group".into()).spawn(work);
+    let job = job.map_err(|cause| Error::system("start a thread", cause))?;
+    OPEN.with_borrow_mut(|open| open.jobs.push(job));
+    Ok(Status::Done)
+}
+
+impl Collected {
+    fn run(self) -> Outcome {
+        let jobs = join(self.jobs);
+        self.failure.map_or(Ok(()), Err)?;
+        jobs?;
+        let status = if self.in_progress { Status::InProgress } else { Status::Done };
+        let Some(blocking) = common_mode(&self.operations)? else {
+            return Ok(status);
+        };
+        let members: Vec<_> =
+            self.operations.iter().map(|(member, _)| Arc::clone(member)).collect();
+        let mut group = ccl::Group::default();
+        for (member, operation) in self.operations {
+            group.add(member.ready()?, operation);
+        }
+        if blocking {
+            return group.run().map(|()| status);
+        }
+        watch_everywhere(&members, group)
+    }
+}
+
+fn watch_everywhere(members: &[Arc<Member>], group: ccl::Group<'static>) -> Outcome {
+    let pending = group.start()?;
+    for member in members {
+        // What the operations came to is asked for by ccl_comm_get_async_error.
+        let _ = member.watch(pending.clone());
+    }
+    Ok(Status::InProgress)
+}
+
+/// Whether the members of all operations are blocking; `None` without operations.
+fn common_mode(operations: &[(Arc<Member>, Operation<'static>)]) -> Result<Option<bool>, Error> {
+    let Some((first, _)) = operations.first() else {
+        return Ok(None);
+    };
+    if operations.iter().all(|(member, _)| member.blocking == first.blocking) {
+        return Ok(Some(first.blocking));
+    }
+    Err(Error::InvalidUsage(
+        "a group has communicators with blocking = 1 and with blocking = 0".into(),
+    ))
+}
+
+/// Waits for all jobs; the first error counts.
+fn join(jobs: Vec<Job>) -> Result<(), Error> {
+    let mut result = Ok(());
+    for job in jobs {
+        let panicked = || Error::Internal("a call of the group panicked".into());
+        result = result.and(job.join().unwrap_or_else(|_| Err(panicked())));
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_close_in_order() {
+        assert!(!is_open());
+        start();
+        start();
+        assert_eq!(end(), Ok(Status::Done));
+        assert!(is_open());
+        assert_eq!(end(), Ok(Status::Done));
+        assert!(!is_open());
+        assert!(matches!(end(), Err(Error::InvalidUsage(_))));
+    }
+
+    #[test]
+    fn the_first_failure_shows_at_the_end() {
+        let failure = |text: &str| Error::InvalidArgument(text.into());
+        note_failure(&failure("outside a group"));
+        start();
+        note_failure(&failure("first"));
+        note_failure(&failure("second"));
+        assert_eq!(end(), Err(failure("first")));
+        start();
+        assert_eq!(end(), Ok(Status::Done));
+    }
+
+    #[test]
+    fn jobs_begin_at_once_and_are_waited_for() {
+        let member = Member::starting(true);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        start();
+        let waits = move || receiver.recv().map_err(|error| Error::Internal(error.to_string()));
+        assert_eq!(perform(&member, waits), Ok(Status::Done));
+        let wakes = move || sender.send(()).map_err(|error| Error::Internal(error.to_string()));
+        assert_eq!(perform(&member, wakes), Ok(Status::Done));
+        assert_eq!(end(), Ok(Status::Done));
+    }
+
+    #[test]
+    fn a_panicking_job_is_an_error() {
+        start();
+        assert_eq!(perform(&Member::starting(true), || panic!("job")), Ok(Status::Done));
+        assert!(matches!(end(), Err(Error::Internal(_))));
+    }
+}

@@ -1,0 +1,207 @@
+//! What stands behind a `ccl_comm_t`.
+//!
+//! A member of a blocking communicator is a thin shell around [`Communicator`]. One of a non-blocking
+//! communicator also remembers the one thing that it is doing in the background.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use ccl::{Communicator, Error, Pending, Reduction, Registration};
+
+use crate::abi::FIRST_USER_OP;
+use crate::handles::{Table, locked};
+use crate::outcome::{Outcome, Status};
+
+/// The members this process knows by `ccl_comm_t`.
+pub(crate) static COMMUNICATORS: Table<Member> = Table::new("communicator");
+
+/// One rank of a communicator, in this process.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// Whether calls return when they are done.
+    pub(crate) blocking: bool,
+    /// What the program registered, by its handle.
+    pub(crate) registrations: Mutex<BTreeMap<usize, Registration>>,
+    created: OnceLock<Result<Communicator, Error>>,
+    work: Mutex<Work>,
+    operations: Mutex<UserOperations>,
+    last_error: Mutex<String>,
+    ending: AtomicBool,
+    aborted: AtomicBool,
+}
+
+/// What a non-blocking member does in the background.
+#[derive(Debug)]
+enum Work {
+    /// Nothing; the last work had this result.
+    Idle(Result<(), Error>),
+    /// Operations that started together.
+    Operations(Vec<Pending>),
+    /// Anything else, in a thread of its own.
+    Thread(Arc<OnceLock<Result<(), Error>>>),
+}
+
+/// Operations made by `ccl_redop_create_premulsum`.
+#[derive(Debug, Default)]
+struct UserOperations {
+    made: i32,
+    by_number: BTreeMap<i32, Reduction>,
+}
+
+impl Member {
+    /// A member that [`Self::complete`] makes usable.
+    pub(crate) fn starting(blocking: bool) -> Arc<Self> {
+        Arc::new(Self {
+            blocking,
+            registrations: Mutex::default(),
+            created: OnceLock::new(),
+            work: Mutex::new(Work::Idle(Ok(()))),
+            operations: Mutex::default(),
+            last_error: Mutex::default(),
+            ending: AtomicBool::new(false),
+            aborted: AtomicBool::new(false),
+        })
+    }
+
+    /// The communicator exists now, or never will.
+    pub(crate) fn complete(&self, created: Result<Communicator, Error>) -> Result<(), Error> {
+        let result = created.as_ref().map(|_| ()).map_err(Clone::clone);
+        // The creator calls this once.
+        let _ = self.created.set(created);
+        if self.aborted.load(Ordering::SeqCst) {
+            self.abort();
+        }
+        result
+    }
+
+    /// Whether it is not yet known if the communicator will exist.
+    pub(crate) fn is_starting(&self) -> bool {
+        self.created.get().is_none()
+    }
+
+    /// The communicator, whatever it does.
+    pub(crate) fn communicator(&self) -> Result<&Communicator, Error> {
+        match self.created.get() {
+            None => Err(Error::InvalidUsage(
+                "the communicator is still being created: poll ccl_comm_get_async_error".into(),
+            )),
+            Some(created) => created.as_ref().map_err(Clone::clone),
+        }
+    }
+
+    /// The communicator, if it can take a new call.
+    pub(crate) fn ready(&self) -> Result<&Communicator, Error> {
+        let communicator = self.communicator()?;
+        if self.ending.load(Ordering::SeqCst) {
+            return Err(Error::InvalidUsage("the communicator was finalized".into()));
+        }
+        if self.work_result().is_none() {
+            return Err(Error::InvalidUsage(
+                "the previous call is in progress: poll ccl_comm_get_async_error".into(),
+            ));
+        }
+        Ok(communicator)
+    }
+
+    /// `None` while something goes on, then how it, or the communicator, ended.
+    pub(crate) fn state(&self) -> Option<Result<(), Error>> {
+        let communicator = match self.created.get()? {
+            Ok(communicator) => communicator,
+            Err(error) => return Some(Err(error.clone())),
+        };
+        let result = self.work_result()?;
+        Some(result.and_then(|()| communicator.async_error().map_or(Ok(()), Err)))
+    }
+
+    fn work_result(&self) -> Option<Result<(), Error>> {
+        let mut work = locked(&self.work);
+        let result = match &*work {
+            Work::Idle(result) => return Some(result.clone()),
+            Work::Operations(pending) => common_result(pending),
+            Work::Thread(result) => result.get().cloned(),
+        }?;
+        *work = Work::Idle(result.clone());
+        Some(result)
+    }
+
+    /// Lets operations go on in the background.
+    pub(crate) fn watch(&self, pending: Vec<Pending>) -> Outcome {
+        *locked(&self.work) = Work::Operations(pending);
+        match self.work_result() {
+            Some(result) => result.map(|()| Status::Done),
+            None => Ok(Status::InProgress),
+        }
+    }
+
+    /// Runs `work` in a thread of its own, as the background work of this member.
+    pub(crate) fn work_in_background(
+        &self,
+        work: impl FnOnce() -> Result<(), Error> + Send + 'static,
+    ) -> Outcome {
+        let result = Arc::new(OnceLock::new());
+        *locked(&self.work) = Work::Thread(Arc::clone(&result));
+        let publish = move || {
+            // The only setter.
+            let _ = result.set(work());
+        };
+        match std::thread::Builder::new().name("r2ccl-call".into()).spawn(publish) {
+            Ok(_) => Ok(Status::InProgress),
+            Err(cause) => {
+                let error = Error::system("start a thread", cause);
+                *locked(&self.work) = Work::Idle(Err(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether this call is the one that ends the communicator.
+    pub(crate) fn begin_end(&self) -> bool {
+        !self.ending.swap(true, Ordering::SeqCst)
+    }
+
+    /// Ends everything, now or as soon as the communicator exists.
+    pub(crate) fn abort(&self) {
+        self.aborted.store(true, Ordering::SeqCst);
+        if let Some(Ok(communicator)) = self.created.get() {
+            communicator.abort("ccl_comm_abort was called");
+        }
+    }
+
+    /// Adds an operation of the user and returns its number.
+    pub(crate) fn add_operation(&self, reduction: Reduction) -> Result<i32, Error> {
+        let mut operations = locked(&self.operations);
+        let number = FIRST_USER_OP.checked_add(operations.made);
+        let number =
+            number.ok_or_else(|| Error::InvalidUsage("no operation numbers left".into()))?;
+        operations.made += 1;
+        operations.by_number.insert(number, reduction);
+        Ok(number)
+    }
+
+    /// The operation of the user with this number.
+    pub(crate) fn operation(&self, number: i32) -> Option<Reduction> {
+        locked(&self.operations).by_number.get(&number).copied()
+    }
+
+    /// Forgets an operation of the user.
+    pub(crate) fn remove_operation(&self, number: i32) -> Option<Reduction> {
+        locked(&self.operations).by_number.remove(&number)
+    }
+
+    /// Keeps the message of a failed call.
+    pub(crate) fn remember(&self, message: String) {
+        *locked(&self.last_error) = message;
+    }
+
+    /// The message of the last failed call, or "".
+    pub(crate) fn last_error(&self) -> String {
+        locked(&self.last_error).clone()
+    }
+}
+
+/// `None` while an operation goes on, then the first error.
+fn common_result(pending: &[Pending]) -> Option<Result<(), Error>> {
+    let results = pending.iter().map(Pending::test).collect::<Option<Vec<_>>>()?;
+    Some(results.into_iter().collect())
+}

@@ -1,0 +1,208 @@
+//! The header and the library say the same.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::fs;
+use std::mem::offset_of;
+use std::process::Command;
+
+use ccl_core::ResultCode;
+use ccl_core::collective::Collective;
+use ccl_core::datatype::{DataType, ReduceOp};
+use r2ccl::abi::{self, ConfigRecord, UniqueIdRecord};
+use support::{Workshop, include_folder, succeeded};
+
+const RESULTS: [ResultCode; 9] = [
+    ResultCode::Success,
+    ResultCode::UnhandledCudaError,
+    ResultCode::SystemError,
+    ResultCode::InternalError,
+    ResultCode::InvalidArgument,
+    ResultCode::InvalidUsage,
+    ResultCode::RemoteError,
+    ResultCode::InProgress,
+    ResultCode::Timeout,
+];
+
+/// `InvalidArgument` becomes `CCL_INVALID_ARGUMENT`.
+fn words(variant: impl Debug) -> String {
+    let mut name = String::from("CCL");
+    for letter in format!("{variant:?}").chars() {
+        if letter.is_ascii_uppercase() {
+            name.push('_');
+        }
+        name.push(letter.to_ascii_uppercase());
+    }
+    name
+}
+
+/// `AllReduce` becomes `CCL_ALLREDUCE`.
+fn one_word(variant: impl Debug) -> String {
+    format!("CCL_{variant:?}").to_uppercase()
+}
+
+/// The header without comments and without the preprocessor's lines.
+fn header_code() -> String {
+    let path = include_folder().join("r2ccl/ccl.h");
+    let header = fs::read_to_string(path).expect("read the header");
+    let mut code = String::new();
+    let mut rest = header.as_str();
+    while let Some((before, after)) = rest.split_once("/*") {
+        code += before;
+        rest = after.split_once("*/").expect("an ended comment").1;
+    }
+    code += rest;
+    let joined = code.replace("\\\n", " ");
+    let lines = joined.lines().filter(|line| !line.trim_start().starts_with('#'));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+/// Names and values of the enumerators of the header.
+fn enumerators() -> BTreeMap<String, i64> {
+    let code = header_code();
+    let parse = |item: &str| {
+        let (name, value) = item.split_once('=')?;
+        let value = value.trim();
+        let number = match value.strip_prefix("0x") {
+            Some(digits) => i64::from_str_radix(digits, 16),
+            None => value.parse(),
+        };
+        Some((name.trim().to_owned(), number.ok()?))
+    };
+    code.split([',', '{', '}']).filter_map(parse).collect()
+}
+
+/// Names of the functions of the header.
+fn functions() -> BTreeSet<String> {
+    let code = header_code();
+    let name = |before: &str| {
+        let start = before.rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_')? + 1;
+        before[start..].starts_with("ccl_").then(|| before[start..].to_owned())
+    };
+    let ends = code.match_indices('(').map(|(end, _)| end);
+    ends.filter_map(|end| name(&code[..end])).collect()
+}
+
+#[test]
+fn enumerators_are_the_librarys_numbers() {
+    let mut expected: Vec<(String, i64)> = Vec::new();
+    expected.extend(RESULTS.map(|code| (words(code), code as i64)));
+    expected.extend(DataType::ALL.map(|datatype| (one_word(datatype), datatype as i64)));
+    expected.extend(ReduceOp::ALL.map(|op| (one_word(op), op as i64)));
+    let collectives = Collective::ALL.into_iter().filter(|one| *one != Collective::PointToPoint);
+    expected.extend(collectives.map(|one| (one_word(one), one as i64)));
+    for (name, count) in [
+        ("CCL_NUM_RESULTS", RESULTS.len()),
+        ("CCL_NUM_DATATYPES", DataType::ALL.len()),
+        ("CCL_NUM_OPS", ReduceOp::ALL.len()),
+        ("CCL_MAX_REDOP", 0x7fff_ffff),
+    ] {
+        expected.push((name.to_owned(), i64::try_from(count).unwrap()));
+    }
+    assert_eq!(abi::FIRST_USER_OP as usize, ReduceOp::ALL.len());
+    expected.sort();
+    assert_eq!(enumerators().into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn records_and_constants_are_the_compilers() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("layout.c");
+    fs::write(
+        &source,
+        "#include <stdio.h>\n\
+         #include \"r2ccl/ccl.h\"\n\
+         #define SHOW(x) printf(\"%lld \", (long long)(x))\n\
+         int main(void) {\n\
+             SHOW(sizeof(ccl_unique_id_t)); SHOW(sizeof(ccl_config_t)); SHOW(_Alignof(ccl_config_t));\n\
+             SHOW(offsetof(ccl_config_t, size)); SHOW(offsetof(ccl_config_t, magic));\n\
+             SHOW(offsetof(ccl_config_t, version)); SHOW(offsetof(ccl_config_t, blocking));\n\
+             SHOW(offsetof(ccl_config_t, timeout_ms)); SHOW(offsetof(ccl_config_t, comm_name));\n\
+             SHOW(offsetof(ccl_config_t, split_share));\n\
+             SHOW(sizeof(ccl_result_t)); SHOW(sizeof(ccl_datatype_t)); SHOW(sizeof(ccl_redop_t));\n\
+             SHOW(CCL_CONFIG_MAGIC); SHOW(CCL_VERSION_CODE); SHOW(CCL_CONFIG_UNDEF_INT);\n\
+             SHOW(CCL_SPLIT_NOCOLOR); SHOW(CCL_UNIQUE_ID_BYTES);\n\
+             ccl_config_t c = CCL_CONFIG_INITIALIZER;\n\
+             SHOW(c.size); SHOW(c.magic); SHOW(c.version); SHOW(c.blocking); SHOW(c.timeout_ms);\n\
+             SHOW(c.comm_name != NULL); SHOW(c.split_share);\n\
+             return 0;\n\
+         }\n",
+    )
+    .unwrap();
+    let printed = succeeded(&mut Command::new(Workshop::new().build(&source)));
+    let seen: Vec<i64> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    let sizes = [
+        size_of::<UniqueIdRecord>(),
+        size_of::<ConfigRecord>(),
+        align_of::<ConfigRecord>(),
+        offset_of!(ConfigRecord, size),
+        offset_of!(ConfigRecord, magic),
+        offset_of!(ConfigRecord, version),
+        offset_of!(ConfigRecord, blocking),
+        offset_of!(ConfigRecord, timeout_ms),
+        offset_of!(ConfigRecord, comm_name),
+        offset_of!(ConfigRecord, split_share),
+        4,
+        4,
+        4,
+    ];
+    let initial = ConfigRecord::INITIALIZER;
+    let mut expected: Vec<i64> = sizes.map(|size| i64::try_from(size).unwrap()).to_vec();
+    expected.extend([i64::from(abi::CONFIG_MAGIC), i64::from(abi::VERSION_CODE)]);
+    expected.extend([abi::CONFIG_UNDEF_INT, abi::SPLIT_NO_COLOR].map(i64::from));
+    expected.extend([abi::UNIQUE_ID_BYTES, initial.size].map(|size| i64::try_from(size).unwrap()));
+    expected.extend([initial.magic, initial.version].map(i64::from));
+    expected.extend([initial.blocking, initial.timeout_ms].map(i64::from));
+    expected.extend([i64::from(!initial.comm_name.is_null()), i64::from(initial.split_share)]);
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn the_library_exports_the_functions_of_the_header_and_nothing_else() {
+    let library = Workshop::new();
+    let nm = Command::new("nm").args(["-D", "--defined-only"]).arg(&library.library).output();
+    let Ok(output) = nm else {
+        println!("skipped: there is no nm");
+        return;
+    };
+    let listing = support::check("nm", &output);
+    let exported: BTreeSet<String> = listing
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .map(str::to_owned)
+        .collect();
+    assert_eq!(exported, functions());
+}
+
+#[test]
+fn the_library_has_its_name_and_stays_loaded() {
+    let library = Workshop::new();
+    let readelf = Command::new("readelf").arg("-dW").arg(&library.library).output();
+    let Ok(output) = readelf else {
+        println!("skipped: there is no readelf");
+        return;
+    };
+    let listing = support::check("readelf", &output);
+    let soname = format!("[libr2ccl.so.{}]", env!("CARGO_PKG_VERSION_MAJOR"));
+    assert!(listing.contains(&soname), "{listing}");
+    assert!(listing.contains("NODELETE"), "{listing}");
+}
+
+#[test]
+fn the_header_is_cpp_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("header.cpp");
+    let text = "#include \"r2ccl/ccl.h\"\n\
+                ccl_config_t config = CCL_CONFIG_INITIALIZER;\n\
+                ccl_request_t request = CCL_REQUEST_NULL;\n";
+    fs::write(&source, text).unwrap();
+    let mut compiler = Command::new("g++");
+    compiler.args(["-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-fsyntax-only"]);
+    compiler.arg("-I").arg(include_folder()).arg(source);
+    match compiler.output() {
+        Ok(output) => drop(support::check("g++", &output)),
+        Err(_) => println!("skipped: there is no g++"),
+    }
+}

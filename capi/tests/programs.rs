@@ -1,0 +1,74 @@
+//! The C examples, compiled and run against the shared library.
+
+mod support;
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::{Workshop, succeeded};
+
+fn example(workshop: &Workshop, name: &str) -> PathBuf {
+    workshop.build(&Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name))
+}
+
+/// A program with deadlines that suit a test.
+fn rank_program(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("R2CCL_TIMEOUT", "60").env("R2CCL_BOOTSTRAP_TIMEOUT", "60");
+    command
+}
+
+#[test]
+fn processes_that_the_example_starts_sum_correctly() {
+    let workshop = Workshop::new();
+    let program = example(&workshop, "all_reduce.c");
+    for ranks in ["1", "2", "5"] {
+        let printed = succeeded(rank_program(&program).arg(ranks));
+        let expected = format!("all_reduce: {ranks} ranks, 1000003 floats, every sum correct\n");
+        assert_eq!(printed, expected);
+    }
+}
+
+#[test]
+fn processes_of_a_launcher_sum_correctly() {
+    let workshop = Workshop::new();
+    let program = example(&workshop, "all_reduce.c");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    drop(listener);
+    let start = |rank: &str| {
+        let mut command = rank_program(&program);
+        command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
+        command.env("MASTER_PORT", &port).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let ranks = ["0", "1"].map(start);
+    let printed = ranks.map(|rank| support::check("a rank", &rank.wait_with_output().unwrap()));
+    let expected = "all_reduce: 2 ranks, 1000003 floats, every sum correct\n";
+    assert_eq!(printed, [expected, ""]);
+}
+
+#[test]
+fn without_a_launcher_the_example_says_so() {
+    let workshop = Workshop::new();
+    let mut command = Command::new(example(&workshop, "all_reduce.c"));
+    let output = command.env_clear().output().unwrap();
+    assert!(!output.status.success());
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.starts_with("ccl_comm_init_from_environment: "), "{complaint}");
+}
+
+#[test]
+fn every_call_does_what_the_header_says() {
+    let workshop = Workshop::new();
+    let printed = succeeded(&mut rank_program(&example(&workshop, "everything.c")));
+    assert_eq!(printed, "everything: 4 ranks, every call as described\n");
+}
+
+#[test]
+fn every_end_is_what_the_header_says() {
+    let workshop = Workshop::new();
+    let printed = succeeded(&mut rank_program(&example(&workshop, "endings.c")));
+    assert_eq!(printed, "endings: 4 ranks, every end as described\n");
+}
