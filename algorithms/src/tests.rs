@@ -97,10 +97,10 @@ fn verify_programs(collective: Collective, topology: &Topology, root: Rank, coun
     for name in names(collective) {
         let plan = build(name, &request, topology).unwrap();
         let layout = Layout::new(&request, topology.ranks(), plan.partition);
-        let lowered = |rank| lower(&*plan.schedule, &layout, Rank(rank), 4);
+        let lowered = |rank| lower(&*plan.schedule, &layout, Rank(rank), 4, topology);
         let programs: Vec<Program> = (0..topology.ranks()).map(lowered).collect();
         let case = || format!("{collective:?} {name}, root {root}, {count} of {topology:?}");
-        assert_eq!(check(&programs, &layout, 4), Ok(()), "{}", case());
+        assert_eq!(check(&programs, &layout, 4, topology), Ok(()), "{}", case());
     }
 }
 

@@ -89,7 +89,7 @@ impl Communicator {
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
             .inspect_err(|error| announce(&control, rank, error))?;
         let planner = Planner::new(rank, connected.topology, settings.clone());
-        let executor = Executor::new(connected.links);
+        let executor = Executor::new(rank, connected.links);
         let ladder = Ladder::new(connected.ranks_here, connected.cores);
         let engine = Engine::new(rank, size, executor, planner, ladder);
         let core = Core {

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use ccl_core::collective::Collective;
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
-use ccl_core::program::{Action, Buffer, Lane, Operand, Program, Span, StepIndex};
+use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Kernel, Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
@@ -26,7 +26,7 @@ const LEAST_LOAN_BYTES: usize = 32 << 10;
 /// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
 const LOAN_BYTES: usize = 256 << 10;
 
-/// The links of one rank, by rank of the peer; `None` at its own place.
+/// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
 
 /// One program with everything it needs.
@@ -52,7 +52,7 @@ pub(crate) struct Arithmetic {
 /// Why a program cannot go on.
 #[derive(Clone, Debug)]
 pub(crate) enum Failure {
-    /// The link to `peer` failed.
+    /// The link to or from `peer` failed.
     Link { peer: Rank, cause: TransportError },
     /// `peer` is in another call.
     Mismatch { peer: Rank, theirs: Stamp },
@@ -61,8 +61,9 @@ pub(crate) enum Failure {
 /// Links and the memory that programs need besides the application's.
 #[derive(Debug)]
 pub(crate) struct Executor {
+    me: Rank,
     links: Links,
-    /// Ranks whose links have to be pushed.
+    /// Links that have to be pushed.
     pushed: Vec<usize>,
     scratch: Scratch,
     /// One tile of scaled contributions.
@@ -84,31 +85,28 @@ struct Progress {
     sent: Vec<usize>,
     /// Steps completed, by lane of [`Program::receives`].
     received: Vec<usize>,
-    /// Lane in [`Program::receives`], by rank of the peer.
+    /// Lane in [`Program::receives`], by link.
     lane_of: Vec<usize>,
-    /// Bytes of the oldest tile that were used already, by rank of the peer.
+    /// Bytes of the oldest tile that were used already, by link.
     used: Vec<usize>,
     /// Steps that have bytes left.
     left: usize,
 }
 
 impl Executor {
-    pub(crate) fn new(links: Links) -> Self {
+    pub(crate) fn new(me: Rank, links: Links) -> Self {
         let needs_push = |link: &Box<dyn Link>| {
             let mut descriptors = Vec::new();
             link.descriptors(&mut descriptors);
             !descriptors.is_empty()
         };
-        let pushed = links
-            .iter()
-            .enumerate()
-            .filter(|(_, link)| link.as_ref().is_some_and(needs_push))
-            .map(|(rank, _)| rank)
+        let pushed = (0..links.len())
+            .filter(|index| links[*index].as_ref().is_some_and(needs_push))
             .collect();
         let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
         let progress = Progress { used: vec![0; links.len()], ..Progress::default() };
         let scaled = Scratch::new(largest);
-        Self { links, pushed, scratch: Scratch::new(0), scaled, progress }
+        Self { me, links, pushed, scratch: Scratch::new(0), scaled, progress }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
@@ -116,6 +114,7 @@ impl Executor {
         self.scratch.grow(task.program.scratch_bytes);
         self.progress.start(task.program);
         Run {
+            me: self.me,
             task: *task,
             links: &mut self.links,
             pushed: &self.pushed,
@@ -134,10 +133,10 @@ impl Progress {
         self.lent.resize_with(program.sends.len().max(self.lent.len()), VecDeque::new);
         refill(&mut self.sent, program.sends.len());
         refill(&mut self.received, program.receives.len());
-        let ranks = self.used.len();
-        refill(&mut self.lane_of, ranks);
+        let links = self.used.len();
+        refill(&mut self.lane_of, links);
         for (index, lane) in program.receives.iter().enumerate() {
-            self.lane_of[lane.peer.index()] = index;
+            self.lane_of[lane.port.index(links / 2)] = index;
         }
         self.left = program.steps.len();
     }
@@ -171,6 +170,7 @@ fn refill(counters: &mut Vec<usize>, length: usize) {
 /// A program under way.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
+    me: Rank,
     task: Task<'a>,
     links: &'a mut Links,
     pushed: &'a [usize],
@@ -213,10 +213,8 @@ impl<'a> Run<'a> {
 
     /// Asks the links that need no push whether they are still sound.
     pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
-        for (rank, link) in self.links.iter_mut().enumerate() {
-            if let Some(link) = link {
-                link.progress().map_err(|cause| Failure::Link { peer: rank_of(rank), cause })?;
-            }
+        for index in 0..self.links.len() {
+            advance_link(self.links, index)?;
         }
         Ok(())
     }
@@ -224,21 +222,36 @@ impl<'a> Run<'a> {
     /// The ranks from which something is still to come.
     pub(crate) fn peers_waited_for(&self) -> SmallVec<[Rank; INLINE_OPERANDS]> {
         let lanes = self.task.program.receives.iter().zip(&self.progress.received);
-        lanes.filter(|(lane, done)| **done < lane.steps.len()).map(|(lane, _)| lane.peer).collect()
+        lanes
+            .filter(|(lane, done)| **done < lane.steps.len())
+            .map(|(lane, _)| lane.port.rank())
+            .collect()
     }
 
     /// Which ranks are waited for, in words.
     pub(crate) fn waiting(&self) -> String {
         let describe = |lanes: &[Lane], completed: &[usize], verb: &str| {
             let open = lanes.iter().zip(completed).filter(|(lane, done)| **done < lane.steps.len());
-            let ranks: Vec<String> = open.map(|(lane, _)| lane.peer.to_string()).collect();
-            (!ranks.is_empty()).then(|| format!("{verb} rank {}", ranks.join(", ")))
+            let ends: Vec<String> = open.map(|(lane, _)| self.other_end(lane.port)).collect();
+            (!ends.is_empty()).then(|| format!("{verb} {}", ends.join(", ")))
         };
         let program = self.task.program;
         let from = describe(&program.receives, &self.progress.received, "waiting for data from");
         let to = describe(&program.sends, &self.progress.sent, "waiting to send to");
         let both: Vec<String> = from.into_iter().chain(to).collect();
         if both.is_empty() { "waiting to flush the network".into() } else { both.join("; ") }
+    }
+
+    /// The other end of a link, in words.
+    fn other_end(&self, port: Port) -> String {
+        match port {
+            Port::Multicast(rank) if rank == self.me => "all ranks of this host".to_owned(),
+            Port::Pair(rank) | Port::Multicast(rank) => format!("rank {rank}"),
+        }
+    }
+
+    fn index(&self, port: Port) -> usize {
+        port.index(self.links.len() / 2)
     }
 
     fn region(&self, buffer: Buffer) -> &Region<'a> {
@@ -270,10 +283,10 @@ impl<'a> Run<'a> {
 
     fn send(&mut self, lane: usize) -> Result<bool, Failure> {
         let program = self.task.program;
-        let Lane { peer, steps } = &program.sends[lane];
-        let mut moved = self.take_back(lane, *peer);
+        let Lane { port, steps } = &program.sends[lane];
+        let mut moved = self.take_back(lane, *port);
         while let Some(&step) = steps.get(self.progress.sent[lane]) {
-            let bytes = match self.depart(*peer, step)? {
+            let bytes = match self.depart(*port, step)? {
                 Departure::Waits => break,
                 Departure::Copied(bytes) => {
                     self.progress.advance(program, step, bytes);
@@ -293,11 +306,12 @@ impl<'a> Run<'a> {
     }
 
     /// Counts what the peer has returned as done.
-    fn take_back(&mut self, lane: usize, peer: Rank) -> bool {
+    fn take_back(&mut self, lane: usize, port: Port) -> bool {
         if self.progress.lent[lane].is_empty() {
             return false;
         }
-        let returned = self.links[peer.index()].as_mut().map_or(0, |link| link.returned());
+        let index = self.index(port);
+        let returned = self.links[index].as_mut().map_or(0, |link| link.returned());
         let mut moved = false;
         while let Some(&(step, bytes, tile)) = self.progress.lent[lane].front() {
             if tile > returned {
@@ -311,7 +325,7 @@ impl<'a> Run<'a> {
     }
 
     /// Hands the next bytes of a sending step to the link, if both are ready.
-    fn depart(&mut self, peer: Rank, step: StepIndex) -> Result<Departure, Failure> {
+    fn depart(&mut self, port: Port, step: StepIndex) -> Result<Departure, Failure> {
         let this = &self.task.program.steps[step as usize];
         let Action::Send { from, .. } = this.action else { unreachable!("a lane of sends") };
         let posted = self.progress.posted[step as usize];
@@ -320,10 +334,11 @@ impl<'a> Run<'a> {
         let (stamp, factor) = (self.stamp(step), self.factor(from));
         let span = Span { offset: from.offset + posted, ..from };
         let memory = *self.region(span.buffer);
-        let Some(link) = &mut self.links[peer.index()] else {
-            unreachable!("a link to every peer of the program")
+        let index = self.index(port);
+        let Some(link) = &mut self.links[index] else {
+            unreachable!("a link for every port of the program")
         };
-        let failed = |cause| Failure::Link { peer, cause };
+        let failed = |cause| Failure::Link { peer: port.rank(), cause };
         let loan = loan.filter(|_| link.lends());
         let largest = if loan.is_some() { LOAN_BYTES } else { link.tile_bytes() };
         let bytes = (this.bytes - posted).min(largest);
@@ -360,7 +375,7 @@ impl<'a> Run<'a> {
         let mut moved = false;
         while let Some(&step) = steps.get(self.progress.received[lane]) {
             let bytes = match &self.task.program.steps[step as usize].action {
-                Action::Receive { peer, into } => self.store(*peer, *into, step)?,
+                Action::Receive { port, into } => self.store(*port, *into, step)?,
                 Action::Reduce { operands, into } => self.reduce(lane, operands, *into, step)?,
                 Action::Send { .. } | Action::Copy { .. } => unreachable!("a lane of receives"),
             };
@@ -373,18 +388,18 @@ impl<'a> Run<'a> {
         Ok(moved)
     }
 
-    /// Stores what of the oldest tile of `peer` belongs to `step`; returns how many bytes.
-    fn store(&mut self, peer: Rank, into: Span, step: StepIndex) -> Result<usize, Failure> {
-        let bytes = self.arrived(peer, step)?.min(self.progress.allowed(self.task.program, step));
+    /// Stores what of the oldest tile on `port` belongs to `step`; returns how many bytes.
+    fn store(&mut self, port: Port, into: Span, step: StepIndex) -> Result<usize, Failure> {
+        let bytes = self.arrived(port, step)?.min(self.progress.allowed(self.task.program, step));
         if bytes > 0 {
             let offset = into.offset + self.progress.done[step as usize];
-            copy(self.tile(peer, bytes), self.region(into.buffer).target(offset, bytes));
+            copy(self.tile(port, bytes), self.region(into.buffer).target(offset, bytes));
         }
         Ok(bytes)
     }
 
-    /// Reduces what has arrived from all peers of the step; returns how many bytes. The step is
-    /// run by the lane of its first peer, once all its lanes have come to it.
+    /// Reduces what has arrived on all links of the step; returns how many bytes. The step is run
+    /// by the first of its lanes, once all of them have come to it.
     fn reduce(
         &mut self,
         lane: usize,
@@ -394,13 +409,13 @@ impl<'a> Run<'a> {
     ) -> Result<usize, Failure> {
         let mut bytes = self.progress.allowed(self.task.program, step);
         for operand in operands {
-            let Operand::Peer(peer) = *operand else { continue };
-            let other = self.progress.lane_of[peer.index()];
+            let Operand::Arrival(port) = *operand else { continue };
+            let other = self.progress.lane_of[self.index(port)];
             let head = self.task.program.receives[other].steps.get(self.progress.received[other]);
             if other < lane || head != Some(&step) {
                 return Ok(0);
             }
-            bytes = bytes.min(self.arrived(peer, step)?);
+            bytes = bytes.min(self.arrived(port, step)?);
             if bytes == 0 {
                 return Ok(0);
             }
@@ -420,7 +435,7 @@ impl<'a> Run<'a> {
     fn scale_own(&self, operands: &[Operand], step: StepIndex, bytes: usize) -> usize {
         let own = operands.iter().find_map(|operand| match operand {
             Operand::Local(span) => self.factor(*span).map(|factor| (*span, factor)),
-            Operand::Peer(_) => None,
+            Operand::Arrival(_) => None,
         });
         let Some((span, (datatype, factor))) = own else { return bytes };
         let bytes = bytes.min(self.scaled.bytes());
@@ -430,26 +445,28 @@ impl<'a> Run<'a> {
 
     fn operand(&self, operand: Operand, step: StepIndex, bytes: usize) -> Source<'_> {
         match operand {
-            Operand::Peer(peer) => self.tile(peer, bytes),
+            Operand::Arrival(port) => self.tile(port, bytes),
             Operand::Local(span) if self.factor(span).is_some() => self.scaled.source(0, bytes),
             Operand::Local(span) => self.source(span, step, bytes),
         }
     }
 
-    /// Bytes of the oldest tile of `peer` that are not used yet, after a check that it belongs to
+    /// Bytes of the oldest tile on `port` that are not used yet, after a check that it belongs to
     /// this call.
-    fn arrived(&self, peer: Rank, step: StepIndex) -> Result<usize, Failure> {
-        let link = self.links[peer.index()].as_ref();
+    fn arrived(&self, port: Port, step: StepIndex) -> Result<usize, Failure> {
+        let index = self.index(port);
+        let link = self.links[index].as_ref();
         let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(0) };
         if tile.stamp != self.stamp(step) {
-            return Err(Failure::Mismatch { peer, theirs: tile.stamp });
+            return Err(Failure::Mismatch { peer: port.rank(), theirs: tile.stamp });
         }
-        Ok(tile.payload.len() - self.progress.used[peer.index()])
+        Ok(tile.payload.len() - self.progress.used[index])
     }
 
-    fn tile(&self, peer: Rank, bytes: usize) -> Source<'_> {
-        let used = self.progress.used[peer.index()];
-        let tile = self.links[peer.index()].as_ref().and_then(|link| link.peek());
+    fn tile(&self, port: Port, bytes: usize) -> Source<'_> {
+        let index = self.index(port);
+        let used = self.progress.used[index];
+        let tile = self.links[index].as_ref().and_then(|link| link.peek());
         let Some(tile) = tile else { unreachable!("the tile was there a moment ago") };
         (&tile.payload[used..used + bytes]).into()
     }
@@ -459,10 +476,10 @@ impl<'a> Run<'a> {
         let complete = self.progress.advance(self.task.program, step, bytes);
         let program = self.task.program;
         match &program.steps[step as usize].action {
-            Action::Receive { peer, .. } => self.use_up(*peer, bytes, complete),
+            Action::Receive { port, .. } => self.use_up(*port, bytes, complete),
             Action::Reduce { operands, .. } => {
                 operands.iter().try_for_each(|operand| match operand {
-                    Operand::Peer(peer) => self.use_up(*peer, bytes, complete),
+                    Operand::Arrival(port) => self.use_up(*port, bytes, complete),
                     Operand::Local(_) => Ok(()),
                 })
             }
@@ -470,15 +487,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn use_up(&mut self, peer: Rank, bytes: usize, complete: bool) -> Result<(), Failure> {
-        let lane = self.progress.lane_of[peer.index()];
-        self.progress.received[lane] += usize::from(complete);
-        let Some(link) = &mut self.links[peer.index()] else { return Ok(()) };
-        let used = &mut self.progress.used[peer.index()];
+    fn use_up(&mut self, port: Port, bytes: usize, complete: bool) -> Result<(), Failure> {
+        let index = self.index(port);
+        self.progress.received[self.progress.lane_of[index]] += usize::from(complete);
+        let Some(link) = &mut self.links[index] else { return Ok(()) };
+        let used = &mut self.progress.used[index];
         *used += bytes;
         if link.peek().is_some_and(|tile| tile.payload.len() == *used) {
             *used = 0;
-            link.release().map_err(|cause| Failure::Link { peer, cause })?;
+            link.release().map_err(|cause| Failure::Link { peer: port.rank(), cause })?;
         }
         Ok(())
     }
@@ -507,21 +524,21 @@ impl<'a> Run<'a> {
 
 fn push(links: &mut Links, pushed: &[usize]) -> Result<bool, Failure> {
     let mut moved = false;
-    for &rank in pushed {
-        if let Some(link) = &mut links[rank] {
-            moved |=
-                link.progress().map_err(|cause| Failure::Link { peer: rank_of(rank), cause })?;
-        }
+    for &index in pushed {
+        moved |= advance_link(links, index)?;
     }
     Ok(moved)
 }
 
-fn flushed(links: &Links, pushed: &[usize]) -> bool {
-    pushed.iter().all(|rank| links[*rank].as_ref().is_none_or(|link| link.flushed()))
+fn advance_link(links: &mut Links, index: usize) -> Result<bool, Failure> {
+    let ranks = links.len() / 2;
+    let Some(link) = &mut links[index] else { return Ok(false) };
+    let peer = Rank(u32::try_from(index % ranks).unwrap_or(u32::MAX));
+    link.progress().map_err(|cause| Failure::Link { peer, cause })
 }
 
-fn rank_of(index: usize) -> Rank {
-    Rank(u32::try_from(index).unwrap_or(u32::MAX))
+fn flushed(links: &Links, pushed: &[usize]) -> bool {
+    pushed.iter().all(|index| links[*index].as_ref().is_none_or(|link| link.flushed()))
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ impl Planner {
         }
         let choice = self.choose(request)?;
         let signature = request.signature(choice.digest);
-        let layout = Layout::new(request, self.topology.ranks(), choice.partition);
-        let program = lower(&*choice.schedule, &layout, self.me, datatype.bytes());
+        let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
+        let program = self.lower(&choice, &layout, datatype);
         let plan = Arc::new(Plan { program, signature });
         if self.remembered.len() >= REMEMBERED {
             self.remembered.clear();
@@ -80,7 +80,7 @@ impl Planner {
         };
         let choice = self.choose(&request)?;
         let layout = Layout::ragged(self.me, self.topology.ranks(), counts);
-        let program = lower(&*choice.schedule, &layout, self.me, datatype.bytes());
+        let program = self.lower(&choice, &layout, datatype);
         Ok(Plan { program, signature: request.signature(choice.digest) })
     }
 
@@ -99,6 +99,10 @@ impl Planner {
     /// As [`Self::plan`].
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
         Ok(explain(&self.choose(request)?))
+    }
+
+    fn lower(&self, choice: &Choice, layout: &Layout, datatype: DataType) -> Program {
+        lower(&*choice.schedule, layout, self.me, datatype.bytes(), &self.topology)
     }
 
     fn choose(&self, request: &Request) -> Result<Choice, Error> {

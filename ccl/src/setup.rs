@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use ccl_core::error::Error;
 use ccl_core::ids::{Node, Rank};
+use ccl_core::program::Port;
 use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress};
@@ -119,7 +120,8 @@ impl Group<'_> {
             },
         )?;
 
-        let mut links: Links = (0..topology.ranks()).map(|_| None).collect();
+        let ranks = topology.ranks() as usize;
+        let mut links: Links = (0..2 * ranks).map(|_| None).collect();
         if let Some(segment) = &segment {
             self.link_host(segment, &here, &whereabouts, &mut links)?;
         }
@@ -140,7 +142,7 @@ impl Group<'_> {
                 .connect(self.me, self.communicator, &peers, shape, self.deadline)
                 .map_err(from_transport)?;
             for (rank, link) in connected {
-                links[rank.index()] = Some(link);
+                links[Port::Pair(rank).index(ranks)] = Some(link);
             }
         }
         self.exchange::<bool>("connected", &true)?;
@@ -158,19 +160,24 @@ impl Group<'_> {
         whereabouts: &[Whereabouts],
         links: &mut Links,
     ) -> Result<(), Error> {
+        let ranks = links.len() / 2;
         let index_of = |rank| here.iter().position(|other| *other == rank).unwrap_or(0);
+        let me = index_of(self.me);
         for &peer in here.iter().filter(|peer| **peer != self.me) {
             let Some((pid, descriptor, cookie)) = whereabouts[peer.index()].segment else {
                 return Err(Error::Internal(format!("rank {peer} announced no shared memory")));
             };
             let address = SegmentAddress { pid, descriptor, cookie };
-            let link =
-                segment.link(index_of(self.me), index_of(peer), &address).map_err(|cause| {
-                    let call = format!("shared memory of rank {peer} (R2CCL_SHM=0 avoids it)");
-                    Error::system(call, cause)
-                })?;
-            links[peer.index()] = Some(link);
+            let failed = |cause| {
+                let call = format!("shared memory of rank {peer} (R2CCL_SHM=0 avoids it)");
+                Error::system(call, cause)
+            };
+            let pair = segment.link(me, index_of(peer), &address).map_err(failed)?;
+            links[Port::Pair(peer).index(ranks)] = Some(pair);
+            let heard = segment.listen(me, &address).map_err(failed)?;
+            links[Port::Multicast(peer).index(ranks)] = Some(heard);
         }
+        links[Port::Multicast(self.me).index(ranks)] = Some(segment.multicast(me));
         Ok(())
     }
 

@@ -4,17 +4,29 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::ring::{Memory, RingLink, RingShape};
+use crate::ring::{Memory, Ring, RingLink, RingShape};
 
 /// Two ends of a link in this process.
 #[must_use]
 pub fn pair(shape: RingShape) -> (RingLink, RingLink) {
-    let memory: Arc<dyn Memory> = Arc::new(Heap::zeroed(2 * shape.bytes()));
-    let first = (Arc::clone(&memory), 0);
-    let second = (memory, shape.bytes());
-    let a = RingLink::new(first.clone(), second.clone(), shape);
-    let b = RingLink::new(second, first, shape);
-    (a, b)
+    let [first, second] = [0, 1].map(|_| ring(shape, 1));
+    let end = |outgoing: &Ring, incoming: &Ring| {
+        RingLink::new(Some((outgoing.clone(), vec![0])), Some((incoming.clone(), 0)), false)
+    };
+    (end(&first, &second), end(&second, &first))
+}
+
+/// An end that writes, and `readers` ends that each read all of it.
+#[must_use]
+pub fn multicast(shape: RingShape, readers: usize) -> (RingLink, Vec<RingLink>) {
+    let ring = ring(shape, readers);
+    let writer = RingLink::new(Some((ring.clone(), (0..readers).collect())), None, false);
+    let reader = |index| RingLink::new(None, Some((ring.clone(), index)), false);
+    (writer, (0..readers).map(reader).collect())
+}
+
+fn ring(shape: RingShape, readers: usize) -> Ring {
+    Ring::new(Arc::new(Heap::zeroed(shape.bytes(readers))), 0, shape, readers)
 }
 
 #[derive(Debug)]

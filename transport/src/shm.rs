@@ -1,6 +1,7 @@
 //! Links between processes of one host through anonymous shared memory.
 //!
-//! Every rank creates one segment that holds the rings it *sends* into, one per rank of the host.
+//! Every rank creates one segment that holds the rings it *sends* into: one per rank of the host, and
+//! one that all of them read.
 //! The segment is a memfd: it has no name, is readable by the owner's processes only, and vanishes
 //! with the last process that holds it, however that ends. A peer opens it through
 //! `/proc/<pid>/fd`, which the kernel allows to processes of the same user only, and checks a
@@ -14,7 +15,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 pub use crate::allocation::Allocation;
-use crate::ring::{Memory, RingLink, RingShape};
+use crate::ring::{Memory, Ring, RingLink, RingShape};
 use crate::{Link, TransportError};
 
 /// The first page holds the cookie; everything else begins behind it.
@@ -39,17 +40,18 @@ pub struct SegmentAddress {
 pub struct Segment {
     file: SharedFile,
     shape: RingShape,
+    peers: usize,
 }
 
 impl Segment {
     /// Creates a segment with a ring to each of `peers` ranks of this host (including oneself,
-    /// which stays unused, so that everybody counts alike).
+    /// which stays unused, so that everybody counts alike), and one ring to all of them.
     ///
     /// # Errors
     /// The host refuses the memory.
     pub fn create(peers: usize, shape: RingShape) -> Result<Self, TransportError> {
-        let file = SharedFile::create("r2ccl-links", peers * ring_bytes(shape))?;
-        Ok(Self { file, shape })
+        let file = SharedFile::create("r2ccl-links", segment_bytes(peers, shape))?;
+        Ok(Self { file, shape, peers })
     }
 
     /// What the peers need to open it.
@@ -70,19 +72,61 @@ impl Segment {
         address: &SegmentAddress,
     ) -> Result<Box<dyn Link>, TransportError> {
         let theirs: Arc<dyn Memory> = Arc::new(open(address, self.file.map.bytes)?);
-        let ours: Arc<dyn Memory> = Arc::clone(&self.file.map) as Arc<dyn Memory>;
-        let outgoing = (ours, ring_offset(peer, self.shape));
-        let incoming = (theirs, ring_offset(me, self.shape));
-        Ok(Box::new(RingLink::lending(outgoing, incoming, self.shape)))
+        let outgoing = self.ring(&self.memory(), peer);
+        let incoming = self.ring(&theirs, me);
+        Ok(Box::new(RingLink::new(Some((outgoing, vec![0])), Some((incoming, 0)), true)))
+    }
+
+    /// The link on which the rank with index `me` sends to all other ranks of the host at once.
+    #[must_use]
+    pub fn multicast(&self, me: usize) -> Box<dyn Link> {
+        let readers = (0..self.peers).filter(|index| *index != me).collect();
+        let ring = self.multicast_ring(&self.memory());
+        Box::new(RingLink::new(Some((ring, readers)), None, true))
+    }
+
+    /// The link on which the rank with index `me` receives what the peer sends to all.
+    ///
+    /// # Errors
+    /// As [`Self::link`].
+    pub fn listen(
+        &self,
+        me: usize,
+        address: &SegmentAddress,
+    ) -> Result<Box<dyn Link>, TransportError> {
+        let theirs: Arc<dyn Memory> = Arc::new(open(address, self.file.map.bytes)?);
+        let ring = self.multicast_ring(&theirs);
+        Ok(Box::new(RingLink::new(None, Some((ring, me)), true)))
+    }
+
+    fn memory(&self) -> Arc<dyn Memory> {
+        Arc::clone(&self.file.map) as Arc<dyn Memory>
+    }
+
+    /// The ring to the rank with this index.
+    fn ring(&self, memory: &Arc<dyn Memory>, index: usize) -> Ring {
+        let offset = HEAD_BYTES + index * ring_bytes(self.shape, 1);
+        Ring::new(Arc::clone(memory), offset, self.shape, 1)
+    }
+
+    /// The ring to all ranks.
+    fn multicast_ring(&self, memory: &Arc<dyn Memory>) -> Ring {
+        let offset = HEAD_BYTES + self.peers * ring_bytes(self.shape, 1);
+        Ring::new(Arc::clone(memory), offset, multicast_shape(self.shape), self.peers)
     }
 }
 
-fn ring_bytes(shape: RingShape) -> usize {
-    shape.bytes().next_multiple_of(64)
+/// Twice the slots: the slowest of the readers decides when one is free.
+fn multicast_shape(shape: RingShape) -> RingShape {
+    RingShape { slots: 2 * shape.slots, ..shape }
 }
 
-fn ring_offset(index: usize, shape: RingShape) -> usize {
-    HEAD_BYTES + index * ring_bytes(shape)
+fn ring_bytes(shape: RingShape, readers: usize) -> usize {
+    shape.bytes(readers).next_multiple_of(64)
+}
+
+fn segment_bytes(peers: usize, shape: RingShape) -> usize {
+    peers * ring_bytes(shape, 1) + ring_bytes(multicast_shape(shape), peers)
 }
 
 /// Memory behind a cookie, in a file that peers can open.

@@ -65,6 +65,37 @@ fn lent_memory_is_read_in_place_and_comes_back() {
 }
 
 #[test]
+fn every_reader_gets_every_tile_and_the_slowest_decides() {
+    let shape = RingShape { tile_bytes: 64, slots: 2 };
+    let (mut writer, mut readers) = memory::multicast(shape, 3);
+    let signature = Signature {
+        collective: Collective::AllGather,
+        datatype: 1,
+        reduction: 0,
+        root: 0,
+        count: 1,
+        plan: 0,
+    };
+    let stamp = |sequence| Stamp { sequence, signature };
+    for tile in 0..100u32 {
+        writer.reserve().unwrap().unwrap()[..4].copy_from_slice(&tile.to_le_bytes());
+        writer.commit(&stamp(tile), 4).unwrap();
+        if tile == 0 {
+            continue;
+        }
+        assert!(writer.reserve().unwrap().is_none(), "both slots are in use");
+        for reader in 0..3 {
+            let arrived = readers[reader].peek().unwrap();
+            assert_eq!(arrived.payload, (tile - 1).to_le_bytes());
+            assert_eq!(arrived.stamp, stamp(tile - 1));
+            readers[reader].release().unwrap();
+            assert_eq!(writer.reserve().unwrap().is_some(), reader == 2);
+        }
+        assert_eq!(writer.returned(), u64::from(tile));
+    }
+}
+
+#[test]
 fn a_loan_beyond_the_allocation_is_refused() {
     let (mut a, mut b) = shared_pair(SHAPES[0]);
     let allocation = shm::Allocation::new(4096).unwrap();

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Action, Buffer, Operand, Program, Span};
+use super::{Action, Buffer, Operand, Port, Program, Span};
 use crate::ids::{Chunk, Rank};
 use crate::layout::Layout;
+use crate::topology::Topology;
 
 /// Why a set of programs is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +31,10 @@ type Message = (Contributions, usize);
 
 struct World<'a> {
     programs: &'a [Program],
+    topology: &'a Topology,
     memory: Vec<BTreeMap<Span, Contributions>>,
-    links: BTreeMap<(Rank, Rank), VecDeque<Message>>,
+    /// By receiver and by its name of the link.
+    links: BTreeMap<(Rank, Port), VecDeque<Message>>,
     done: Vec<Vec<bool>>,
 }
 
@@ -44,11 +47,12 @@ pub fn check(
     programs: &[Program],
     layout: &Layout,
     element_bytes: usize,
+    topology: &Topology,
 ) -> Result<(), ProgramFault> {
     let done = programs.iter().map(|program| vec![false; program.steps.len()]).collect();
     let memory = (0..layout.ranks()).map(|rank| inputs(Rank(rank), layout, element_bytes));
     let links = BTreeMap::new();
-    let mut world = World { programs, memory: memory.collect(), links, done };
+    let mut world = World { programs, topology, memory: memory.collect(), links, done };
     world.run()?;
     world.compare(layout, element_bytes)
 }
@@ -84,7 +88,7 @@ impl World<'_> {
             return Err(ProgramFault::Deadlock(stuck));
         }
         match self.links.iter().find(|(_, queue)| !queue.is_empty()) {
-            Some((&(from, to), _)) => Err(ProgramFault::LeftOver(from, to)),
+            Some((&(to, port), _)) => Err(ProgramFault::LeftOver(port.rank(), to)),
             None => Ok(()),
         }
     }
@@ -102,16 +106,16 @@ impl World<'_> {
             self.memory[rank].get(span).cloned().ok_or(ProgramFault::ReadsNothing(me, name))
         };
         match &step.action {
-            Action::Send { peer, from } => {
+            Action::Send { port, from } => {
                 let message = (read(from)?, step.bytes);
-                self.links.entry((me, *peer)).or_default().push_back(message);
+                self.transmit(me, *port, &message);
             }
             Action::Copy { from, into } => {
                 let held = read(from)?;
                 self.memory[rank].insert(*into, held);
             }
-            Action::Receive { peer, into } => {
-                let Some(held) = self.take(*peer, me, step.bytes, name)? else { return Ok(false) };
+            Action::Receive { port, into } => {
+                let Some(held) = self.take(*port, me, step.bytes, name)? else { return Ok(false) };
                 self.memory[rank].insert(*into, held);
             }
             Action::Reduce { operands, into } => {
@@ -122,7 +126,7 @@ impl World<'_> {
                 for operand in operands {
                     let more = match operand {
                         Operand::Local(span) => self.memory[rank].get(span).cloned(),
-                        Operand::Peer(peer) => self.take(*peer, me, step.bytes, name)?,
+                        Operand::Arrival(port) => self.take(*port, me, step.bytes, name)?,
                     };
                     let more = more.ok_or(ProgramFault::ReadsNothing(me, name))?;
                     if more.iter().any(|owner| !sum.insert(*owner)) {
@@ -148,23 +152,36 @@ impl World<'_> {
         )
     }
 
+    fn transmit(&mut self, me: Rank, port: Port, message: &Message) {
+        let (receivers, name) = match port {
+            Port::Pair(peer) => (vec![peer], Port::Pair(me)),
+            Port::Multicast(source) => {
+                let host = self.topology.ranks_of(self.topology.node_of(source));
+                (host.iter().copied().filter(|rank| *rank != me).collect(), Port::Multicast(me))
+            }
+        };
+        for receiver in receivers {
+            self.links.entry((receiver, name)).or_default().push_back(message.clone());
+        }
+    }
+
     fn arrived(&self, operand: Operand, me: Rank) -> bool {
         match operand {
             Operand::Local(_) => true,
-            Operand::Peer(peer) => {
-                self.links.get(&(peer, me)).is_some_and(|queue| !queue.is_empty())
+            Operand::Arrival(port) => {
+                self.links.get(&(me, port)).is_some_and(|queue| !queue.is_empty())
             }
         }
     }
 
     fn take(
         &mut self,
-        from: Rank,
+        port: Port,
         me: Rank,
         bytes: usize,
         step: u32,
     ) -> Result<Option<Contributions>, ProgramFault> {
-        let message = self.links.get_mut(&(from, me)).and_then(VecDeque::pop_front);
+        let message = self.links.get_mut(&(me, port)).and_then(VecDeque::pop_front);
         match message {
             Some((_, sent)) if sent != bytes => Err(ProgramFault::LengthMismatch(me, step)),
             Some((held, _)) => Ok(Some(held)),
@@ -200,8 +217,10 @@ mod tests {
     use super::*;
     use crate::collective::{Collective, Request};
     use crate::datatype::{DataType, ReduceOp, Reduction};
+    use crate::ids::Node;
     use crate::layout::Partition;
     use crate::schedule::{Mode, Schedule, Transfer};
+    use crate::topology::{Host, RailCapacity};
 
     /// Everybody reduces everybody's data.
     #[derive(Debug)]
@@ -236,39 +255,64 @@ mod tests {
         Layout::new(&request, ranks, Partition::even(10, 4, 1))
     }
 
-    fn programs(ranks: u32) -> Vec<Program> {
-        (0..ranks).map(|rank| lower(&OneShot(ranks), &layout(ranks), Rank(rank), 4)).collect()
+    /// Every rank on a host of its own.
+    fn apart(ranks: u32) -> Topology {
+        let host = Host { rails: vec![RailCapacity::up(1e9)], cores: 1 };
+        Topology::new((0..ranks).map(Node).collect(), vec![host; ranks as usize])
+    }
+
+    fn programs(ranks: u32, topology: &Topology) -> Vec<Program> {
+        let part = |rank| lower(&OneShot(ranks), &layout(ranks), Rank(rank), 4, topology);
+        (0..ranks).map(part).collect()
     }
 
     #[test]
     fn a_one_shot_becomes_one_reduction_in_order_of_rank() {
-        let program = &programs(3)[1];
+        let program = &programs(3, &apart(3))[1];
         let Action::Reduce { operands, into } = &program.steps[2].action else { panic!() };
         let own = Span { buffer: Buffer::INPUT, offset: 0 };
-        let order = [Operand::Peer(Rank(0)), Operand::Local(own), Operand::Peer(Rank(2))];
+        let order = [Rank(0), Rank(2)].map(|rank| Operand::Arrival(Port::Pair(rank)));
+        let order = [order[0], Operand::Local(own), order[1]];
         assert_eq!(operands, &order);
         assert_eq!(*into, Span { buffer: Buffer::OUTPUT, offset: 0 });
         assert_eq!(program.steps[2].after, [0, 1], "the input may be the output");
-        assert_eq!(program.sends[0], Lane { peer: Rank(2), steps: vec![1] });
-        assert_eq!(check(&programs(3), &layout(3), 4), Ok(()));
+        assert_eq!(program.sends[0], Lane { port: Port::Pair(Rank(2)), steps: vec![1] });
+        assert_eq!(check(&programs(3, &apart(3)), &layout(3), 4, &apart(3)), Ok(()));
+    }
+
+    #[test]
+    fn what_goes_to_the_whole_host_leaves_once() {
+        let host = Topology::single_host(3, 2);
+        let program = &programs(3, &host)[1];
+        assert_eq!(program.steps.len(), 2, "one send and one reduction");
+        assert_eq!(program.sends, [Lane { port: Port::Multicast(Rank(1)), steps: vec![0] }]);
+        let ports: Vec<Port> = program.receives.iter().map(|lane| lane.port).collect();
+        assert_eq!(ports, [Port::Multicast(Rank(2)), Port::Multicast(Rank(0))]);
+        assert_eq!(check(&programs(3, &host), &layout(3), 4, &host), Ok(()));
     }
 
     #[test]
     fn a_forgotten_send_is_a_deadlock() {
-        let mut broken = programs(2);
+        let mut broken = programs(2, &apart(2));
         broken[0].steps.remove(0);
         broken[0].sends.clear();
         broken[0].receives[0].steps = vec![0];
         broken[0].steps[0].after.clear();
-        assert_eq!(check(&broken, &layout(2), 4), Err(ProgramFault::Deadlock(vec![(Rank(1), 1)])));
+        assert_eq!(
+            check(&broken, &layout(2), 4, &apart(2)),
+            Err(ProgramFault::Deadlock(vec![(Rank(1), 1)]))
+        );
     }
 
     #[test]
     fn a_message_too_many_is_left_over() {
-        let mut broken = programs(2);
+        let mut broken = programs(2, &apart(2));
         let extra: Step = broken[0].steps[0].clone();
         broken[0].steps.push(extra);
         broken[0].sends[0].steps.push(2);
-        assert_eq!(check(&broken, &layout(2), 4), Err(ProgramFault::LeftOver(Rank(0), Rank(1))));
+        assert_eq!(
+            check(&broken, &layout(2), 4, &apart(2)),
+            Err(ProgramFault::LeftOver(Rank(0), Rank(1)))
+        );
     }
 }

@@ -1,16 +1,20 @@
 //! From the meaning to the memory: a schedule becomes one rank's program.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Action, Buffer, Operand, Program, Span, Step, StepIndex};
+use super::{Action, Buffer, Operand, Port, Program, Span, Step, StepIndex};
 use crate::ids::{Chunk, Rank};
 use crate::layout::Layout;
 use crate::schedule::{Mode, Schedule, Transfer};
+use crate::topology::Topology;
 
 /// Offsets in scratch memory are multiples of this.
 const SCRATCH_ALIGNMENT_BYTES: usize = 64;
 
 /// The part of `rank` in `schedule`, on the buffers described by `layout`.
+///
+/// What a rank sends to *all* other ranks of its host in one round leaves once, on the multicast
+/// link of the host. Both ends find that out from the schedule.
 ///
 /// A chunk is read from the input until it is first written; from then on it lives in the output,
 /// or in scratch memory if this rank's output has no place for it. So out-of-place calls need no
@@ -21,8 +25,11 @@ pub fn lower(
     layout: &Layout,
     rank: Rank,
     element_bytes: usize,
+    topology: &Topology,
 ) -> Program {
     let mut lowering = Lowering {
+        schedule,
+        topology,
         layout,
         rank,
         element_bytes,
@@ -35,7 +42,7 @@ pub fn lower(
         transfers.clear();
         schedule.transfers(round, rank, &mut transfers);
         transfers.retain(|transfer| layout.elements(transfer.chunk) > 0);
-        lowering.round(&mut transfers);
+        lowering.round(round, &mut transfers);
     }
     lowering.deliver();
     Program::from_steps(lowering.steps, rank, lowering.scratch_bytes)
@@ -57,7 +64,7 @@ pub fn point_to_point(
     let mut steps = Vec::new();
     let mut own_sends = sends.iter().filter(|(peer, ..)| *peer == rank);
     for &(peer, buffer, bytes) in sends.iter().filter(|(peer, ..)| *peer != rank) {
-        steps.push(step(Action::Send { peer, from: whole(buffer) }, bytes));
+        steps.push(step(Action::Send { port: Port::Pair(peer), from: whole(buffer) }, bytes));
     }
     for &(peer, buffer, bytes) in receives {
         let into = whole(buffer);
@@ -67,7 +74,7 @@ pub fn point_to_point(
             let from = whole(own.map_or(buffer, |(_, from, _)| from));
             steps.push(step(Action::Copy { from, into }, bytes));
         } else {
-            steps.push(step(Action::Receive { peer, into }, bytes));
+            steps.push(step(Action::Receive { port: Port::Pair(peer), into }, bytes));
         }
     }
     assert!(own_sends.next().is_none(), "unmatched message to oneself");
@@ -86,6 +93,8 @@ struct Place {
 }
 
 struct Lowering<'a> {
+    schedule: &'a dyn Schedule,
+    topology: &'a Topology,
     layout: &'a Layout,
     rank: Rank,
     element_bytes: usize,
@@ -97,53 +106,82 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     /// Sends read the state before the round, so they come first. On every link both ends see the
     /// chunks of a round in ascending order.
-    fn round(&mut self, transfers: &mut [Transfer]) {
+    fn round(&mut self, round: u32, transfers: &mut [Transfer]) {
         transfers.sort_unstable_by_key(|t| (t.chunk, t.target, t.source));
         let me = self.rank;
+        let shared = multicasts(transfers, me, self.topology);
+        let mut last = None;
         for transfer in transfers.iter().filter(|t| t.source == me) {
-            self.send(transfer);
+            let chunk = transfer.chunk;
+            if !(shared.contains(&chunk) && self.topology.together(me, transfer.target)) {
+                self.send(chunk, Port::Pair(transfer.target));
+            } else if last != Some(chunk) {
+                last = Some(chunk);
+                self.send(chunk, Port::Multicast(me));
+            }
         }
+        let heard = self.heard(round, transfers);
         let mut incoming = transfers.iter().filter(|t| t.target == me).peekable();
         let mut sources = Vec::new();
         while let Some(first) = incoming.next() {
+            let port = |source| match heard.contains(&(source, first.chunk)) {
+                true => Port::Multicast(source),
+                false => Port::Pair(source),
+            };
             sources.clear();
-            sources.push(first.source);
+            sources.push(port(first.source));
             while let Some(next) = incoming.next_if(|next| next.chunk == first.chunk) {
-                sources.push(next.source);
+                sources.push(port(next.source));
             }
             match first.mode {
-                Mode::Store => self.store(first),
+                Mode::Store => self.store(first.chunk, sources[0]),
                 Mode::Accumulate => self.accumulate(first.chunk, &sources),
             }
         }
     }
 
-    fn send(&mut self, transfer: &Transfer) {
-        let place = self.place(transfer.chunk);
-        let Some(from) = place.current else {
-            unreachable!("a verified schedule does not read nothing: {transfer:?}")
-        };
-        let after = place.writer.into_iter().collect();
-        let index = self.push(Action::Send { peer: transfer.target, from }, transfer.chunk, after);
-        self.place(transfer.chunk).readers.push(index);
+    /// What this rank receives in `round` on multicast links: the sources and their chunks.
+    fn heard(&self, round: u32, transfers: &[Transfer]) -> BTreeSet<(Rank, Chunk)> {
+        let me = self.rank;
+        let near = |t: &&Transfer| t.target == me && self.topology.together(me, t.source);
+        let sources: BTreeSet<Rank> = transfers.iter().filter(near).map(|t| t.source).collect();
+        let mut heard = BTreeSet::new();
+        let mut theirs = Vec::new();
+        for source in sources {
+            theirs.clear();
+            self.schedule.transfers(round, source, &mut theirs);
+            let shared = multicasts(&theirs, source, self.topology);
+            heard.extend(shared.into_iter().map(|chunk| (source, chunk)));
+        }
+        heard
     }
 
-    fn store(&mut self, transfer: &Transfer) {
-        let into = self.home(transfer.chunk);
-        self.write(transfer.chunk, Action::Receive { peer: transfer.source, into });
+    fn send(&mut self, chunk: Chunk, port: Port) {
+        let place = self.place(chunk);
+        let Some(from) = place.current else {
+            unreachable!("a verified schedule does not read nothing: {chunk:?} to {port:?}")
+        };
+        let after = place.writer.into_iter().collect();
+        let index = self.push(Action::Send { port, from }, chunk, after);
+        self.place(chunk).readers.push(index);
+    }
+
+    fn store(&mut self, chunk: Chunk, port: Port) {
+        let into = self.home(chunk);
+        self.write(chunk, Action::Receive { port, into });
     }
 
     /// Reduces in order of rank, the own copy in its place among the others, so that ranks that
     /// reduce the same contributions get the same bits.
-    fn accumulate(&mut self, chunk: Chunk, sources: &[Rank]) {
+    fn accumulate(&mut self, chunk: Chunk, sources: &[Port]) {
         let own = self.place(chunk).current;
         let into = self.home(chunk);
-        let lower = sources.iter().filter(|source| **source < self.rank);
-        let higher = sources.iter().filter(|source| **source > self.rank);
+        let lower = sources.iter().filter(|source| source.rank() < self.rank);
+        let higher = sources.iter().filter(|source| source.rank() > self.rank);
         let operands = lower
-            .map(|source| Operand::Peer(*source))
+            .map(|source| Operand::Arrival(*source))
             .chain(own.map(Operand::Local))
-            .chain(higher.map(|source| Operand::Peer(*source)))
+            .chain(higher.map(|source| Operand::Arrival(*source)))
             .collect();
         self.write(chunk, Action::Reduce { operands, into });
     }
@@ -204,4 +242,18 @@ impl Lowering<'_> {
         self.scratch_bytes += bytes.next_multiple_of(SCRATCH_ALIGNMENT_BYTES);
         Span { buffer: Buffer::SCRATCH, offset }
     }
+}
+
+/// The chunks that `source` sends to all other ranks of its host in one round, if there are at
+/// least two of those.
+fn multicasts(transfers: &[Transfer], source: Rank, topology: &Topology) -> BTreeSet<Chunk> {
+    let others = topology.ranks_of(topology.node_of(source)).len() - 1;
+    let mut targets: BTreeMap<Chunk, usize> = BTreeMap::new();
+    if others >= 2 {
+        for transfer in transfers.iter().filter(|t| t.source == source) {
+            let near = topology.together(source, transfer.target);
+            *targets.entry(transfer.chunk).or_default() += usize::from(near);
+        }
+    }
+    targets.into_iter().filter(|(_, near)| *near == others).map(|(chunk, _)| chunk).collect()
 }

@@ -5,8 +5,8 @@
 //! (all of these are as long as it is). That one rule orders reads and writes of the same memory
 //! *and* pipelines: a chunk is forwarded tile by tile while it is still arriving.
 //!
-//! Steps that use the link to the same peer in the same direction run in the order of the list, so
-//! both ends of a link agree on what the next tile means.
+//! Steps that use the same [`Port`] in the same direction run in the order of the list, so both ends
+//! of a link agree on what the next tile means.
 //!
 //! [`lower`] makes a program from a schedule; [`point_to_point`] from sends and receives. [`check`]
 //! executes the programs of all ranks symbolically.
@@ -18,6 +18,34 @@ pub use check::{ProgramFault, check};
 pub use lower::{lower, point_to_point};
 
 use crate::ids::Rank;
+
+/// A link as programs name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Port {
+    /// The link to one peer.
+    Pair(Rank),
+    /// The link on which this rank sends to all other ranks of its host at once.
+    Multicast(Rank),
+}
+
+impl Port {
+    /// Index into a table of the links of one rank of `ranks`.
+    #[must_use]
+    pub fn index(self, ranks: usize) -> usize {
+        match self {
+            Self::Pair(peer) => peer.index(),
+            Self::Multicast(source) => ranks + source.index(),
+        }
+    }
+
+    /// Who sends on it, as a receiver sees it.
+    #[must_use]
+    pub fn rank(self) -> Rank {
+        match self {
+            Self::Pair(rank) | Self::Multicast(rank) => rank,
+        }
+    }
+}
 
 /// Which memory a [`Span`] lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -56,29 +84,29 @@ pub enum Operand {
     /// Memory of this rank.
     Local(Span),
     /// What arrives from a peer.
-    Peer(Rank),
+    Arrival(Port),
 }
 
 /// What a step does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Sends to a peer.
+    /// Sends to one peer, or to all on the host.
     Send {
-        /// To whom.
-        peer: Rank,
+        /// On which link.
+        port: Port,
         /// What.
         from: Span,
     },
     /// Stores what arrives from a peer.
     Receive {
-        /// From whom.
-        peer: Rank,
+        /// On which link.
+        port: Port,
         /// Where to.
         into: Span,
     },
     /// Reduces what arrives from peers, and possibly own memory, in the order of the operands.
     Reduce {
-        /// What is combined; at least one operand is a peer.
+        /// What is combined; at least one operand arrives.
         operands: Vec<Operand>,
         /// Where the result goes; it may be the place of the local operand.
         into: Span,
@@ -109,8 +137,8 @@ pub struct Step {
 /// The steps of one link in one direction, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// The other end.
-    pub peer: Rank,
+    /// The link.
+    pub port: Port,
     /// Indices into [`Program::steps`], ascending.
     pub steps: Vec<StepIndex>,
 }
@@ -120,9 +148,9 @@ pub struct Lane {
 pub struct Program {
     /// All steps. A step depends only on earlier ones.
     pub steps: Vec<Step>,
-    /// Per peer, what is sent to it.
+    /// Per link, what is sent on it.
     pub sends: Vec<Lane>,
-    /// Per peer, what is received from it. A reduction stands in the lane of each of its peers.
+    /// Per link, what is received on it. A reduction stands in the lane of each of its arrivals.
     pub receives: Vec<Lane>,
     /// Steps that use no link.
     pub copies: Vec<StepIndex>,
@@ -137,19 +165,19 @@ impl Program {
         let mut program = Self { scratch_bytes, ..Self::default() };
         for (index, step) in (0..).zip(&steps) {
             match &step.action {
-                Action::Send { peer, .. } => push(&mut program.sends, *peer, index),
-                Action::Receive { peer, .. } => push(&mut program.receives, *peer, index),
+                Action::Send { port, .. } => push(&mut program.sends, *port, index),
+                Action::Receive { port, .. } => push(&mut program.receives, *port, index),
                 Action::Reduce { operands, .. } => {
                     for operand in operands {
-                        if let Operand::Peer(peer) = operand {
-                            push(&mut program.receives, *peer, index);
+                        if let Operand::Arrival(port) = operand {
+                            push(&mut program.receives, *port, index);
                         }
                     }
                 }
                 Action::Copy { .. } => program.copies.push(index),
             }
         }
-        let behind = |lane: &Lane| (lane.peer < rank, lane.peer);
+        let behind = |lane: &Lane| (lane.port.rank() < rank, lane.port);
         program.sends.sort_unstable_by_key(behind);
         program.receives.sort_unstable_by_key(behind);
         program.steps = steps;
@@ -157,9 +185,9 @@ impl Program {
     }
 }
 
-fn push(lanes: &mut Vec<Lane>, peer: Rank, step: StepIndex) {
-    match lanes.iter_mut().find(|lane| lane.peer == peer) {
+fn push(lanes: &mut Vec<Lane>, port: Port, step: StepIndex) {
+    match lanes.iter_mut().find(|lane| lane.port == port) {
         Some(lane) => lane.steps.push(step),
-        None => lanes.push(Lane { peer, steps: vec![step] }),
+        None => lanes.push(Lane { port, steps: vec![step] }),
     }
 }

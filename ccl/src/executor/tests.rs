@@ -34,15 +34,24 @@ impl Random {
 /// Executors of `ranks` ranks with memory links between all of them; every third pair has the
 /// other shape, so that tiles of different sizes meet in one reduction.
 fn executors(ranks: u32) -> Vec<Executor> {
-    let mut links: Vec<Links> = (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
-    for low in 0..ranks as usize {
-        for high in low + 1..ranks as usize {
+    let n = ranks as usize;
+    let mut links: Vec<Links> = (0..n).map(|_| (0..2 * n).map(|_| None).collect()).collect();
+    for low in 0..n {
+        for high in low + 1..n {
             let (a, b) = memory::pair(SHAPES[usize::from((low + high).is_multiple_of(3))]);
             links[low][high] = Some(Box::new(a));
             links[high][low] = Some(Box::new(b));
         }
     }
-    links.into_iter().map(Executor::new).collect()
+    for source in 0..n {
+        let (writer, readers) = memory::multicast(SHAPES[source % 2], n - 1);
+        links[source][n + source] = Some(Box::new(writer));
+        let others = (0..n).filter(|rank| *rank != source);
+        for (rank, reader) in others.zip(readers) {
+            links[rank][n + source] = Some(Box::new(reader));
+        }
+    }
+    (0..).zip(links).map(|(rank, links)| Executor::new(Rank(rank), links)).collect()
 }
 
 /// What rank `rank` contributes at `index`: sums of 64 of these are exact.
@@ -107,8 +116,9 @@ impl Case {
         let model = CostModel::default_for(&topology);
         let choice = choose(&self.request, &topology, &model, Some(name)).unwrap();
         let layout = Layout::new(&self.request, self.ranks, choice.partition);
-        let programs: Vec<Program> =
-            (0..self.ranks).map(|rank| lower(&*choice.schedule, &layout, Rank(rank), 4)).collect();
+        let programs: Vec<Program> = (0..self.ranks)
+            .map(|rank| lower(&*choice.schedule, &layout, Rank(rank), 4, &topology))
+            .collect();
         let stamp = Stamp { sequence: 1, signature: self.request.signature(choice.digest) };
         let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
         let arithmetic = Some(Arithmetic { kernel, factor: None });
@@ -182,7 +192,7 @@ fn a_peer_in_another_call_is_noticed() {
         let topology = Topology::single_host(2, 2);
         let model = CostModel::default_for(&topology);
         let choice = choose(&case.request, &topology, &model, Some("one_shot")).unwrap();
-        lower(&*choice.schedule, &layout_of(&case.request), Rank(peer), 4)
+        lower(&*choice.schedule, &layout_of(&case.request), Rank(peer), 4, &topology)
     };
     let programs = [program(0), program(1)];
     let data = [[1i32; 4], [2; 4]];

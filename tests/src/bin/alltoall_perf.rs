@@ -1,0 +1,7 @@
+//! `alltoall_perf`: see [`ccl_tests::catalogue::ALLTOALL`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ccl_tests::main(&ccl_tests::catalogue::ALLTOALL)
+}

@@ -1,0 +1,7 @@
+//! `alltoallv_perf`: see [`ccl_tests::catalogue::ALLTOALLV`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ccl_tests::main(&ccl_tests::catalogue::ALLTOALLV)
+}

@@ -1,0 +1,7 @@
+//! `gather_perf`: see [`ccl_tests::catalogue::GATHER`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ccl_tests::main(&ccl_tests::catalogue::GATHER)
+}

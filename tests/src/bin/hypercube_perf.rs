@@ -1,0 +1,7 @@
+//! `hypercube_perf`: see [`ccl_tests::catalogue::HYPERCUBE`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ccl_tests::main(&ccl_tests::catalogue::HYPERCUBE)
+}

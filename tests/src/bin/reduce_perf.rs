@@ -1,0 +1,7 @@
+//! `reduce_perf`: see [`ccl_tests::catalogue::REDUCE`].
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ccl_tests::main(&ccl_tests::catalogue::REDUCE)
+}

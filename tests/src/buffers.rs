@@ -1,0 +1,279 @@
+//! The memory of one rank.
+//!
+//! Two buffers hold every row of a run. Rows smaller than a buffer use another part of it in every
+//! iteration, so that the data of the last iteration is not what the caches hold.
+
+use std::ptr;
+
+use ccl::{Allocation, Region};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use crate::Outcome;
+use crate::benchmark::{Counts, Side, Span};
+use crate::check::GUARD_BYTES;
+use crate::error::Failure;
+
+/// Parts of a buffer start at multiples of this, so that every iteration has the same alignment.
+const ALIGNMENT_BYTES: usize = 64;
+
+/// Whether input and output are in the same buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Input in the send buffer, output in the receive buffer.
+    OutOfPlace,
+    /// Both in the receive buffer.
+    InPlace,
+}
+
+/// Where the elements of a row are.
+#[derive(Clone, Debug)]
+pub struct Layout<'a> {
+    /// In one buffer or two.
+    pub form: Form,
+    /// The rank.
+    pub rank: usize,
+    /// Elements of the row.
+    pub counts: &'a Counts,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+}
+
+impl Layout<'_> {
+    /// Bytes from the start of the receive buffer's part that belong to the row.
+    #[must_use]
+    pub fn receive_bytes(&self) -> usize {
+        match self.form {
+            Form::OutOfPlace => self.counts.receive * self.element_bytes,
+            Form::InPlace => self.part_bytes(),
+        }
+    }
+
+    fn part_bytes(&self) -> usize {
+        self.counts.largest() * self.element_bytes
+    }
+
+    /// Offset of a side from the start of its buffer's part.
+    fn offset(&self, side: Side) -> usize {
+        let step = match (self.form, side) {
+            (Form::OutOfPlace, _) => 0,
+            (Form::InPlace, Side::Input) => self.counts.in_place_input,
+            (Form::InPlace, Side::Output) => self.counts.in_place_output,
+        };
+        step * self.rank * self.element_bytes
+    }
+
+    fn uses_send_buffer(&self, side: Side) -> bool {
+        self.form == Form::OutOfPlace && side == Side::Input
+    }
+}
+
+/// The two buffers of a rank.
+#[derive(Debug)]
+pub struct Buffers {
+    send: Memory,
+    receive: Memory,
+    /// Bytes for rows; misalignment and guard come on top.
+    bytes: usize,
+    misalignment: usize,
+}
+
+impl Buffers {
+    /// Buffers for rows of up to `bytes` bytes, if `shared` in memory that peers on this host reach.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(bytes: usize, misalignment: usize, shared: bool) -> Outcome<Self> {
+        let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES);
+        let size = bytes + misalignment + GUARD_BYTES;
+        let allocate = || if shared { Memory::shared(size) } else { Memory::private(size) };
+        Ok(Self { send: allocate()?, receive: allocate()?, bytes, misalignment })
+    }
+
+    /// Bytes of both buffers.
+    #[must_use]
+    pub fn total_bytes(&self) -> usize {
+        self.send.bytes() + self.receive.bytes()
+    }
+
+    /// Address and size of both buffers, to register them.
+    #[must_use]
+    pub fn ranges(&self) -> [(usize, usize); 2] {
+        [&self.send, &self.receive].map(|buffer| (buffer.address().addr(), buffer.bytes()))
+    }
+
+    /// The memory of `span` in iteration `iteration`.
+    #[must_use]
+    pub fn region(&self, layout: &Layout<'_>, span: Span, iteration: usize) -> Region<'_> {
+        let (offset, bytes) = self.place(layout, span, iteration);
+        let start = self.start(layout.uses_send_buffer(span.side)).wrapping_add(offset);
+        // SAFETY: `place` keeps the range inside the allocation, which lives as long as `self`; the
+        // engine waits for every call before it touches the buffers again, and a peer's access is
+        // part of such a call.
+        unsafe { Region::new(start, bytes) }
+    }
+
+    /// The input of a checked call.
+    pub fn input(&mut self, layout: &Layout<'_>) -> &mut [u8] {
+        let span = Span { side: Side::Input, offset: 0, count: layout.counts.send };
+        let (offset, bytes) = self.place(layout, span, 0);
+        &mut self.slice(layout.uses_send_buffer(Side::Input))[offset..][..bytes]
+    }
+
+    /// The part of the receive buffer that belongs to the row, and the guard behind it.
+    pub fn receive(&mut self, layout: &Layout<'_>) -> (&mut [u8], &mut [u8]) {
+        let (row, behind) = self.slice(false).split_at_mut(layout.receive_bytes());
+        (row, &mut behind[..GUARD_BYTES])
+    }
+
+    /// The output of a checked call.
+    pub fn output(&mut self, layout: &Layout<'_>) -> &mut [u8] {
+        let span = Span { side: Side::Output, offset: 0, count: layout.counts.receive };
+        let (offset, bytes) = self.place(layout, span, 0);
+        &mut self.slice(false)[offset..][..bytes]
+    }
+
+    /// Makes what `iterations` iterations use zero: touched, and numbers that no operation turns into
+    /// slow ones.
+    pub fn clear(&mut self, layout: &Layout<'_>, iterations: usize) {
+        let part = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES);
+        let used = part.saturating_mul(iterations).min(self.bytes);
+        self.slice(true)[..used].fill(0);
+        self.slice(false)[..used].fill(0);
+    }
+
+    /// Copies `from` to `to` within the memory of this rank.
+    pub fn copy(&self, layout: &Layout<'_>, from: Span, to: Span, iteration: usize) {
+        let (source, bytes) = self.place(layout, from, iteration);
+        let (target, _) = self.place(layout, to, iteration);
+        let source = self.start(layout.uses_send_buffer(from.side)).wrapping_add(source);
+        let target = self.start(layout.uses_send_buffer(to.side)).wrapping_add(target);
+        if source != target {
+            // SAFETY: `place` keeps both ranges inside allocations that live as long as `self`, and no
+            // call uses them now; `copy` allows overlap.
+            unsafe { ptr::copy(source, target, bytes) }
+        }
+    }
+
+    /// Offset from the start of the buffer, and length, both in bytes.
+    fn place(&self, layout: &Layout<'_>, span: Span, iteration: usize) -> (usize, usize) {
+        let part = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES);
+        let parts = (self.bytes / part).max(1);
+        let start = iteration % parts * part
+            + layout.offset(span.side)
+            + span.offset * layout.element_bytes;
+        let bytes = span.count * layout.element_bytes;
+        assert!(start + bytes <= self.bytes, "{span:?} is outside of {} bytes", self.bytes);
+        (start, bytes)
+    }
+
+    fn start(&self, send: bool) -> *mut u8 {
+        let buffer = if send { &self.send } else { &self.receive };
+        buffer.address().wrapping_add(self.misalignment)
+    }
+
+    fn slice(&mut self, send: bool) -> &mut [u8] {
+        let start = self.start(send);
+        // SAFETY: the allocation has this size behind the misalignment, is initialised, and is
+        // borrowed mutably with `self`; no call uses it now, because the engine waits for each.
+        unsafe { std::slice::from_raw_parts_mut(start, self.bytes + GUARD_BYTES) }
+    }
+}
+
+/// Page-aligned memory, so that every run has the same alignment.
+#[derive(Debug)]
+enum Memory {
+    /// What an application has that knows nothing of the library.
+    Private { start: *mut u8, bytes: usize },
+    /// The library's own.
+    Shared(Allocation),
+}
+
+// SAFETY: the memory belongs to this value alone, whichever thread has it.
+unsafe impl Send for Memory {}
+
+impl Memory {
+    fn private(bytes: usize) -> Outcome<Self> {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new private mapping at an address that the kernel chooses touches nothing.
+        let mapped = unsafe { mmap_anonymous(ptr::null_mut(), bytes, access, MapFlags::PRIVATE) };
+        match mapped {
+            Ok(start) => Ok(Self::Private { start: start.cast(), bytes }),
+            Err(cause) => Err(Failure::system(format!("allocating {bytes} bytes"), cause)),
+        }
+    }
+
+    fn shared(bytes: usize) -> Outcome<Self> {
+        Allocation::new(bytes)
+            .map(Self::Shared)
+            .map_err(|cause| Failure::system(format!("allocating {bytes} bytes"), cause))
+    }
+
+    fn address(&self) -> *mut u8 {
+        match self {
+            Self::Private { start, .. } => *start,
+            Self::Shared(allocation) => allocation.address(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Private { bytes, .. } => *bytes,
+            Self::Shared(allocation) => allocation.bytes(),
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Self::Private { start, bytes } = *self {
+            // SAFETY: this value made the mapping, and views of it borrow the value.
+            let unmapped = unsafe { munmap(start.cast(), bytes) };
+            assert!(unmapped.is_ok(), "unmapping own pages: {unmapped:?}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::benchmark::{input, output};
+
+    fn layout(form: Form, counts: &Counts) -> Layout<'_> {
+        Layout { form, rank: 2, counts, element_bytes: 4 }
+    }
+
+    #[test]
+    fn iterations_move_through_the_buffer() {
+        let buffers = Buffers::new(1000, 3, false).unwrap();
+        let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
+        let out_of_place = layout(Form::OutOfPlace, &counts);
+        let starts: Vec<usize> =
+            (0..7).map(|i| buffers.place(&out_of_place, output(40), i).0).collect();
+        assert_eq!(starts, [0, 192, 384, 576, 768, 0, 192]);
+        let in_place = layout(Form::InPlace, &counts);
+        assert_eq!(buffers.place(&in_place, input(10), 1), (192 + 80, 40));
+    }
+
+    #[test]
+    fn in_place_the_input_is_part_of_the_output() {
+        let mut buffers = Buffers::new(160, 0, true).unwrap();
+        let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
+        let in_place = layout(Form::InPlace, &counts);
+        buffers.clear(&in_place, 1);
+        buffers.input(&in_place).fill(7);
+        let ones = buffers.output(&in_place).iter().positions_of(7);
+        assert_eq!(ones, (80..120).collect::<Vec<_>>());
+        let (row, guard) = buffers.receive(&in_place);
+        assert_eq!((row.len(), guard.len()), (160, GUARD_BYTES));
+    }
+
+    trait Positions {
+        fn positions_of(self, byte: u8) -> Vec<usize>;
+    }
+
+    impl<'a, I: Iterator<Item = &'a u8>> Positions for I {
+        fn positions_of(self, byte: u8) -> Vec<usize> {
+            self.enumerate().filter(|(_, b)| **b == byte).map(|(index, _)| index).collect()
+        }
+    }
+}

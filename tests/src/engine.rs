@@ -1,0 +1,477 @@
+//! Runs, times and checks rows on one rank.
+
+use ccl::{
+    Communicator, DataType, Group, Operation as LibraryCall, Ragged, ReduceOp, Reduction,
+    Registration,
+};
+
+use crate::Outcome;
+use crate::arguments::Arguments;
+use crate::benchmark::{
+    Benchmark, Call, Counts, Job, OperationColumn, Phase, Place, Side, Span, request,
+};
+use crate::buffers::{Buffers, Form, Layout};
+use crate::check;
+use crate::data::{Operation, Pattern};
+use crate::error::Failure;
+use crate::statistics::Summary;
+use crate::stopwatch::{self, Stopwatch};
+use crate::table::{Measurement, Row};
+use crate::traffic::Traffic;
+
+/// `-z`: a barrier after every call.
+const BARRIER_AFTER_CALLS: u8 = 1;
+/// `-z`: no calls in groups.
+const NO_GROUPS: u8 = 2;
+/// `-z`: a barrier after every iteration.
+const BARRIER_AFTER_ITERATIONS: u8 = 3;
+
+/// One rank of a run.
+#[derive(Debug)]
+pub struct Engine<'a> {
+    benchmark: &'a Benchmark,
+    arguments: &'a Arguments,
+    /// All ranks: they time and check together.
+    world: &'a Communicator,
+    /// The ranks that the benchmark runs on.
+    group: &'a Communicator,
+    traffic: Traffic,
+    registrations: Vec<Registration>,
+    buffers: Buffers,
+    /// Another one for every checked call.
+    seed: u64,
+}
+
+/// What the rows of one part of the table have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Type of the elements.
+    pub datatype: DataType,
+    /// How they are combined, where they are.
+    pub operation: Option<Operation>,
+    /// The root, where there is one.
+    pub root: Option<usize>,
+}
+
+/// What happens in every iteration of a row.
+#[derive(Debug)]
+struct Plan<'a> {
+    phases: &'a [Phase],
+    layout: Layout<'a>,
+    request: RequestOf<'a>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RequestOf<'a> {
+    place: Place<'a>,
+    datatype: DataType,
+    reduction: Reduction,
+}
+
+/// How long the iterations of a row took on this rank.
+#[derive(Debug)]
+struct Timing {
+    wall_s: f64,
+    processor_s: f64,
+    iterations: Vec<f64>,
+}
+
+impl<'a> Engine<'a> {
+    /// A rank with memory for every row of the run.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(
+        benchmark: &'a Benchmark,
+        arguments: &'a Arguments,
+        [world, group]: [&'a Communicator; 2],
+        traffic: Traffic,
+    ) -> Outcome<Self> {
+        let ranks = group.size() as usize;
+        let row = |datatype: DataType, bytes| {
+            let counts = counts(benchmark, bytes, datatype, ranks, &traffic);
+            counts.largest() * datatype.bytes()
+        };
+        let sizes = || arguments.sweep().sizes().chain([arguments.most]);
+        let datatypes = arguments.datatypes();
+        let rows = datatypes.iter().flat_map(|datatype| sizes().map(|bytes| row(*datatype, bytes)));
+        let bytes = rows.max().unwrap_or(0).max(arguments.most);
+        let shared = arguments.register > 0;
+        let buffers = Buffers::new(bytes, arguments.misalignment.into(), shared)?;
+        let mut engine = Self {
+            benchmark,
+            arguments,
+            world,
+            group,
+            traffic,
+            registrations: Vec::new(),
+            buffers,
+            seed: 0,
+        };
+        if shared {
+            engine.register()?;
+        }
+        Ok(engine)
+    }
+
+    fn register(&mut self) -> Outcome<()> {
+        for (address, bytes) in self.buffers.ranges() {
+            let registered = self.group.register(address, bytes);
+            self.registrations.push(registered.map_err(|error| self.failure(error))?);
+        }
+        Ok(())
+    }
+
+    /// Ends the registrations.
+    ///
+    /// # Errors
+    /// The library refuses.
+    pub fn release(&mut self) -> Outcome<()> {
+        for registration in std::mem::take(&mut self.registrations) {
+            self.group.deregister(registration).map_err(|error| self.failure(error))?;
+        }
+        Ok(())
+    }
+
+    /// The parts of the table.
+    #[must_use]
+    pub fn cases(&self) -> Vec<Case> {
+        let operations = match self.benchmark.operation {
+            OperationColumn::Chosen => self.arguments.operations().into_iter().map(Some).collect(),
+            OperationColumn::Fixed(_) => vec![None],
+        };
+        let roots = if self.benchmark.rooted {
+            self.arguments.roots(self.ranks()).into_iter().map(Some).collect()
+        } else {
+            vec![None]
+        };
+        let mut cases = Vec::new();
+        for datatype in self.arguments.datatypes() {
+            for operation in &operations {
+                let case =
+                    |root: &Option<usize>| Case { datatype, operation: *operation, root: *root };
+                cases.extend(roots.iter().map(case));
+            }
+        }
+        cases
+    }
+
+    /// The sizes of the rows of a part.
+    #[must_use]
+    pub fn sizes(&self) -> Vec<usize> {
+        match self.traffic {
+            Traffic::Bytes(_) => vec![self.arguments.least],
+            Traffic::Spread(_) => self.arguments.sweep().sizes().collect(),
+        }
+    }
+
+    /// Bytes of the buffers of this rank.
+    #[must_use]
+    pub fn buffer_bytes(&self) -> usize {
+        self.buffers.total_bytes()
+    }
+
+    /// What the planner says about a row, if it has a choice.
+    ///
+    /// # Errors
+    /// The chosen algorithm does not exist.
+    pub fn explained(&self, case: Case, bytes: usize) -> Outcome<Option<String>> {
+        let counts = self.counts(case, bytes);
+        let Some(collective) = self.benchmark.collective else { return Ok(None) };
+        let place = self.place(case, &counts);
+        let request = request(collective, case.datatype, self.reduction(case), &place);
+        self.group.explain(&request).map(Some).map_err(|error| self.failure(error))
+    }
+
+    /// Runs the largest and the smallest size without looking at the clock.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn warm_up(&mut self, case: Case) -> Outcome<()> {
+        let sizes = self.sizes();
+        for bytes in sizes.last().into_iter().chain(sizes.first()) {
+            let counts = self.counts(case, *bytes);
+            let phases = (self.benchmark.calls)(&self.place(case, &counts));
+            let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
+            (0..self.arguments.warm_up).try_for_each(|turn| self.iteration(&plan, turn))?;
+        }
+        Ok(())
+    }
+
+    /// Measures and checks a row.
+    ///
+    /// # Errors
+    /// The library failed. Wrong results are counted in the row.
+    pub fn row(&mut self, case: Case, bytes: usize) -> Outcome<Row> {
+        let counts = self.counts(case, bytes);
+        let phases = (self.benchmark.calls)(&self.place(case, &counts));
+        let out_of_place = self.measured(case, &counts, &phases, Form::OutOfPlace)?;
+        let in_place = self.measured(case, &counts, &phases, Form::InPlace)?;
+        let operation = match self.benchmark.operation {
+            OperationColumn::Chosen => case.operation.map_or("", Operation::name),
+            OperationColumn::Fixed(name) => name,
+        };
+        Ok(Row {
+            bytes: counts.largest() * case.datatype.bytes(),
+            count: counts.count,
+            datatype: case.datatype,
+            operation,
+            root: case.root,
+            out_of_place,
+            in_place,
+            timestamp: (self.arguments.timestamps == 1).then(stopwatch::timestamp),
+        })
+    }
+
+    fn measured(
+        &mut self,
+        case: Case,
+        counts: &Counts,
+        phases: &[Phase],
+        form: Form,
+    ) -> Outcome<Measurement> {
+        let plan = self.plan(case, counts, phases, form);
+        let iterations = self.arguments.iterations.get() * self.arguments.aggregated.get();
+        self.buffers.clear(&plan.layout, iterations);
+        let timing = self.timed(&plan)?;
+        let wall_s = self.averaged(timing.wall_s)?;
+        let processor_s = self.averaged(timing.processor_s)?;
+        let iterations = self.longest(timing.iterations)?;
+        let (wrong, overwritten) = self.checked(case, &plan)?;
+        #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
+        let base = ((self.benchmark.base)(counts, self.ranks()) * case.datatype.bytes()) as f64;
+        let algorithm_bandwidth = if wall_s > 0.0 { base / 1e9 / wall_s } else { 0.0 };
+        let skipped = self.arguments.skipped.min(iterations.len());
+        let asked = self.arguments.per_iteration == 1;
+        Ok(Measurement {
+            wall_s,
+            shown_s: if self.arguments.processor_time == 1 { processor_s } else { wall_s },
+            algorithm_bandwidth,
+            bus_bandwidth: algorithm_bandwidth * self.benchmark.factor.of(self.ranks()),
+            wrong,
+            overwritten,
+            summary: asked.then(|| Summary::of(&iterations[skipped..])),
+            iterations,
+        })
+    }
+
+    /// Times the iterations of a row.
+    #[allow(clippy::cast_precision_loss, reason = "numbers of iterations are far below 2^53")]
+    fn timed(&self, plan: &Plan<'_>) -> Outcome<Timing> {
+        let (turns, aggregated) =
+            (self.arguments.iterations.get(), self.arguments.aggregated.get());
+        let asked = self.arguments.per_iteration == 1;
+        let mut iterations = Vec::with_capacity(if asked { turns } else { 0 });
+        self.barrier()?;
+        let watch = Stopwatch::start();
+        let mut last = 0.0;
+        for turn in 0..turns {
+            self.iteration(plan, turn)?;
+            if asked {
+                let now = watch.wall_s();
+                iterations.push((now - last) / aggregated as f64);
+                last = now;
+            }
+        }
+        let (wall_s, processor_s) = (watch.wall_s(), watch.processor_s());
+        self.barrier()?;
+        let operations = (turns * aggregated) as f64;
+        Ok(Timing {
+            wall_s: wall_s / operations,
+            processor_s: processor_s / operations,
+            iterations,
+        })
+    }
+
+    /// The operations of one iteration: as a group, if they are single calls that may be one.
+    fn iteration(&self, plan: &Plan<'_>, turn: usize) -> Outcome<()> {
+        let (aggregated, blocking) = (self.arguments.aggregated.get(), self.arguments.blocking);
+        let slots = turn * aggregated..(turn + 1) * aggregated;
+        let separate = matches!(blocking, BARRIER_AFTER_CALLS | NO_GROUPS);
+        match plan.phases {
+            [Phase::Calls(calls)] if aggregated > 1 && !separate => {
+                let mut group = Group::default();
+                for slot in slots {
+                    calls
+                        .iter()
+                        .for_each(|call| group.add(self.group, self.call(call, plan, slot)));
+                }
+                group.run().map_err(|error| self.failure(error))?;
+            }
+            _ => {
+                for slot in slots {
+                    self.operation(plan, slot)?;
+                    if blocking == BARRIER_AFTER_CALLS {
+                        self.barrier()?;
+                    }
+                }
+            }
+        }
+        if blocking == BARRIER_AFTER_ITERATIONS { self.barrier() } else { Ok(()) }
+    }
+
+    /// One operation: its phases, one after the other.
+    fn operation(&self, plan: &Plan<'_>, slot: usize) -> Outcome<()> {
+        for phase in plan.phases {
+            match phase {
+                Phase::Copy { from, to } => self.buffers.copy(&plan.layout, *from, *to, slot),
+                Phase::Calls(calls) => {
+                    let outcome = match calls.as_slice() {
+                        [call] => self.group.run(self.call(call, plan, slot)),
+                        calls => {
+                            let mut group = Group::default();
+                            let add = |call| group.add(self.group, self.call(call, plan, slot));
+                            calls.iter().for_each(add);
+                            group.run()
+                        }
+                    };
+                    outcome.map_err(|error| self.failure(error))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A call on the memory of iteration `slot`.
+    fn call(&self, call: &Call, plan: &Plan<'_>, slot: usize) -> LibraryCall<'_> {
+        let region = |span: Span| self.buffers.region(&plan.layout, span, slot);
+        let peer = |rank: usize| ccl::Rank(u32::try_from(rank).unwrap_or(u32::MAX));
+        let RequestOf { place, datatype, reduction } = plan.request;
+        match call {
+            Call::Collective { collective, input, output } => LibraryCall::Collective {
+                request: request(*collective, datatype, reduction, &place),
+                input: input.map(region),
+                output: output.map(region),
+            },
+            Call::AllToAllV { send, receive } => {
+                let whole = |side, parts: &[(usize, usize)]| {
+                    region(Span { side, offset: 0, count: parts.iter().map(|(n, _)| n).sum() })
+                };
+                LibraryCall::AllToAllV {
+                    datatype,
+                    counts: Ragged { send: send.clone(), receive: receive.clone() },
+                    input: whole(Side::Input, send),
+                    output: whole(Side::Output, receive),
+                }
+            }
+            Call::Send { peer: to, data } => {
+                LibraryCall::Send { peer: peer(*to), data: region(*data) }
+            }
+            Call::Receive { peer: from, data } => {
+                LibraryCall::Receive { peer: peer(*from), data: region(*data) }
+            }
+        }
+    }
+
+    /// Wrong elements (`None`: not checked) and overwritten guard bytes, of all ranks.
+    fn checked(&mut self, case: Case, plan: &Plan<'_>) -> Outcome<(Option<u64>, u64)> {
+        let exists = plan.layout.form == Form::OutOfPlace || self.benchmark.checks_in_place;
+        if self.arguments.check == 0 || !exists {
+            return Ok((None, 0));
+        }
+        for _ in 0..self.arguments.check {
+            let found = self.check_once(case, plan)?;
+            let mut total = [0, 0];
+            self.world
+                .all_reduce(&found, &mut total, ReduceOp::Sum)
+                .map_err(|error| self.failure(error))?;
+            if total != [0, 0] {
+                return Ok((Some(total[0]), total[1]));
+            }
+        }
+        Ok((Some(0), 0))
+    }
+
+    fn check_once(&mut self, case: Case, plan: &Plan<'_>) -> Outcome<[u64; 2]> {
+        self.seed += 1;
+        let Place { rank, ranks, .. } = plan.request.place;
+        let pattern = Pattern::new(case.datatype, case.operation, ranks, self.seed);
+        let (row, guard) = self.buffers.receive(&plan.layout);
+        check::fill_output(row, guard);
+        check::fill_input(self.buffers.input(&plan.layout), &pattern, rank);
+        self.operation(plan, 0)?;
+        let segments = (self.benchmark.expected)(&plan.request.place);
+        let wrong = check::wrong_elements(self.buffers.output(&plan.layout), &pattern, &segments);
+        let (_, guard) = self.buffers.receive(&plan.layout);
+        Ok([wrong, check::overwritten(guard)])
+    }
+
+    /// What the ranks' values become by `-a`.
+    fn averaged(&self, own: f64) -> Outcome<f64> {
+        let first = self.world.rank().0 == 0;
+        let (value, op) = match self.arguments.average {
+            0 => (if first { own } else { 0.0 }, ReduceOp::Sum),
+            2 => (own, ReduceOp::Min),
+            3 => (own, ReduceOp::Max),
+            _ => (own / f64::from(self.world.size()), ReduceOp::Sum),
+        };
+        let mut result = [0.0];
+        self.world.all_reduce(&[value], &mut result, op).map_err(|error| self.failure(error))?;
+        Ok(result[0])
+    }
+
+    /// For every iteration, the time of the rank that took longest.
+    fn longest(&self, mut times: Vec<f64>) -> Outcome<Vec<f64>> {
+        if !times.is_empty() {
+            self.world
+                .all_reduce_in_place(&mut times, ReduceOp::Max)
+                .map_err(|error| self.failure(error))?;
+        }
+        Ok(times)
+    }
+
+    fn barrier(&self) -> Outcome<()> {
+        self.world.barrier().map_err(|error| self.failure(error))
+    }
+
+    fn plan<'b>(
+        &self,
+        case: Case,
+        counts: &'b Counts,
+        phases: &'b [Phase],
+        form: Form,
+    ) -> Plan<'b> {
+        let place = self.place(case, counts);
+        let element_bytes = case.datatype.bytes();
+        Plan {
+            phases,
+            layout: Layout { form, rank: place.rank, counts, element_bytes },
+            request: RequestOf { place, datatype: case.datatype, reduction: self.reduction(case) },
+        }
+    }
+
+    fn reduction(&self, case: Case) -> Reduction {
+        let own = self.group.rank().index();
+        case.operation
+            .map_or(Reduction::Builtin(ReduceOp::Sum), |op| op.reduction(own, case.datatype))
+    }
+
+    fn place<'b>(&self, case: Case, counts: &'b Counts) -> Place<'b> {
+        let rank = self.group.rank().index();
+        Place { rank, ranks: self.ranks(), root: case.root.unwrap_or(0), counts }
+    }
+
+    fn counts(&self, case: Case, bytes: usize) -> Counts {
+        counts(self.benchmark, bytes, case.datatype, self.ranks(), &self.traffic)
+    }
+
+    fn ranks(&self) -> usize {
+        self.group.size() as usize
+    }
+
+    fn failure(&self, error: ccl::Error) -> Failure {
+        Failure::Library { rank: self.world.rank().0, error }
+    }
+}
+
+fn counts(
+    benchmark: &Benchmark,
+    bytes: usize,
+    datatype: DataType,
+    ranks: usize,
+    traffic: &Traffic,
+) -> Counts {
+    let element_bytes = datatype.bytes();
+    let elements = bytes / element_bytes;
+    (benchmark.counts)(&Job { elements, element_bytes, ranks, traffic: traffic.clone() })
+}

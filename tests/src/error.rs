@@ -1,0 +1,75 @@
+//! Why a benchmark run failed, and the exit status that says so.
+
+use std::fmt;
+
+/// Exit status when results were wrong or too slow.
+const STATUS_RESULTS: u8 = 1;
+/// Exit status when the library or the operating system failed.
+const STATUS_RUN: u8 = 3;
+
+/// Why a run ended without a good table.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// The library returned an error.
+    #[error("rank {rank}: {error}")]
+    Library {
+        /// Which rank saw it, as far as ranks were known.
+        rank: u32,
+        /// The error.
+        error: ccl::Error,
+    },
+    /// The operating system refused something.
+    #[error("{call}: {cause}")]
+    System {
+        /// What was attempted.
+        call: String,
+        /// The cause as reported.
+        cause: String,
+    },
+    /// The environment or a file of the user says something impossible.
+    #[error("{0}")]
+    Input(String),
+    /// A local process of this run ended before its time.
+    #[error("rank {rank} (process {pid}) {how}")]
+    Member {
+        /// Its rank.
+        rank: u32,
+        /// Its process.
+        pid: i32,
+        /// How it ended.
+        how: String,
+        /// Its exit status; 128 and the number of the signal if one ended it.
+        status: u8,
+    },
+    /// The table is complete, but something in it is wrong; the table says what.
+    #[error("{0}")]
+    Results(String),
+}
+
+impl Failure {
+    /// Shorthand for a failed call of the operating system.
+    pub fn system(call: impl Into<String>, cause: impl fmt::Display) -> Self {
+        Self::System { call: call.into(), cause: cause.to_string() }
+    }
+
+    /// What a process that failed like this exits with.
+    #[must_use]
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Self::Results(_) => STATUS_RESULTS,
+            Self::Member { status, .. } => *status,
+            Self::Library { .. } | Self::System { .. } | Self::Input(_) => STATUS_RUN,
+        }
+    }
+
+    /// The message, with what the reader can do about it where that is known.
+    #[must_use]
+    pub fn explained(&self) -> String {
+        match self {
+            Self::Library { error, .. } => format!("{self} ({})", error.remedy()),
+            Self::System { .. } | Self::Input(_) | Self::Member { .. } | Self::Results(_) => {
+                self.to_string()
+            }
+        }
+    }
+}

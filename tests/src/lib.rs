@@ -1,0 +1,72 @@
+//! The benchmark binaries: nccl-tests' flags, columns and factors for this library.
+//!
+//! A benchmark is a value, a [`benchmark::Benchmark`]: how many elements each rank sends and
+//! receives, which calls do it, and what must be in the output. [`catalogue`] holds the eleven of
+//! them, and a binary is one line, [`main`]. Everything else is shared and knows no collective:
+//!
+//! | module | question it answers |
+//! |---|---|
+//! | [`arguments`], [`size`], [`environment`] | what is to be measured? |
+//! | [`launch`], [`membership`] | which ranks are there, and how did they get here? |
+//! | [`buffers`], [`data`], [`check`] | what is in memory, and is it right? |
+//! | [`engine`], [`statistics`] | how long did it take? |
+//! | [`table`], [`number`], [`report`], [`progress`] | what does the reader see? |
+//!
+//! Expected results are computed here, element by element, with code that shares nothing with the
+//! library: a wrong kernel cannot agree with itself.
+
+pub mod arguments;
+pub mod benchmark;
+pub mod buffers;
+pub mod catalogue;
+pub mod check;
+pub mod data;
+pub mod element;
+pub mod engine;
+pub mod environment;
+pub mod error;
+pub mod launch;
+pub mod membership;
+pub mod number;
+pub mod progress;
+pub mod report;
+pub mod session;
+pub mod size;
+pub mod split;
+pub mod statistics;
+pub mod stopwatch;
+pub mod table;
+pub mod traffic;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use arguments::Arguments;
+use benchmark::Benchmark;
+use error::Failure;
+
+/// Runs `benchmark` as the command line says.
+#[must_use]
+pub fn main(benchmark: &Benchmark) -> ExitCode {
+    let command = Arguments::command().name(benchmark.name).bin_name(benchmark.name);
+    let parsed = Arguments::from_arg_matches(&command.get_matches());
+    let arguments = parsed.and_then(Arguments::checked).unwrap_or_else(|error| error.exit());
+    let outcome = match (&arguments.member, arguments.ranks) {
+        (None, Some(ranks)) => launch::run(&arguments, ranks),
+        _ => membership::find(&arguments)
+            .and_then(|membership| session::run(benchmark, &arguments, membership)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // There is nobody left to tell when stderr is gone.
+            let _ = writeln!(std::io::stderr(), "{}: {}", benchmark.name, failure.explained());
+            ExitCode::from(failure.exit_status())
+        }
+    }
+}
+
+/// What every fallible part of the benchmark returns.
+pub type Outcome<T> = Result<T, Failure>;

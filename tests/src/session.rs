@@ -1,0 +1,360 @@
+//! A whole run: from the start of the ranks to the last line of the table.
+
+use std::num::NonZeroUsize;
+use std::thread;
+
+use ccl::{Communicator, Config};
+use rustix::system::uname;
+use tracing_subscriber::EnvFilter;
+
+use crate::Outcome;
+use crate::arguments::Arguments;
+use crate::benchmark::Benchmark;
+use crate::engine::{Case, Engine};
+use crate::environment::{self, Wishes};
+use crate::error::Failure;
+use crate::membership::{self, Entrance, Membership};
+use crate::number::memory;
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::split::Split;
+use crate::table::{self, Device, Measurement, Row};
+use crate::traffic::Traffic;
+
+/// Bytes in which a rank describes itself to rank 0.
+const DESCRIPTION_BYTES: usize = 256;
+
+/// What all ranks of this process have in common.
+#[derive(Debug)]
+struct Session<'a> {
+    benchmark: &'a Benchmark,
+    arguments: &'a Arguments,
+    wishes: Wishes,
+    traffic: Traffic,
+    config: Config,
+    entrance: Entrance,
+}
+
+/// Runs `benchmark` with the ranks of this process.
+///
+/// # Errors
+/// The library failed, or results were wrong.
+pub fn run(benchmark: &Benchmark, arguments: &Arguments, membership: Membership) -> Outcome<()> {
+    let wishes = environment::wishes().map_err(Failure::Input)?;
+    let traffic = if benchmark.uneven { Traffic::wished(&wishes)? } else { Traffic::default() };
+    let config = membership::configuration(arguments, benchmark.collective)?;
+    log(&config)?;
+    let threads = NonZeroUsize::new(arguments.local_ranks()).unwrap_or(NonZeroUsize::MIN);
+    let entrance = Entrance::open(membership, threads, &config)?;
+    let session = Session { benchmark, arguments, wishes, traffic, config, entrance };
+    thread::scope(|scope| {
+        let others: Vec<_> = (1..threads.get())
+            .map(|index| {
+                scope.spawn({
+                    let session = &session;
+                    move || session.rank(index)
+                })
+            })
+            .collect();
+        let mut outcome = session.rank(0);
+        for other in others {
+            let panicked = |_| Failure::Input("a rank of this process panicked".to_owned());
+            outcome = outcome.and(other.join().map_err(panicked).flatten());
+        }
+        outcome
+    })
+}
+
+/// Sends the log of the library to standard error.
+fn log(config: &Config) -> Outcome<()> {
+    let filter = EnvFilter::try_new(&config.settings.log)
+        .map_err(|cause| Failure::Input(format!("R2CCL_LOG={}: {cause}", config.settings.log)))?;
+    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(terminal)
+        .init();
+    Ok(())
+}
+
+impl Session<'_> {
+    /// Everything that one rank does.
+    fn rank(&self, thread: usize) -> Outcome<()> {
+        let number = u32::try_from(thread).unwrap_or(u32::MAX);
+        let world = self.entrance.enter(number, &self.config)?;
+        let outcome = self.member(&world, thread);
+        match &outcome {
+            Ok(()) => {
+                world.finalize().map_err(|error| Failure::Library { rank: world.rank().0, error })
+            }
+            // The others have come to the same end, or must not wait for this rank.
+            Err(failure) => {
+                if !matches!(failure, Failure::Results(_)) {
+                    world.abort(&failure.to_string());
+                }
+                outcome
+            }
+        }
+    }
+
+    fn member(&self, world: &Communicator, thread: usize) -> Outcome<()> {
+        let library = |error| Failure::Library { rank: world.rank().0, error };
+        let split = Split::wished(&self.wishes)?;
+        let color = split.color(world.rank().0);
+        let group = match split {
+            Split::None => world.clone(),
+            Split::And(_) | Split::Or(_) | Split::Modulo(_) | Split::Divide(_) => {
+                let part = world.split(Some(color), 0, None).map_err(library)?;
+                part.unwrap_or_else(|| world.clone())
+            }
+        };
+        self.possible(&group)?;
+        let devices = self.devices(world, color as usize, thread).map_err(library)?;
+        let mut engine =
+            Engine::new(self.benchmark, self.arguments, [world, &group], self.traffic.clone())?;
+        let mut output = match world.rank().0 {
+            0 => Some(Output::begin(self, &engine, &devices, group.size() as usize)?),
+            _ => None,
+        };
+        let mut totals = Totals::default();
+        let outcome = self.table(&mut engine, &mut output, &mut totals);
+        let outcome = outcome.and_then(|()| engine.release());
+        match output {
+            Some(output) => output.end(&totals, engine.buffer_bytes(), outcome),
+            None => outcome,
+        }
+    }
+
+    /// Refuses what no rank could do, with the same words on all ranks.
+    fn possible(&self, group: &Communicator) -> Outcome<()> {
+        let ranks = group.size() as usize;
+        if self.benchmark.rooted && self.arguments.roots(ranks).is_empty() {
+            let root = &self.arguments.root;
+            return Err(Failure::Input(format!("-r {root}: there are only {ranks} ranks")));
+        }
+        self.traffic.fits(ranks)
+    }
+
+    /// Measures all rows, again and again if that is wished.
+    fn table(
+        &self,
+        engine: &mut Engine<'_>,
+        output: &mut Option<Output<'_>>,
+        totals: &mut Totals,
+    ) -> Outcome<()> {
+        let cases = engine.cases();
+        if let (true, Some(output), Some(case)) = (self.arguments.explain, &output, cases.first()) {
+            output.explain(engine, *case)?;
+        }
+        if let Some(output) = &output {
+            output.progress.print(&table::columns(self.arguments))?;
+        }
+        let mut cycle = 0;
+        while self.arguments.cycles == 0 || cycle < self.arguments.cycles {
+            for case in &cases {
+                self.part(engine, *case, output, totals)?;
+            }
+            cycle += 1;
+        }
+        Ok(())
+    }
+
+    fn part(
+        &self,
+        engine: &mut Engine<'_>,
+        case: Case,
+        output: &mut Option<Output<'_>>,
+        totals: &mut Totals,
+    ) -> Outcome<()> {
+        engine.warm_up(case)?;
+        for bytes in engine.sizes() {
+            if let Some(output) = &output {
+                output.progress.begins(format!("{bytes} bytes, {}", case.datatype.name()));
+            }
+            let row = engine.row(case, bytes)?;
+            totals.add(&row);
+            if let Some(output) = output {
+                output.row(&row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The descriptions of all ranks.
+    fn devices(
+        &self,
+        world: &Communicator,
+        group: usize,
+        thread: usize,
+    ) -> Result<Vec<Device>, ccl::Error> {
+        let hostname = uname().nodename().to_string_lossy().into_owned();
+        let hostname = hostname.split('.').next().unwrap_or_default().to_owned();
+        let settings = &self.config.settings;
+        let rails: Vec<String> = settings.rails.iter().map(ToString::to_string).collect();
+        let description = match rails.as_slice() {
+            [] => "CPU".to_owned(),
+            rails => format!("CPU, rails {}", rails.join(",")),
+        };
+        let host = settings.host_identity.clone().unwrap_or_else(|| hostname.clone());
+        let own = [
+            group.to_string(),
+            std::process::id().to_string(),
+            hostname,
+            thread.to_string(),
+            host,
+            description,
+        ];
+        let mut sent = own.join("\n").into_bytes();
+        sent.resize(DESCRIPTION_BYTES, 0);
+        let mut received = vec![0; DESCRIPTION_BYTES * world.size() as usize];
+        world.all_gather(&sent, &mut received)?;
+        Ok(received.chunks(DESCRIPTION_BYTES).enumerate().map(parse_device).collect())
+    }
+}
+
+fn parse_device((rank, bytes): (usize, &[u8])) -> Device {
+    let text = String::from_utf8_lossy(bytes);
+    let mut fields = text.trim_end_matches('\0').split('\n').map(str::to_owned);
+    let mut next = || fields.next().unwrap_or_default();
+    let (group, pid, hostname) = (next(), next(), next());
+    let (thread, host, description) = (next(), next(), next());
+    Device {
+        rank,
+        group: group.parse().unwrap_or(0),
+        pid: pid.parse().unwrap_or(0),
+        hostname,
+        thread: thread.parse().unwrap_or(0),
+        host,
+        description,
+    }
+}
+
+/// What the rows add up to.
+#[derive(Debug, Default)]
+struct Totals {
+    /// Rows and forms with wrong elements, and overwritten bytes.
+    errors: u64,
+    bandwidth_sum: f64,
+    bandwidths: u32,
+}
+
+impl Totals {
+    fn add(&mut self, row: &Row) {
+        for Measurement { wrong, overwritten, bus_bandwidth, .. } in
+            [&row.out_of_place, &row.in_place]
+        {
+            self.errors += u64::from(wrong.unwrap_or(0) > 0) + overwritten;
+            self.bandwidth_sum += bus_bandwidth;
+            self.bandwidths += 1;
+        }
+    }
+
+    fn bandwidth(&self) -> f64 {
+        self.bandwidth_sum / f64::from(self.bandwidths.max(1))
+    }
+}
+
+/// What rank 0 shows.
+#[derive(Debug)]
+struct Output<'a> {
+    session: &'a Session<'a>,
+    progress: Progress,
+    report: Option<Report>,
+}
+
+impl<'a> Output<'a> {
+    fn begin(
+        session: &'a Session<'a>,
+        engine: &Engine<'_>,
+        devices: &[Device],
+        ranks: usize,
+    ) -> Outcome<Self> {
+        let Session { benchmark, arguments, .. } = session;
+        let cycles = arguments.cycles.max(1);
+        let progress = Progress::new((engine.cases().len() * engine.sizes().len() * cycles) as u64);
+        let mut report =
+            arguments.report.as_ref().map(|path| Report::create(path, arguments)).transpose()?;
+        let mut lines = Vec::new();
+        if let Some(report) = &mut report {
+            lines.push(format!("# Writing JSON output to {}", report.path().display()));
+            report.devices(devices);
+        }
+        lines.extend(table::header(benchmark.name, arguments));
+        lines.push("# Using devices".to_owned());
+        lines.extend(devices.iter().map(table::device));
+        lines.extend((benchmark.remark)(ranks).map(|remark| format!("# Note: {remark}")));
+        progress.print(&lines)?;
+        Ok(Self { session, progress, report })
+    }
+
+    fn explain(&self, engine: &Engine<'_>, case: Case) -> Outcome<()> {
+        for bytes in engine.sizes() {
+            let text = engine.explained(case, bytes)?;
+            let text = text.unwrap_or_else(|| "nothing to choose".to_owned());
+            let heading = format!("#\n# {bytes} bytes:");
+            let lines = text.trim_end().lines().map(|line| format!("#   {line}"));
+            self.progress.print(&std::iter::once(heading).chain(lines).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, row: &Row) -> Outcome<()> {
+        let Session { benchmark, arguments, .. } = self.session;
+        if let Some(report) = &mut self.report {
+            report.row(row, arguments, benchmark.name);
+        }
+        self.progress.finished();
+        self.progress.print(&[table::row(row)])
+    }
+
+    /// Prints the lines below the table, and finds out whether the run was good.
+    fn end(mut self, totals: &Totals, buffer_bytes: usize, outcome: Outcome<()>) -> Outcome<()> {
+        self.progress.ends();
+        let Session { benchmark, arguments, wishes, .. } = self.session;
+        let outcome = outcome.and_then(|()| {
+            let bandwidth = totals.bandwidth();
+            let least = wishes.least_bandwidth;
+            if arguments.memory_report == 1 {
+                self.progress.print(&[memory_line(buffer_bytes)])?;
+            }
+            self.progress.print(&table::footer(benchmark.name, totals.errors, bandwidth, least))?;
+            if let Some(report) = &mut self.report {
+                report.footer(totals.errors, bandwidth, least);
+            }
+            verdict(totals, least)
+        });
+        if let Some(mut report) = self.report {
+            if let Err(failure) = &outcome {
+                report.error(failure.to_string());
+            }
+            report.finish()?;
+        }
+        outcome
+    }
+}
+
+fn verdict(totals: &Totals, least: Option<f64>) -> Outcome<()> {
+    let bandwidth = totals.bandwidth();
+    match least {
+        _ if totals.errors > 0 => Err(Failure::Results("results were wrong".to_owned())),
+        Some(least) if table::is_slow(bandwidth, least) => Err(Failure::Results(format!(
+            "the average bus bandwidth is less than 90 % of {least} GB/s"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The memory of rank 0: its buffers, and what its process had in memory at most.
+fn memory_line(buffer_bytes: usize) -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kilobytes: u32 = peak
+        .and_then(|line| line.split_whitespace().next())
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0);
+    #[allow(clippy::cast_precision_loss, reason = "only three digits are shown")]
+    let buffers = memory(buffer_bytes as f64);
+    let peak = memory(f64::from(kilobytes) * 1024.0);
+    format!("# {:<20} : Buffers {buffers} | Peak of the process {peak}", "Memory usage")
+}

@@ -1,0 +1,89 @@
+//! Sizes on the command line, and the sequence of sizes of a run.
+
+/// Parses `32M`: a whole number and at most one of `K`, `M`, `G` (powers of 1024, either case),
+/// optionally followed by `B` or `iB`.
+///
+/// # Errors
+/// Says what is allowed.
+pub fn parse(text: &str) -> Result<usize, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim_start().to_ascii_uppercase();
+    let letter = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit);
+    let shift = match letter {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err("allowed: a whole number, optionally with K, M or G".to_owned()),
+    };
+    let number: usize =
+        number.parse().map_err(|_| "allowed: a whole number, optionally with K, M or G")?;
+    number.checked_mul(1 << shift).ok_or_else(|| "the size is too large".to_owned())
+}
+
+/// From which size to which, and how to get from one to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    /// First size in bytes.
+    pub least: usize,
+    /// No size is larger than this.
+    pub most: usize,
+    /// How the size grows.
+    pub step: Step,
+}
+
+/// How the size grows from row to row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// By so many bytes.
+    Bytes(usize),
+    /// So many times.
+    Factor(usize),
+}
+
+impl Sweep {
+    /// The sizes, in order. A step of nothing gives one size.
+    pub fn sizes(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.least), move |size| {
+            let next = match self.step {
+                Step::Bytes(bytes) => size.checked_add(bytes)?,
+                Step::Factor(factor) => size.checked_mul(factor)?,
+            };
+            (next > *size && next <= self.most).then_some(next)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suffixes_are_powers_of_1024() {
+        for (text, bytes) in [
+            ("8", 8),
+            ("0", 0),
+            ("4k", 4096),
+            ("32M", 32 << 20),
+            ("32MB", 32 << 20),
+            ("2GiB", 2 << 30),
+            ("1 K", 1024),
+        ] {
+            assert_eq!(parse(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "M", "-1", "1.5M", "3T", "8x", "99999999999999999999", "99999999999G"] {
+            assert!(parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sweeps_end_at_the_most() {
+        let sizes = |least, most, step| Sweep { least, most, step }.sizes().collect::<Vec<_>>();
+        assert_eq!(sizes(8, 100, Step::Factor(4)), [8, 32]);
+        assert_eq!(sizes(8, 20, Step::Bytes(4)), [8, 12, 16, 20]);
+        assert_eq!(sizes(8, 20, Step::Bytes(0)), [8]);
+        assert_eq!(sizes(0, 20, Step::Factor(2)), [0]);
+        assert_eq!(sizes(64, 64, Step::Bytes(1 << 20)), [64]);
+    }
+}

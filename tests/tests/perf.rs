@@ -1,0 +1,353 @@
+//! The benchmark binaries as real processes: every collective, several numbers of ranks, pretended
+//! hosts and rails; results must be right, processes must not outlive their launcher.
+#![allow(clippy::disallowed_methods, reason = "a test has deadlines for the processes it starts")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// No run of this file takes nearly as long on an idle machine.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// Seconds after which the library gives up, so that a hang names the ranks it waited for.
+const CALL_TIMEOUT: &str = "40";
+
+/// How often something is looked at that cannot be waited for with a deadline.
+const GLANCE: Duration = Duration::from_millis(5);
+
+/// The benchmarks besides `all_reduce_perf`.
+const OTHERS: [&str; 10] = [
+    env!("CARGO_BIN_EXE_all_gather_perf"),
+    env!("CARGO_BIN_EXE_reduce_scatter_perf"),
+    env!("CARGO_BIN_EXE_broadcast_perf"),
+    env!("CARGO_BIN_EXE_reduce_perf"),
+    env!("CARGO_BIN_EXE_alltoall_perf"),
+    env!("CARGO_BIN_EXE_alltoallv_perf"),
+    env!("CARGO_BIN_EXE_gather_perf"),
+    env!("CARGO_BIN_EXE_scatter_perf"),
+    env!("CARGO_BIN_EXE_sendrecv_perf"),
+    env!("CARGO_BIN_EXE_hypercube_perf"),
+];
+
+const ALL_REDUCE: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
+
+/// A process with its own group, which is killed with the value.
+struct Running {
+    child: Child,
+}
+
+impl Running {
+    fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(program);
+        let foreign = ["R2CCL_", "NCCL_TESTS_", "RANK", "OMPI_", "PMI_", "SLURM_"];
+        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+        for name in names.filter(|name| foreign.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+        let child = command
+            .args(arguments.split_whitespace())
+            .args(["-T", CALL_TIMEOUT])
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        Self { child }
+    }
+
+    /// What it printed, and how it ended.
+    fn finish(mut self) -> Finished {
+        let output = drain(self.child.stdout.take().unwrap());
+        let errors = drain(self.child.stderr.take().unwrap());
+        let end = Instant::now() + DEADLINE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < end, "{} hangs", self.child.id());
+            thread::sleep(GLANCE);
+        };
+        let left = end.saturating_duration_since(Instant::now());
+        let text = |from: mpsc::Receiver<String>| from.recv_timeout(left).unwrap();
+        Finished { status, output: text(output), errors: text(errors) }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The group is there as long as one of its processes is, or the first was not waited for.
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            let group = Pid::from_raw(pid).unwrap();
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+struct Finished {
+    status: ExitStatus,
+    output: String,
+    errors: String,
+}
+
+impl Finished {
+    /// The rows of the table as words.
+    fn rows(&self) -> Vec<Vec<&str>> {
+        let rows = self.output.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        rows.map(|row| row.split_whitespace().collect()).collect()
+    }
+
+    fn assert_right(&self, what: &str) {
+        assert!(self.status.success(), "{what}: {}\n{}\n{}", self.status, self.output, self.errors);
+        assert!(self.output.contains("# Out of bounds values : 0 OK\n"), "{what}: {}", self.output);
+        assert!(!self.output.contains('\x1b') && !self.errors.contains('\x1b'), "{what}: colours");
+        let rows = self.rows();
+        assert!(!rows.is_empty(), "{what}: {}", self.output);
+        for row in rows {
+            // Size, count, type, perhaps an operation, root; then time, two bandwidths, #wrong, twice.
+            let [.., out_of_place, _, _, _, in_place] = row.as_slice() else {
+                panic!("{what}: {row:?}");
+            };
+            assert_eq!(*out_of_place, "0", "{what}: {row:?}");
+            assert!(["0", "N/A"].contains(in_place), "{what}: {row:?}");
+        }
+    }
+}
+
+/// Reads to the end on a thread of its own, so that a full pipe stops nobody.
+fn drain(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        let read = from.read_to_string(&mut text);
+        // Nobody listens if the test failed meanwhile.
+        let _ = sender.send(read.map_or_else(|cause| cause.to_string(), |_| text));
+    });
+    receiver
+}
+
+fn run(program: &str, arguments: &str) -> Finished {
+    Running::start(program, arguments, &[]).finish()
+}
+
+fn name(program: &str) -> &str {
+    Path::new(program).file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn all_reduce_is_right_for_every_type_and_operation() {
+    let finished = run(ALL_REDUCE, "--ranks 4 -b 8 -e 64K -f 8 -d all -o all -n 2");
+    finished.assert_right("all_reduce_perf");
+    let sizes = 5;
+    assert_eq!(finished.rows().len(), sizes * 12 * 6);
+}
+
+#[test]
+fn the_other_collectives_are_right_for_two_three_and_five_ranks() {
+    for program in OTHERS {
+        for ranks in [2, 3, 5] {
+            let line = format!("--ranks {ranks} -b 64 -e 32K -f 16 -n 2 -d half -r all -w 0");
+            run(program, &line).assert_right(&format!("{} {line}", name(program)));
+        }
+    }
+}
+
+#[test]
+fn all_collectives_are_right_between_hosts_with_several_rails() {
+    for program in OTHERS.into_iter().chain([ALL_REDUCE]) {
+        let line = "--ranks 6 --hosts 3 --rails 4 -b 1K -e 256K -f 16 -n 2 -r 1";
+        let finished = run(program, line);
+        finished.assert_right(&format!("{} {line}", name(program)));
+        assert!(
+            finished
+                .output
+                .contains("[host2] CPU, rails 127.1.3.1,127.1.3.2,127.1.3.3,127.1.3.4\n")
+        );
+    }
+}
+
+#[test]
+fn threads_groups_registration_and_odd_addresses_are_right() {
+    for (program, line) in [
+        (ALL_REDUCE, "-t 3 -b 4 -e 64K -f 16 -n 2 -m 3 -d all -o avg"),
+        (ALL_REDUCE, "-t 2 -g 2 -b 1K -e 64K -f 8 -n 3 -u 3 -z 1 -a 3"),
+        (
+            ALL_REDUCE,
+            "--ranks 2 -t 2 -b 1K -e 4K -f 2 -n 3 -z 3 -m 2 -C 1 -S 1 -I 1 -K 1 -M 1 -R 1 -c 2",
+        ),
+        (ALL_REDUCE, "--ranks 2 -b 64K -e 4M -f 8 -n 2 -R 1"),
+        (OTHERS[0], "-b 1K -e 1K -n 1"),
+        (OTHERS[8], "-t 2 -b 0 -e 4K -i 2K -n 2 -m 4"),
+        (OTHERS[9], "-t 4 -b 64 -e 64K -f 4 -n 2 -m 2"),
+    ] {
+        let finished = run(program, line);
+        assert!(finished.status.success(), "{line}: {}{}", finished.output, finished.errors);
+        assert!(finished.output.contains("# Out of bounds values : 0 OK\n"), "{line}");
+    }
+}
+
+#[test]
+fn the_table_is_that_of_nccl_tests() {
+    let finished = run(ALL_REDUCE, "-b 1K -e 2K -f 2 -n 1 -t 2");
+    let lines: Vec<&str> = finished.output.lines().collect();
+    assert_eq!(lines[1], "# Collective test starting: all_reduce_perf");
+    assert_eq!(lines[4], "# Using devices");
+    assert!(lines[5].starts_with("#  Rank  0 Group  0 Pid "), "{}", lines[5]);
+    assert!(lines[8].ends_with("out-of-place                       in-place          "));
+    assert_eq!(
+        lines[11].split_whitespace().collect::<Vec<_>>()[..5],
+        ["1024", "256", "float", "sum", "-1"]
+    );
+    assert_eq!(lines[11].len(), 118, "{:?}", lines[11]);
+    assert_eq!(lines[13], "# Out of bounds values : 0 OK");
+    assert!(lines[14].starts_with("# Avg bus bandwidth    : "));
+    assert_eq!(lines[15..], ["#", "# Collective test concluded: all_reduce_perf"]);
+}
+
+#[test]
+fn a_matrix_file_gives_the_counts_of_alltoallv() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("matrix");
+    fs::write(&file, "0 4096 16\n 32 64 0\n 0 0 8192\n").unwrap();
+    let variables = [("NCCL_TESTS_ALLTOALLV_MATRIX_FILE", file.to_str().unwrap())];
+    let finished = Running::start(OTHERS[5], "-t 3 -b 8K -n 2 -d int8", &variables).finish();
+    finished.assert_right("alltoallv_perf with a file");
+    assert_eq!(finished.rows()[0][..2], ["8208", "8208"]);
+    let finished = Running::start(OTHERS[5], "-t 4 -b 8K", &variables).finish();
+    assert_eq!(finished.status.code(), Some(3), "{}", finished.errors);
+    assert!(finished.errors.contains("4 ranks need 4"), "{}", finished.errors);
+}
+
+#[test]
+fn a_bandwidth_that_is_not_reached_fails() {
+    let variables = [("NCCL_TESTS_MIN_BW", "1e9")];
+    let finished = Running::start(ALL_REDUCE, "--ranks 2 -b 1K -e 1K -n 1", &variables).finish();
+    assert_eq!(finished.status.code(), Some(1), "{}", finished.errors);
+    let verdict = finished.output.lines().find(|line| line.contains("Avg bus")).unwrap();
+    assert!(verdict.ends_with(" FAILED"), "{verdict}");
+}
+
+#[test]
+fn the_candidates_are_explained_and_chosen_by_name() {
+    let finished = run(ALL_REDUCE, "--ranks 4 -b 1K -e 1M -f 1024 -n 1 --explain --algo ring");
+    finished.assert_right("all_reduce_perf --explain");
+    assert!(finished.output.contains("# 1048576 bytes:\n"), "{}", finished.output);
+    assert!(finished.output.contains("ring"), "{}", finished.output);
+    let unknown = run(ALL_REDUCE, "--ranks 2 -b 1K -e 1K -n 1 --algo no-such-thing");
+    assert_eq!(unknown.status.code(), Some(3), "{}", unknown.output);
+    assert!(unknown.errors.contains("no-such-thing"), "{}", unknown.errors);
+}
+
+#[test]
+fn the_report_is_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("report.json");
+    let line = format!("--ranks 2 -b 1K -e 4K -f 2 -n 2 -I 1 -J {}", file.display());
+    let finished = run(ALL_REDUCE, &line);
+    assert!(finished.status.success(), "{}", finished.errors);
+    let report: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert_eq!(report["results"].as_array().unwrap().len(), 3);
+    assert_eq!(report["results"][2]["out_of_place"]["nwrong"], 0);
+    let times = &report["results"][0]["in_place_per_iter"]["times_us"];
+    assert_eq!(times.as_array().unwrap().len(), 2);
+    assert_eq!(report["config"]["devices"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn impossible_arguments_are_refused() {
+    for line in ["-b 2M -e 1M", "-d float128", "--hosts 2", "--ranks 2 --hosts 3"] {
+        let finished = run(ALL_REDUCE, line);
+        assert_eq!(finished.status.code(), Some(2), "{line}: {}", finished.errors);
+    }
+    let finished = run(OTHERS[2], "-t 2 -r 2 -b 8 -e 8");
+    assert_eq!(finished.status.code(), Some(3), "{}", finished.errors);
+    assert!(finished.errors.contains("there are only 2 ranks"), "{}", finished.errors);
+}
+
+/// A run without an end, and the processes of its ranks once the first row is there.
+fn endless(ranks: usize) -> (Running, Vec<PathBuf>) {
+    let line = format!("--ranks {ranks} -b 64K -e 64K -n 5 -N 0");
+    let mut running = Running::start(ALL_REDUCE, &line, &[]);
+    let mut output = running.child.stdout.take().unwrap();
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        let mut text = String::new();
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = output.read(&mut bytes) {
+            text.push_str(&String::from_utf8_lossy(&bytes[..count]));
+            if text.lines().any(|line| !line.starts_with('#') && line.contains("float")) {
+                // Reading goes on, so that the run does not end for want of a reader.
+                let _ = sender.send(());
+                text.clear();
+            }
+        }
+    });
+    receiver.recv_timeout(DEADLINE).unwrap();
+    let pid = running.pid();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let children: Vec<PathBuf> =
+        children.split_whitespace().map(|child| Path::new("/proc").join(child)).collect();
+    assert_eq!(children.len(), ranks);
+    (running, children)
+}
+
+/// Waits until none of the processes runs any more.
+fn assert_gone(processes: &[PathBuf]) {
+    let end = Instant::now() + DEADLINE;
+    let runs = |process: &PathBuf| {
+        let status = fs::read_to_string(process.join("stat")).unwrap_or_default();
+        let state = status.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+        state.is_some_and(|state| state != 'Z')
+    };
+    while processes.iter().any(runs) {
+        assert!(Instant::now() < end, "{processes:?} still run");
+        thread::sleep(GLANCE);
+    }
+}
+
+fn kill(process: &Path) {
+    let number = process.file_name().unwrap().to_str().unwrap().parse().unwrap();
+    rustix::process::kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn a_rank_that_dies_ends_the_run() {
+    let (mut running, ranks) = endless(3);
+    let errors = drain(running.child.stderr.take().unwrap());
+    kill(&ranks[2]);
+    let end = Instant::now() + DEADLINE;
+    let status = loop {
+        if let Some(status) = running.child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(Instant::now() < end, "the launcher does not notice");
+        thread::sleep(GLANCE);
+    };
+    assert_gone(&ranks);
+    let errors = errors.recv_timeout(DEADLINE).unwrap();
+    assert!(!status.success(), "{status}");
+    assert!(errors.contains("rank "), "{errors}");
+}
+
+#[test]
+fn ranks_end_with_their_launcher() {
+    let (running, ranks) = endless(3);
+    let launcher = Path::new("/proc").join(running.pid().to_string());
+    kill(&launcher);
+    assert_gone(&ranks);
+}
