@@ -164,7 +164,7 @@ fn the_library_exports_the_functions_of_the_header_and_nothing_else() {
     let library = Workshop::new();
     let nm = Command::new("nm").args(["-D", "--defined-only"]).arg(&library.library).output();
     let Ok(output) = nm else {
-        println!("skipped: there is no nm");
+        support::skip("the exported names: there is no nm");
         return;
     };
     let listing = support::check("nm", &output);
@@ -181,7 +181,7 @@ fn the_library_has_its_name_and_stays_loaded() {
     let library = Workshop::new();
     let readelf = Command::new("readelf").arg("-dW").arg(&library.library).output();
     let Ok(output) = readelf else {
-        println!("skipped: there is no readelf");
+        support::skip("the name of the library: there is no readelf");
         return;
     };
     let listing = support::check("readelf", &output);
@@ -203,6 +203,6 @@ fn the_header_is_cpp_too() {
     compiler.arg("-I").arg(include_folder()).arg(source);
     match compiler.output() {
         Ok(output) => drop(support::check("g++", &output)),
-        Err(_) => println!("skipped: there is no g++"),
+        Err(_) => support::skip("the header in C++: there is no g++"),
     }
 }

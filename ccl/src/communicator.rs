@@ -87,7 +87,10 @@ impl Communicator {
         let control = Control::join(id, rank, size, deadline)?;
         let (settings, key) = (&config.settings, id.key());
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
-            .inspect_err(|error| announce(&control, rank, error))?;
+            .inspect_err(|error| {
+                announce(&control, rank, error);
+                control.leave(0);
+            })?;
         let planner = Planner::new(rank, connected.topology, settings.clone());
         let executor = Executor::new(rank, connected.links);
         let ladder = Ladder::new(connected.ranks_here, connected.cores);

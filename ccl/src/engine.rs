@@ -17,7 +17,7 @@ use ccl_transport::{Loan, TransportError, clock};
 use smallvec::SmallVec;
 
 use crate::bootstrap::Control;
-use crate::executor::{Arithmetic, Executor, Failure, Task};
+use crate::executor::{Arithmetic, Executor, Failure, LEAST_LOAN_BYTES, Task};
 use crate::operation::Operation;
 use crate::plans::{Planner, barrier_request};
 
@@ -249,8 +249,7 @@ impl Engine {
         arithmetic: Option<Arithmetic>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let lent = |region: &Region<'_>| Allocation::loan(region.address(), region.bytes());
-        let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(lent).collect();
+        let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(loan).collect();
         let task = &Task { program, buffers, loans: &loans, stamp, arithmetic };
         let mut ladder = self.ladder.clone();
         let mut started: Option<Instant> = None;
@@ -270,7 +269,7 @@ impl Engine {
                 ladder.reset();
                 continue;
             }
-            if ladder.pause() {
+            if ladder.pause(run.sockets()) {
                 run.inspect().map_err(explain)?;
                 if let Some(fault) = limits.fault() {
                     return Err(fault);
@@ -298,6 +297,12 @@ impl Engine {
         self.history[stamp.sequence as usize % REMEMBERED_CALLS] = Some(stamp);
         stamp
     }
+}
+
+/// How peers on this host can read a buffer, if it is worth their while.
+fn loan(buffer: &Region<'_>) -> Option<Loan> {
+    let large = buffer.bytes() >= LEAST_LOAN_BYTES;
+    large.then(|| Allocation::loan(buffer.address(), buffer.bytes())).flatten()
 }
 
 fn or_empty(region: Option<Region<'_>>) -> Region<'_> {

@@ -6,6 +6,7 @@
 //! nothing moved the caller decides how.
 
 use std::collections::VecDeque;
+use std::os::fd::RawFd;
 
 use ccl_core::collective::Collective;
 use ccl_core::datatype::DataType;
@@ -21,7 +22,7 @@ const INLINE_OPERANDS: usize = 32;
 
 /// Shorter stretches are copied through the slots of the link, which is quicker than to wait until
 /// the peer has read them.
-const LEAST_LOAN_BYTES: usize = 32 << 10;
+pub(crate) const LEAST_LOAN_BYTES: usize = 32 << 10;
 
 /// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
 const LOAN_BYTES: usize = 256 << 10;
@@ -65,6 +66,11 @@ pub(crate) struct Executor {
     links: Links,
     /// Links that have to be pushed.
     pushed: Vec<usize>,
+    /// Their sockets.
+    sockets: Vec<RawFd>,
+    /// What ended a link, by link. It matters only to programs that still need the link: a peer that
+    /// has all it needs may leave before us.
+    broken: Vec<Option<TransportError>>,
     scratch: Scratch,
     /// One tile of scaled contributions.
     scaled: Scratch,
@@ -95,18 +101,21 @@ struct Progress {
 
 impl Executor {
     pub(crate) fn new(me: Rank, links: Links) -> Self {
-        let needs_push = |link: &Box<dyn Link>| {
-            let mut descriptors = Vec::new();
-            link.descriptors(&mut descriptors);
-            !descriptors.is_empty()
-        };
-        let pushed = (0..links.len())
-            .filter(|index| links[*index].as_ref().is_some_and(needs_push))
-            .collect();
+        let (mut pushed, mut sockets) = (Vec::new(), Vec::new());
+        for (index, link) in links.iter().enumerate() {
+            let before = sockets.len();
+            if let Some(link) = link {
+                link.descriptors(&mut sockets);
+            }
+            if sockets.len() > before {
+                pushed.push(index);
+            }
+        }
         let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
         let progress = Progress { used: vec![0; links.len()], ..Progress::default() };
         let scaled = Scratch::new(largest);
-        Self { me, links, pushed, scratch: Scratch::new(0), scaled, progress }
+        let broken = vec![None; links.len()];
+        Self { me, links, pushed, sockets, broken, scratch: Scratch::new(0), scaled, progress }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
@@ -118,6 +127,8 @@ impl Executor {
             task: *task,
             links: &mut self.links,
             pushed: &self.pushed,
+            sockets: &self.sockets,
+            broken: &mut self.broken,
             scratch: self.scratch.region(),
             scaled: self.scaled.region(),
             progress: &mut self.progress,
@@ -174,6 +185,8 @@ pub(crate) struct Run<'a> {
     task: Task<'a>,
     links: &'a mut Links,
     pushed: &'a [usize],
+    sockets: &'a [RawFd],
+    broken: &'a mut [Option<TransportError>],
     scratch: Region<'a>,
     scaled: Region<'a>,
     progress: &'a mut Progress,
@@ -193,7 +206,10 @@ enum Departure {
 impl<'a> Run<'a> {
     /// Moves what can be moved. Tells whether anything did.
     pub(crate) fn sweep(&mut self) -> Result<bool, Failure> {
-        let mut moved = push(self.links, self.pushed)?;
+        let mut moved = false;
+        for place in 0..self.pushed.len() {
+            moved |= self.push(self.pushed[place])?;
+        }
         for lane in 0..self.task.program.sends.len() {
             moved |= self.send(lane)?;
         }
@@ -208,15 +224,44 @@ impl<'a> Run<'a> {
 
     /// Whether every byte has moved, and none waits in this process.
     pub(crate) fn finished(&self) -> bool {
-        self.progress.left == 0 && flushed(self.links, self.pushed)
+        let flushed = |index: &usize| {
+            let link = self.links[*index].as_ref();
+            self.broken[*index].is_some() || link.is_none_or(|link| link.flushed())
+        };
+        self.progress.left == 0 && self.pushed.iter().all(flushed)
+    }
+
+    /// Lets a link do its own work. Tells whether there was any.
+    fn push(&mut self, index: usize) -> Result<bool, Failure> {
+        if self.broken[index].is_none() {
+            let Some(link) = &mut self.links[index] else { return Ok(false) };
+            match link.progress() {
+                Ok(moved) => return Ok(moved),
+                Err(cause) => self.broken[index] = Some(cause),
+            }
+        }
+        let needed = |(lane, done): (&Lane, &usize)| {
+            *done < lane.steps.len() && self.index(lane.port) == index
+        };
+        let Program { sends, receives, .. } = self.task.program;
+        let sending = sends.iter().zip(&self.progress.sent).find(|pair| needed(*pair));
+        let receiving = receives.iter().zip(&self.progress.received).find(|pair| needed(*pair));
+        match (sending.or(receiving), &self.broken[index]) {
+            (Some((lane, _)), Some(cause)) => {
+                Err(Failure::Link { peer: lane.port.rank(), cause: cause.clone() })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The sockets on which something may arrive.
+    pub(crate) fn sockets(&self) -> &'a [RawFd] {
+        self.sockets
     }
 
     /// Asks the links that need no push whether they are still sound.
     pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
-        for index in 0..self.links.len() {
-            advance_link(self.links, index)?;
-        }
-        Ok(())
+        (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
     }
 
     /// The ranks from which something is still to come.
@@ -327,9 +372,9 @@ impl<'a> Run<'a> {
     /// Hands the next bytes of a sending step to the link, if both are ready.
     fn depart(&mut self, port: Port, step: StepIndex) -> Result<Departure, Failure> {
         let this = &self.task.program.steps[step as usize];
-        let Action::Send { from, .. } = this.action else { unreachable!("a lane of sends") };
+        let Action::Send { from, lend, .. } = this.action else { unreachable!("a lane of sends") };
         let posted = self.progress.posted[step as usize];
-        let loan = self.loan(from, posted, this.bytes);
+        let loan = self.loan(from, posted, this.bytes).filter(|_| lend);
         let limit = self.progress.limit(self.task.program, step);
         let (stamp, factor) = (self.stamp(step), self.factor(from));
         let span = Span { offset: from.offset + posted, ..from };
@@ -520,25 +565,6 @@ impl<'a> Run<'a> {
         }
         moved
     }
-}
-
-fn push(links: &mut Links, pushed: &[usize]) -> Result<bool, Failure> {
-    let mut moved = false;
-    for &index in pushed {
-        moved |= advance_link(links, index)?;
-    }
-    Ok(moved)
-}
-
-fn advance_link(links: &mut Links, index: usize) -> Result<bool, Failure> {
-    let ranks = links.len() / 2;
-    let Some(link) = &mut links[index] else { return Ok(false) };
-    let peer = Rank(u32::try_from(index % ranks).unwrap_or(u32::MAX));
-    link.progress().map_err(|cause| Failure::Link { peer, cause })
-}
-
-fn flushed(links: &Links, pushed: &[usize]) -> bool {
-    pushed.iter().all(|index| links[*index].as_ref().is_none_or(|link| link.flushed()))
 }
 
 #[cfg(test)]

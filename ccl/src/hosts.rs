@@ -32,13 +32,13 @@ impl HostIdentity {
     /// The identity of this process' host, whatever the settings say.
     #[must_use]
     pub fn observed() -> Self {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let boot = booted_system();
         let namespace = |kind: &str| {
             fs::read_link(format!("/proc/self/ns/{kind}"))
                 .map_or_else(|_| "?".to_owned(), |target| target.to_string_lossy().into_owned())
         };
         let (net, pid) = (namespace("net"), namespace("pid"));
-        Self(format!("{}/{}/{net}/{pid}", boot.trim(), host_name()))
+        Self(format!("{}/{}/{net}/{pid}", boot, host_name()))
     }
 
     /// The identity as text, to be sent to other ranks.
@@ -52,6 +52,14 @@ impl fmt::Display for HostIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Equal for two processes that share processors, whatever namespaces they are in and whichever hosts
+/// they pretend to be.
+#[must_use]
+pub fn booted_system() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    boot.trim().to_owned()
 }
 
 /// The name of this host, for messages.

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::Links;
-use crate::hosts::{HostIdentity, nics};
+use crate::hosts::{HostIdentity, booted_system, nics};
 
 /// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
 const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
@@ -35,6 +35,8 @@ pub(crate) struct Connected {
 /// What a rank tells the others about itself.
 #[derive(Debug, Serialize, Deserialize)]
 struct Introduction {
+    /// The machine, which ranks that pretend to live on different hosts may share.
+    machine: String,
     host: String,
     cores: u32,
     rails: Vec<f64>,
@@ -79,6 +81,7 @@ impl Group<'_> {
         let introductions: Vec<Introduction> = self.exchange(
             "introduction",
             &Introduction {
+                machine: booted_system(),
                 host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
                 cores: cores(),
                 #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
@@ -148,7 +151,7 @@ impl Group<'_> {
         self.exchange::<bool>("connected", &true)?;
         let ranks_here = introductions
             .iter()
-            .filter(|other| other.host == introductions[self.me.index()].host)
+            .filter(|other| other.machine == introductions[self.me.index()].machine)
             .count();
         Ok(Connected { links, topology, ranks_here, cores: cores() as usize })
     }

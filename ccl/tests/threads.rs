@@ -132,25 +132,30 @@ fn started_calls_run_in_order() {
 /// that, in place or not, with neighbours that use ordinary memory.
 #[test]
 fn shareable_memory_gives_the_same_results() {
-    const COUNT: usize = 300_001;
-    ranks(4, &config(), |communicator| {
+    for (ranks, count) in [(2, 16_384), (4, 8_192), (4, 16_001), (4, 300_001), (3, 1_000_000)] {
+        share(ranks, count);
+    }
+}
+
+fn share(size: u32, count: usize) {
+    ranks(size, &config(), move |communicator| {
         let me = communicator.rank().0;
-        let allocation = Allocation::new(2 * COUNT * 4).unwrap();
+        let allocation = Allocation::new(2 * count * 4).unwrap();
         let registration = communicator.register(allocation.address().addr(), 64).unwrap();
         assert!(registration.is_shared());
         for in_place in [false, true] {
-            let mut own: Vec<f32> = (0..COUNT).map(|i| (i % 1000) as f32 + me as f32).collect();
-            let mut result = vec![0f32; COUNT];
+            let mut own: Vec<f32> = (0..count).map(|i| (i % 1000) as f32 + me as f32).collect();
+            let mut result = vec![0f32; count];
             // SAFETY: the allocation is larger than both parts, and only this thread and the
             // collective use it.
             let (input, output) = unsafe {
-                let input = Region::new(allocation.address(), COUNT * 4);
-                (input, Region::new(allocation.address().add(COUNT * 4), COUNT * 4))
+                let input = Region::new(allocation.address(), count * 4);
+                (input, Region::new(allocation.address().add(count * 4), count * 4))
             };
-            ccl_kernels::copy(Region::of(&own).source(0, COUNT * 4), input.target(0, COUNT * 4));
+            ccl_kernels::copy(Region::of(&own).source(0, count * 4), input.target(0, count * 4));
             let request = Request {
                 collective: Collective::AllReduce,
-                count: COUNT,
+                count: count,
                 datatype: DataType::Float32,
                 reduction: Reduction::Builtin(ReduceOp::Sum),
                 root: Rank(0),
@@ -164,13 +169,15 @@ fn shareable_memory_gives_the_same_results() {
             let (input, output) = (Some(input), Some(output));
             communicator.run(Operation::Collective { request, input, output }).unwrap();
             let output = output.unwrap();
-            let mut got = vec![0f32; COUNT];
+            let mut got = vec![0f32; count];
             ccl_kernels::copy(
-                output.source(0, COUNT * 4),
-                Region::of_mut(&mut got).target(0, COUNT * 4),
+                output.source(0, count * 4),
+                Region::of_mut(&mut got).target(0, count * 4),
             );
-            let wrong = (0..COUNT).find(|i| got[*i] != 4.0 * (i % 1000) as f32 + 6.0);
-            assert_eq!(wrong, None, "in place: {in_place}, rank {me}");
+            let ranks = size as f32;
+            let expected = |i| ranks * (i % 1000) as f32 + ranks * (ranks - 1.0) / 2.0;
+            let wrong = (0..count).find(|i| got[*i] != expected(*i));
+            assert_eq!(wrong, None, "in place: {in_place}, rank {me} of {size}, {count}");
         }
         communicator.deregister(registration).unwrap();
     });

@@ -188,7 +188,13 @@ impl Call {
             DataType::Int64 => self.compare_as::<i64>(communicator, world, random),
             DataType::Float32 => self.compare_as::<f32>(communicator, world, random),
             DataType::Float64 => self.compare_as::<f64>(communicator, world, random),
-            other => unreachable!("{} is not drawn", other.name()),
+            DataType::Int8
+            | DataType::Uint32
+            | DataType::Uint64
+            | DataType::Float16
+            | DataType::Bfloat16
+            | DataType::Float8E4m3
+            | DataType::Float8E5m2 => unreachable!("{} is not drawn", self.datatype.name()),
         }
     }
 

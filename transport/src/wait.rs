@@ -1,23 +1,33 @@
 //! How to wait for a peer: poll, then let others run, then sleep.
 //!
 //! Polling costs 0.1 µs where a wake-up costs tens, but when ranks outnumber cores the peer may need
-//! the very core that polls; so the first rung is skipped there. The last rung bounds what a
-//! long wait costs; its naps grow, so that a rank whose peers compute for seconds does not burn a
-//! core.
+//! the very core that polls; so the first rung is skipped there. Yielding hands the core over only
+//! while the scheduler finds the other rank entitled to it, so that rung is short: after it the rank
+//! sleeps, until a socket has something or a short time has passed. The naps grow, so that a rank
+//! whose peers compute for seconds does not burn a core.
 
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use smallvec::SmallVec;
 
 use crate::clock;
 
 const SPINS_WHEN_ALONE: u32 = 2000;
-const YIELDS: u32 = 2000;
+const YIELDS_WHEN_ALONE: u32 = 200;
+const YIELDS_WHEN_CROWDED: u32 = 50;
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+
+/// Sleeping on more sockets than this needs heap memory.
+const INLINE_SOCKETS: usize = 64;
 
 /// How long somebody has waited already, and therefore what to do next.
 #[derive(Clone, Debug)]
 pub struct Ladder {
     spins: u32,
+    yields: u32,
     waited: u32,
     nap: Duration,
 }
@@ -26,8 +36,11 @@ impl Ladder {
     /// For `ranks` ranks that share `cores` processors.
     #[must_use]
     pub fn new(ranks: usize, cores: usize) -> Self {
-        let spins = if ranks <= cores { SPINS_WHEN_ALONE } else { 0 };
-        Self { spins, waited: 0, nap: FIRST_NAP }
+        let (spins, yields) = match ranks <= cores {
+            true => (SPINS_WHEN_ALONE, YIELDS_WHEN_ALONE),
+            false => (0, YIELDS_WHEN_CROWDED),
+        };
+        Self { spins, yields, waited: 0, nap: FIRST_NAP }
     }
 
     /// Something happened: start again from the first rung.
@@ -36,19 +49,38 @@ impl Ladder {
         self.nap = FIRST_NAP;
     }
 
-    /// Waits a little. Tells whether this took long enough to make a look at the clock worthwhile.
-    pub fn pause(&mut self) -> bool {
+    /// Waits a little; a longer wait ends early when one of `sockets` can be read. Tells whether
+    /// enough time has passed to make a look at the clock worthwhile.
+    pub fn pause(&mut self, sockets: &[RawFd]) -> bool {
         self.waited = self.waited.saturating_add(1);
         if self.waited <= self.spins {
             std::hint::spin_loop();
             return self.waited.is_multiple_of(256);
         }
-        if self.waited <= self.spins + YIELDS {
+        if self.waited <= self.spins + self.yields {
             std::thread::yield_now();
             return self.waited.is_multiple_of(16);
         }
-        clock::sleep(self.nap);
+        rest(sockets, self.nap);
         self.nap = (self.nap * 2).min(LONGEST_NAP);
         true
     }
+}
+
+/// Sleeps until one of `sockets` can be read, at most for `nap`.
+fn rest(sockets: &[RawFd], nap: Duration) {
+    if sockets.is_empty() {
+        return clock::sleep(nap);
+    }
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
+    let mut polled: SmallVec<[PollFd<'_>; INLINE_SOCKETS]> = sockets
+        .iter()
+        .map(|socket| {
+            // SAFETY: the caller owns the links whose sockets these are, for longer than this call.
+            let socket = unsafe { BorrowedFd::borrow_raw(*socket) };
+            PollFd::from_borrowed_fd(socket, PollFlags::IN)
+        })
+        .collect();
+    // An interrupted or failed poll is a short nap.
+    let _ = rustix::event::poll(&mut polled, Some(&timeout));
 }

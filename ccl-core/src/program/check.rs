@@ -106,7 +106,7 @@ impl World<'_> {
             self.memory[rank].get(span).cloned().ok_or(ProgramFault::ReadsNothing(me, name))
         };
         match &step.action {
-            Action::Send { port, from } => {
+            Action::Send { port, from, .. } => {
                 let message = (read(from)?, step.bytes);
                 self.transmit(me, *port, &message);
             }

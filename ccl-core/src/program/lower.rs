@@ -35,6 +35,7 @@ pub fn lower(
         element_bytes,
         places: BTreeMap::new(),
         steps: Vec::new(),
+        round_begin: 0,
         scratch_bytes: 0,
     };
     let mut transfers = Vec::new();
@@ -64,7 +65,10 @@ pub fn point_to_point(
     let mut steps = Vec::new();
     let mut own_sends = sends.iter().filter(|(peer, ..)| *peer == rank);
     for &(peer, buffer, bytes) in sends.iter().filter(|(peer, ..)| *peer != rank) {
-        steps.push(step(Action::Send { port: Port::Pair(peer), from: whole(buffer) }, bytes));
+        steps.push(step(
+            Action::Send { port: Port::Pair(peer), from: whole(buffer), lend: true },
+            bytes,
+        ));
     }
     for &(peer, buffer, bytes) in receives {
         let into = whole(buffer);
@@ -100,6 +104,8 @@ struct Lowering<'a> {
     element_bytes: usize,
     places: BTreeMap<Chunk, Place>,
     steps: Vec<Step>,
+    /// The first step of the current round.
+    round_begin: usize,
     scratch_bytes: usize,
 }
 
@@ -109,6 +115,7 @@ impl Lowering<'_> {
     fn round(&mut self, round: u32, transfers: &mut [Transfer]) {
         transfers.sort_unstable_by_key(|t| (t.chunk, t.target, t.source));
         let me = self.rank;
+        self.round_begin = self.steps.len();
         let shared = multicasts(transfers, me, self.topology);
         let mut last = None;
         for transfer in transfers.iter().filter(|t| t.source == me) {
@@ -162,7 +169,7 @@ impl Lowering<'_> {
             unreachable!("a verified schedule does not read nothing: {chunk:?} to {port:?}")
         };
         let after = place.writer.into_iter().collect();
-        let index = self.push(Action::Send { port, from }, chunk, after);
+        let index = self.push(Action::Send { port, from, lend: true }, chunk, after);
         self.place(chunk).readers.push(index);
     }
 
@@ -190,6 +197,11 @@ impl Lowering<'_> {
         let place = self.place(chunk);
         let mut after = std::mem::take(&mut place.readers);
         after.extend(place.writer);
+        for &before in after.iter().filter(|before| **before as usize >= self.round_begin) {
+            if let Action::Send { lend, .. } = &mut self.steps[before as usize].action {
+                *lend = false;
+            }
+        }
         let index = self.push(action, chunk, after);
         let place = self.place(chunk);
         place.writer = Some(index);

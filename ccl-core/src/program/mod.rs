@@ -96,6 +96,9 @@ pub enum Action {
         port: Port,
         /// What.
         from: Span,
+        /// Whether a peer may read the memory in place: nothing of the same round writes it. Then
+        /// the peer's use of it never waits for a step that waits for the memory's return.
+        lend: bool,
     },
     /// Stores what arrives from a peer.
     Receive {

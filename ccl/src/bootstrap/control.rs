@@ -204,13 +204,12 @@ impl Control {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let awaited = Awaited::Reply(number);
         // A fault, or a store that is gone, does not keep anybody from leaving.
-        let noted = self.heard.expect(awaited);
+        let noted = self.heard.expect_even_after_fault(awaited);
         if self.write(number, Request::Leave { calls }).is_err() {
             return;
         }
-        if let Ok(noted) = noted {
-            let _ = receive(&noted, deadline);
-        }
+        // What this rank announced has then gone out, even if the store is in this process.
+        let _ = receive(&noted, deadline);
     }
 
     fn ask(&self, request: Request, call: &str, deadline: Instant) -> Result<Reply, Error> {

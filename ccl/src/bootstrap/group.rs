@@ -200,7 +200,7 @@ impl Group {
 
     fn fail(&mut self, failure: Failure, newcomer: Option<Peer>, out: &mut Vec<Output>) {
         let mut to = self.everyone();
-        to.extend(newcomer);
+        to.splice(..0, newcomer);
         self.phase = Phase::Failed(failure.clone());
         out.push(Output { to, push: Push::Failed(failure) });
     }
@@ -334,12 +334,20 @@ impl Group {
     }
 
     fn everyone(&self) -> Vec<Peer> {
-        self.members.values().map(|member| member.peer).collect()
+        self.peers_except(None)
     }
 
     fn others(&self, rank: u32) -> Vec<Peer> {
-        let others = self.members.iter().filter(|(other, _)| **other != rank);
-        others.map(|(_, member)| member.peer).collect()
+        self.peers_except(Some(rank))
+    }
+
+    /// The rank in whose process the store is comes last: when it hears of a failure that process may
+    /// end, and the store with it.
+    fn peers_except(&self, rank: Option<u32>) -> Vec<Peer> {
+        let others = self.members.iter().filter(|(other, _)| Some(**other) != rank);
+        let mut others: Vec<&Member> = others.map(|(_, member)| member).collect();
+        others.sort_by_key(|member| member.process == self.host);
+        others.into_iter().map(|member| member.peer).collect()
     }
 }
 

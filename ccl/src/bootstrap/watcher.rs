@@ -91,6 +91,13 @@ impl Heard {
         Ok(receiver)
     }
 
+    /// Where the answer will arrive, whatever has happened before.
+    pub(super) fn expect_even_after_fault(&self, awaited: Awaited) -> Receiver<Answer> {
+        let (sender, receiver) = channel();
+        lock(&self.pending).insert(awaited, sender);
+        receiver
+    }
+
     /// Nobody waits for it any longer.
     pub(super) fn forget(&self, awaited: &Awaited) {
         lock(&self.pending).remove(awaited);
