@@ -51,8 +51,6 @@ pub struct Settings {
     pub shared_memory: bool,
     /// Filter of the log of the binaries, in the syntax of tracing.
     pub log: String,
-    /// Whether ranks compare what they called.
-    pub check: bool,
 }
 
 /// One row of the table.
@@ -189,12 +187,6 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
-        name: "R2CCL_CHECK",
-        default: "1",
-        help: "Whether ranks compare what they called, so that a mismatch is an error and not a hang.",
-        field: Field::Switch { of: |s| &mut s.check },
-    },
-    Setting {
         name: "R2CCL_LOG",
         default: "warn",
         help: "Log filter of the binaries, such as `info` or `ccl=debug,ccl_transport=trace`.",
@@ -259,7 +251,6 @@ impl Settings {
             job_key: None,
             shared_memory: false,
             log: String::new(),
-            check: false,
         }
     }
 }
@@ -414,7 +405,7 @@ mod tests {
         assert_eq!(settings.bootstrap_timeout, Duration::from_secs(120));
         assert_eq!((settings.tile_bytes, settings.shm_slots), (65536, 4));
         assert_eq!((settings.net_tile_bytes, settings.net_slots), (131_072, 16));
-        assert!(settings.shared_memory && settings.check && settings.algorithms.is_empty());
+        assert!(settings.shared_memory && settings.algorithms.is_empty());
         assert_eq!(
             (settings.bootstrap, settings.job_key, settings.log),
             (None, None, "warn".into())

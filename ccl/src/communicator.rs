@@ -105,6 +105,7 @@ impl Communicator {
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
         };
+        tracing::info!(rank = rank.0, size, name = config.name.as_deref(), "communicator created");
         let handle = Handle { core: Arc::new(core), driver: Mutex::new(None) };
         Ok(Self { handle: Arc::new(handle) })
     }
@@ -313,10 +314,9 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         self.core.queue.close();
-        if let Some(driver) = lock(&self.driver).take() {
-            if driver.join().is_err() {
-                tracing::error!(rank = self.core.rank.0, "the driver thread panicked");
-            }
+        let driver = lock(&self.driver).take();
+        if driver.is_some_and(|driver| driver.join().is_err()) {
+            tracing::error!(rank = self.core.rank.0, "the driver thread panicked");
         }
         self.core.leave();
     }

@@ -47,6 +47,14 @@ pub(crate) struct Engine {
     ladder: Ladder,
 }
 
+/// One call, apart from its memory.
+#[derive(Clone, Copy, Debug)]
+struct Call<'a> {
+    program: &'a Program,
+    stamp: Stamp,
+    arithmetic: Option<Arithmetic>,
+}
+
 /// What ends a call early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits<'a> {
@@ -152,9 +160,13 @@ impl Engine {
     ) -> Result<(), Error> {
         let plan = self.planner.plan(request)?;
         let stamp = self.next(plan.signature);
-        let arithmetic = arithmetic(request, self.ranks);
-        let staged = request.collective == Collective::AllToAll;
-        self.execute(&plan.program, [input, output], staged, stamp, arithmetic, limits)?;
+        let arithmetic = Some(arithmetic(request, self.ranks));
+        let call = Call { program: &plan.program, stamp, arithmetic };
+        if request.collective == Collective::AllToAll && input.address() == output.address() {
+            self.drive_aside(call, input, output, limits)?;
+        } else {
+            self.drive(call, &[input, output], limits)?;
+        }
         if request.collective.reduces() && is_integer_mean(request) {
             let blocks = request.bytes().min(output.bytes());
             divide(request.datatype, u64::from(self.ranks), output.target(0, blocks));
@@ -172,17 +184,19 @@ impl Engine {
     ) -> Result<(), Error> {
         let plan = self.planner.ragged(datatype, counts.clone())?;
         let stamp = self.next(plan.signature);
-        self.execute(&plan.program, [input, output], true, stamp, None, limits)
+        let call = Call { program: &plan.program, stamp, arithmetic: None };
+        self.drive(call, &[input, output], limits)
     }
 
     /// Lets nobody pass before everybody has come, under the name of `request`.
     fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Result<(), Error> {
         let plan = self.planner.synchronising(request)?;
         let stamp = self.next(plan.signature);
-        let arithmetic = arithmetic(&barrier_request(), self.ranks);
+        let arithmetic = Some(arithmetic(&barrier_request(), self.ranks));
         let mut token = std::mem::take(&mut self.token);
         let memory = [token.region(); 2];
-        let result = self.execute(&plan.program, memory, false, stamp, arithmetic, limits);
+        let call = Call { program: &plan.program, stamp, arithmetic };
+        let result = self.drive(call, &memory, limits);
         self.token = token;
         result
     }
@@ -216,26 +230,22 @@ impl Engine {
             plan: 0,
         };
         let stamp = Stamp { sequence: 0, signature };
-        self.drive(&program, &buffers, stamp, None, limits)
+        self.drive(Call { program: &program, stamp, arithmetic: None }, &buffers, limits)
     }
 
-    fn execute(
+    /// As [`Self::drive`], with the input put out of the way of the output first.
+    fn drive_aside(
         &mut self,
-        program: &Program,
-        [input, output]: [Region<'_>; 2],
-        staged: bool,
-        stamp: Stamp,
-        arithmetic: Option<Arithmetic>,
+        call: Call<'_>,
+        input: Region<'_>,
+        output: Region<'_>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        if !staged || input.address() != output.address() {
-            return self.drive(program, &[input, output], stamp, arithmetic, limits);
-        }
         let mut staging = std::mem::take(&mut self.staging);
         staging.grow(input.bytes());
         let aside = staging.region();
         copy(input.source(0, input.bytes()), aside.target(0, input.bytes()));
-        let result = self.drive(program, &[aside, output], stamp, arithmetic, limits);
+        let result = self.drive(call, &[aside, output], limits);
         self.staging = staging;
         result
     }
@@ -243,12 +253,11 @@ impl Engine {
     /// Sweeps until the program is done, waiting as the ladder says.
     fn drive(
         &mut self,
-        program: &Program,
+        call: Call<'_>,
         buffers: &[Region<'_>],
-        stamp: Stamp,
-        arithmetic: Option<Arithmetic>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
+        let Call { program, stamp, arithmetic } = call;
         let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(loan).collect();
         let task = &Task { program, buffers, loans: &loans, stamp, arithmetic };
         let mut ladder = self.ladder.clone();
@@ -314,7 +323,7 @@ fn is_integer_mean(request: &Request) -> bool {
 }
 
 /// How contributions are combined, and by what each rank scales its own first.
-fn arithmetic(request: &Request, ranks: u32) -> Option<Arithmetic> {
+fn arithmetic(request: &Request, ranks: u32) -> Arithmetic {
     let datatype = request.datatype;
     let (combine, factor) = match request.reduction {
         Reduction::Builtin(ReduceOp::Sum) => (Combine::Sum, None),
@@ -326,7 +335,7 @@ fn arithmetic(request: &Request, ranks: u32) -> Option<Arithmetic> {
         }
         Reduction::PreMulSum { scalar, .. } => (Combine::Sum, Some(scalar)),
     };
-    Some(Arithmetic { kernel: Kernel { datatype, combine }, factor })
+    Arithmetic { kernel: Kernel { datatype, combine }, factor }
 }
 
 /// Messages to oneself must meet in the group they are in: nobody else can complete them.

@@ -320,7 +320,9 @@ impl<'a> Run<'a> {
 
     fn stamp(&self, step: StepIndex) -> Stamp {
         let mut stamp = self.task.stamp;
-        if stamp.signature.collective == Collective::PointToPoint {
+        // Only the two ends know the count of these.
+        let collective = stamp.signature.collective;
+        if matches!(collective, Collective::PointToPoint | Collective::AllToAllV) {
             stamp.signature.count = self.task.program.steps[step as usize].bytes as u64;
         }
         stamp

@@ -89,8 +89,7 @@ impl Operation<'_> {
             Self::AllToAllV { datatype, counts, input, output } => {
                 check_counts("send", &counts.send, *datatype, input, ranks)?;
                 check_counts("receive", &counts.receive, *datatype, output, ranks)?;
-                let same = input.address() == output.address();
-                if !same && overlap(span(input), span(output)) {
+                if overlap(span(input), span(output)) {
                     return Err(overlapping());
                 }
                 Ok(())

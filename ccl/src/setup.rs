@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::Links;
-use crate::hosts::{HostIdentity, booted_system, nics};
+use crate::hosts::{HostIdentity, Nic, booted_system, nics};
 
 /// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
 const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
@@ -94,24 +94,14 @@ impl Group<'_> {
         let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));
         let remote: Vec<Rank> = remote.collect();
 
-        let shape = self.ring_shape(here.len());
         let segment = match here.len() {
             1 => None,
-            ranks => Some(Segment::create(ranks, shape).map_err(from_transport)?),
-        };
-        let endpoint = match remote.is_empty() {
-            true => None,
-            false => {
-                let rails = rails.into_iter().map(|nic| RailAddress {
-                    name: nic.name,
-                    address: nic.address,
-                    interface: Some(nic.interface),
-                    #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
-                    capacity: nic.speed_bytes_per_second as f64,
-                });
-                Some(Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)?)
+            count => {
+                let created = Segment::create(count, self.ring_shape(count));
+                Some(created.map_err(from_transport)?)
             }
         };
+        let endpoint = if remote.is_empty() { None } else { Some(self.bind(rails)?) };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
             &Whereabouts {
@@ -123,37 +113,52 @@ impl Group<'_> {
             },
         )?;
 
-        let ranks = topology.ranks() as usize;
-        let mut links: Links = (0..2 * ranks).map(|_| None).collect();
+        let mut links: Links = (0..2 * topology.ranks()).map(|_| None).collect();
         if let Some(segment) = &segment {
             self.link_host(segment, &here, &whereabouts, &mut links)?;
         }
         if let Some(endpoint) = endpoint {
-            let peers: Vec<PeerAddresses> = remote
-                .iter()
-                .map(|rank| PeerAddresses {
-                    rank: *rank,
-                    addresses: whereabouts[rank.index()].rails.clone(),
-                    capacities: introductions[rank.index()].rails.clone(),
-                })
-                .collect();
-            let shape = LinkShape {
-                tile_bytes: self.settings.net_tile_bytes,
-                slots: self.settings.net_slots,
+            let peer = |rank: &Rank| PeerAddresses {
+                rank: *rank,
+                addresses: whereabouts[rank.index()].rails.clone(),
+                capacities: introductions[rank.index()].rails.clone(),
             };
-            let connected = endpoint
-                .connect(self.me, self.communicator, &peers, shape, self.deadline)
-                .map_err(from_transport)?;
-            for (rank, link) in connected {
-                links[Port::Pair(rank).index(ranks)] = Some(link);
-            }
+            self.link_network(endpoint, remote.iter().map(peer).collect(), &mut links)?;
         }
         self.exchange::<bool>("connected", &true)?;
-        let ranks_here = introductions
-            .iter()
-            .filter(|other| other.machine == introductions[self.me.index()].machine)
-            .count();
+        let own = &introductions[self.me.index()].machine;
+        let ranks_here = introductions.iter().filter(|other| other.machine == *own).count();
         Ok(Connected { links, topology, ranks_here, cores: cores() as usize })
+    }
+
+    /// Listens on every NIC.
+    fn bind(&self, rails: Vec<Nic>) -> Result<Endpoint, Error> {
+        let rails = rails.into_iter().map(|nic| RailAddress {
+            name: nic.name,
+            address: nic.address,
+            interface: Some(nic.interface),
+            #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+            capacity: nic.speed_bytes_per_second as f64,
+        });
+        Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)
+    }
+
+    fn link_network(
+        &self,
+        endpoint: Endpoint,
+        peers: Vec<PeerAddresses>,
+        links: &mut Links,
+    ) -> Result<(), Error> {
+        let Settings { net_tile_bytes: tile_bytes, net_slots: slots, .. } = *self.settings;
+        let shape = LinkShape { tile_bytes, slots };
+        let connected = endpoint
+            .connect(self.me, self.communicator, &peers, shape, self.deadline)
+            .map_err(from_transport)?;
+        let ranks = links.len() / 2;
+        for (rank, link) in connected {
+            links[Port::Pair(rank).index(ranks)] = Some(link);
+        }
+        Ok(())
     }
 
     fn link_host(

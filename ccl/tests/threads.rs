@@ -1,4 +1,11 @@
 //! The public API between threads of one process, over shared memory: every thread is a rank.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_precision_loss,
+    reason = "small numbers; what a helper of a test unwraps fails the test"
+)]
 
 use std::sync::mpsc;
 use std::thread;
@@ -27,7 +34,7 @@ fn ranks<T: Send + 'static>(
     let id = UniqueId::create(&config.settings).unwrap();
     let (sender, receiver) = mpsc::channel();
     for rank in 0..size {
-        let (id, config, body, sender) = (id.clone(), config.clone(), body.clone(), sender.clone());
+        let (id, config, body, sender) = (id, config.clone(), body.clone(), sender.clone());
         thread::spawn(move || {
             let communicator = Communicator::create(&id, rank, size, &config).unwrap();
             sender.send((rank, body(communicator))).unwrap();
@@ -148,14 +155,12 @@ fn share(size: u32, count: usize) {
             let mut result = vec![0f32; count];
             // SAFETY: the allocation is larger than both parts, and only this thread and the
             // collective use it.
-            let (input, output) = unsafe {
-                let input = Region::new(allocation.address(), count * 4);
-                (input, Region::new(allocation.address().add(count * 4), count * 4))
-            };
+            let whole = unsafe { Region::new(allocation.address(), 2 * count * 4) };
+            let (input, output) = (whole.part(0, count * 4), whole.part(count * 4, count * 4));
             ccl_kernels::copy(Region::of(&own).source(0, count * 4), input.target(0, count * 4));
             let request = Request {
                 collective: Collective::AllReduce,
-                count: count,
+                count,
                 datatype: DataType::Float32,
                 reduction: Reduction::Builtin(ReduceOp::Sum),
                 root: Rank(0),

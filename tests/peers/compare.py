@@ -5,12 +5,13 @@
 
 The candidates take turns, round by round, so that what else happens on the machine happens to all
 of them; a cell of the table is the median over the rounds. A candidate that is not installed is
-reported and left out. A candidate that needs longer than --timeout for a size is stopped and not
-asked for that size again.
+reported and left out. A candidate that needs longer than --timeout for a size is stopped; if that
+happens in the first round, it is not asked for that size again.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import queue
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
@@ -66,13 +67,12 @@ class Plan:
 
 @dataclass
 class Candidate:
-    """A library under measurement: how it is started, and what is known about it."""
+    """A library under measurement, and how it is started."""
 
     name: str
     measure: Callable  # (candidate, plan), yields (bytes, microseconds)
     command: Callable  # (plan), returns a list of words
     version: str
-    too_slow: set = field(default_factory=set)  # of (operation, ranks, bytes)
 
 
 # What is measured
@@ -101,6 +101,11 @@ def iterations(size):
     if size <= 1 << 20:
         return 50
     return 20 if size <= 16 << 20 else 5
+
+
+def least_size(operation, ranks):
+    """The least size that has data: blocks are whole multiples of 16 bytes, as in nccl-tests."""
+    return 1 if operation in ("all_reduce", "broadcast") else 16 * ranks
 
 
 # The candidates
@@ -272,23 +277,20 @@ def stop(process):
 
 
 def run_candidate(candidate, plan):
-    """Microseconds by size, of one round. Sizes at which the candidate is too slow are left out."""
+    """Microseconds by size, of one round; infinitely many where the candidate is too slow."""
     times = {}
-    is_slow = lambda size: (plan.operation, plan.ranks, size) in candidate.too_slow
-    remaining = [size for size in plan.sizes if not is_slow(size)]
+    remaining = plan.sizes
     while remaining:
         part = Plan(plan.operation, plan.ranks, remaining, plan.timeout)
         try:
             for size, microseconds in candidate.measure(candidate, part):
                 times[size] = microseconds
+            missing = []
         except TooSlow:
-            late = next((size for size in remaining if size not in times), None)
-            if late is None:
-                break  # All is measured; only the end took too long.
-            candidate.too_slow.add((plan.operation, plan.ranks, late))
-            remaining = remaining[remaining.index(late) + 1 :]
-            continue
-        break
+            missing = [size for size in remaining if size not in times]
+            if missing:  # Otherwise all is measured, and only the end took too long.
+                times[missing[0]] = math.inf
+        remaining = missing[1:]
     return times
 
 
@@ -298,8 +300,10 @@ def run_rounds(candidates, plan, rounds):
     for number in range(rounds):
         for candidate in candidates:
             began = time.monotonic()
+            sizes = [size for size in plan.sizes if samples[candidate.name, size] != [math.inf]]
+            part = Plan(plan.operation, plan.ranks, sizes, plan.timeout)
             try:
-                times = run_candidate(candidate, plan)
+                times = run_candidate(candidate, part)
             except Failed as failure:
                 note(f"{candidate.name}: {failure}")
                 continue
@@ -322,15 +326,16 @@ def table(candidates, plan, samples):
     lines = [f"### {plan.operation}, {plan.ranks} ranks", "", row(head), row(["---"] * len(head))]
     for size in plan.sizes:
         medians = {name: median(samples[name, size]) for name in names}
-        cells = [cell(c, plan, size, medians[c.name]) for c in candidates]
         own = medians[OURS]
-        best = min((medians[name] for name in peers if medians[name]), default=None)
-        bandwidth = own and size * FACTORS[plan.operation](plan.ranks) / own / 1e3
+        measured = [medians[name] for name in peers if not math.isnan(medians[name])]
+        best = min(measured, default=math.nan)
+        bandwidth = size * FACTORS[plan.operation](plan.ranks) / own / 1e3
+        comparable = math.isfinite(own) and math.isfinite(best)
         lines.append(row([
             size_name(size),
-            *cells,
-            f"{bandwidth:.2f} GB/s" if bandwidth else "-",
-            f"{best / own:.2f}" if best and own else "-",
+            *(cell(plan, size, medians[name]) for name in names),
+            f"{bandwidth:.2f} GB/s" if math.isfinite(own) else "-",
+            f"{best / own:.2f}" if comparable else "-",
             spread(samples[OURS, size]),
         ]))
     return "\n".join(lines)
@@ -342,15 +347,15 @@ def row(cells):
 
 
 def median(values):
-    """The median, or None where nothing was measured."""
-    return statistics.median(values) if values else None
+    """The median; no number where nothing was measured."""
+    return statistics.median(values) if values else math.nan
 
 
-def cell(candidate, plan, size, microseconds):
-    """The time of a candidate; more than what was granted per call, if it was stopped."""
-    if (plan.operation, plan.ranks, size) in candidate.too_slow:
+def cell(plan, size, microseconds):
+    """The time of a candidate; more than what was granted per call, if it was too slow."""
+    if microseconds == math.inf:
         return f"> {duration(plan.timeout / iterations(size) * 1e6)} µs"
-    return "failed" if microseconds is None else f"{duration(microseconds)} µs"
+    return "failed" if math.isnan(microseconds) else f"{duration(microseconds)} µs"
 
 
 def duration(microseconds):
@@ -361,7 +366,8 @@ def duration(microseconds):
 
 def spread(values):
     """Least and most of the rounds, in microseconds."""
-    return f"{duration(min(values))} – {duration(max(values))}" if values else "-"
+    finite = [value for value in values if math.isfinite(value)]
+    return f"{duration(min(finite))} – {duration(max(finite))}" if finite else "-"
 
 
 def circumstances(candidates, missing, arguments):
@@ -441,7 +447,7 @@ def parse_arguments():
     parser.add_argument("--sizes", type=sizes, default=sizes(DEFAULT_SIZES), help="such as 8,64K,1M")
     parser.add_argument("--operations", type=words, default=["all_reduce"],
                         help="some of " + ",".join(FACTORS))
-    parser.add_argument("--timeout", type=float, default=30, help="seconds for one size")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds for one size")
     parser.add_argument("--install", action="store_true", help="install the MPIs with apt-get")
     parser.add_argument("--torch", metavar="PYTHON", help="a Python that has PyTorch, for Gloo")
     parser.add_argument("--build", default=str(REPOSITORY / "target" / "peers"),
@@ -465,7 +471,8 @@ def main():
     tables = []
     for operation in arguments.operations:
         for ranks in arguments.ranks:
-            plan = Plan(operation, ranks, arguments.sizes, arguments.timeout)
+            sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
+            plan = Plan(operation, ranks, sizes, arguments.timeout)
             samples = run_rounds(candidates, plan, arguments.rounds)
             tables.append(table(candidates, plan, samples))
             print(tables[-1], flush=True)

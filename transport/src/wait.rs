@@ -14,9 +14,11 @@ use smallvec::SmallVec;
 
 use crate::clock;
 
-const SPINS_WHEN_ALONE: u32 = 2000;
-const YIELDS_WHEN_ALONE: u32 = 200;
-const YIELDS_WHEN_CROWDED: u32 = 50;
+const SPINS_WHEN_ALONE: u32 = 1000;
+/// A yield costs little where nobody else wants the core.
+const YIELDS: u32 = 1000;
+/// Looking at sockets before every yield does cost, and they can wake a sleeper.
+const YIELDS_BETWEEN_SOCKETS: u32 = 50;
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
 
@@ -27,7 +29,6 @@ const INLINE_SOCKETS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct Ladder {
     spins: u32,
-    yields: u32,
     waited: u32,
     nap: Duration,
 }
@@ -36,11 +37,8 @@ impl Ladder {
     /// For `ranks` ranks that share `cores` processors.
     #[must_use]
     pub fn new(ranks: usize, cores: usize) -> Self {
-        let (spins, yields) = match ranks <= cores {
-            true => (SPINS_WHEN_ALONE, YIELDS_WHEN_ALONE),
-            false => (0, YIELDS_WHEN_CROWDED),
-        };
-        Self { spins, yields, waited: 0, nap: FIRST_NAP }
+        let spins = if ranks <= cores { SPINS_WHEN_ALONE } else { 0 };
+        Self { spins, waited: 0, nap: FIRST_NAP }
     }
 
     /// Something happened: start again from the first rung.
@@ -57,7 +55,8 @@ impl Ladder {
             std::hint::spin_loop();
             return self.waited.is_multiple_of(256);
         }
-        if self.waited <= self.spins + self.yields {
+        let yields = if sockets.is_empty() { YIELDS } else { YIELDS_BETWEEN_SOCKETS };
+        if self.waited <= self.spins + yields {
             std::thread::yield_now();
             return self.waited.is_multiple_of(16);
         }

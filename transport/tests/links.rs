@@ -1,4 +1,5 @@
 //! The conformance suite of links over the implementations that live on one host.
+#![allow(clippy::unwrap_used, reason = "what a helper of a test unwraps fails the test")]
 
 use ccl_core::collective::{Collective, Signature};
 use ccl_transport::conformance::check;
@@ -42,8 +43,9 @@ fn lent_memory_is_read_in_place_and_comes_back() {
     let allocation = shm::Allocation::new(100_000).unwrap();
     allocation.publish();
     let start = allocation.start();
-    // SAFETY: the bytes lie in the allocation, and nobody reads them yet.
-    unsafe { start.add(5_000).write_bytes(7, 50_000) };
+    // SAFETY: the allocation is zeroed, and nobody else uses it yet.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), 100_000) };
+    bytes[5_000..55_000].fill(7);
     let loan = shm::Allocation::loan(start.addr().get() + 5_000, 50_000).unwrap();
     let signature = Signature {
         collective: Collective::Broadcast,
@@ -84,12 +86,12 @@ fn every_reader_gets_every_tile_and_the_slowest_decides() {
             continue;
         }
         assert!(writer.reserve().unwrap().is_none(), "both slots are in use");
-        for reader in 0..3 {
-            let arrived = readers[reader].peek().unwrap();
+        for (index, reader) in readers.iter_mut().enumerate() {
+            let arrived = reader.peek().unwrap();
             assert_eq!(arrived.payload, (tile - 1).to_le_bytes());
             assert_eq!(arrived.stamp, stamp(tile - 1));
-            readers[reader].release().unwrap();
-            assert_eq!(writer.reserve().unwrap().is_some(), reader == 2);
+            reader.release().unwrap();
+            assert_eq!(writer.reserve().unwrap().is_some(), index == 2);
         }
         assert_eq!(writer.returned(), u64::from(tile));
     }

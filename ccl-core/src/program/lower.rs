@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::multicast::multicasts;
 use super::{Action, Buffer, Operand, Port, Program, Span, Step, StepIndex};
 use crate::ids::{Chunk, Rank};
 use crate::layout::Layout;
@@ -254,18 +255,4 @@ impl Lowering<'_> {
         self.scratch_bytes += bytes.next_multiple_of(SCRATCH_ALIGNMENT_BYTES);
         Span { buffer: Buffer::SCRATCH, offset }
     }
-}
-
-/// The chunks that `source` sends to all other ranks of its host in one round, if there are at
-/// least two of those.
-fn multicasts(transfers: &[Transfer], source: Rank, topology: &Topology) -> BTreeSet<Chunk> {
-    let others = topology.ranks_of(topology.node_of(source)).len() - 1;
-    let mut targets: BTreeMap<Chunk, usize> = BTreeMap::new();
-    if others >= 2 {
-        for transfer in transfers.iter().filter(|t| t.source == source) {
-            let near = topology.together(source, transfer.target);
-            *targets.entry(transfer.chunk).or_default() += usize::from(near);
-        }
-    }
-    targets.into_iter().filter(|(_, near)| *near == others).map(|(chunk, _)| chunk).collect()
 }

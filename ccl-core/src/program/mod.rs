@@ -13,9 +13,11 @@
 
 mod check;
 mod lower;
+mod multicast;
 
 pub use check::{ProgramFault, check};
 pub use lower::{lower, point_to_point};
+pub(crate) use multicast::multicasts;
 
 use crate::ids::Rank;
 

@@ -404,7 +404,7 @@ mod tests {
         let out = say(&mut group, 2, Request::Join { size: 3, process: process(2) });
         let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2".to_owned();
         let push = Push::Failed(Failure::Usage(reason));
-        assert_eq!(out, [Output { to: peers(&[0, 2]), push }]);
+        assert_eq!(out, [Output { to: peers(&[2, 0]), push }]);
     }
 
     #[test]
