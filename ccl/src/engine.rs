@@ -185,6 +185,9 @@ impl Engine {
         let plan = self.planner.ragged(datatype, counts.clone())?;
         let stamp = self.next(plan.signature);
         let call = Call { program: &plan.program, stamp, arithmetic: None };
+        if input.address() == output.address() {
+            return self.drive_aside(call, input, output, limits);
+        }
         self.drive(call, &[input, output], limits)
     }
 

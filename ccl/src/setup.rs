@@ -1,5 +1,6 @@
 //! Connects a rank to its peers: shared memory to those on its host, all NICs to the others.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
 use ccl_transport::{TransportError, auth::JobKey};
+use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
@@ -38,7 +40,10 @@ struct Introduction {
     /// The machine, which ranks that pretend to live on different hosts may share.
     machine: String,
     host: String,
-    cores: u32,
+    /// Processors it may run on.
+    processors: Vec<u32>,
+    /// How many of them it may keep busy: a control group may allow fewer.
+    allowance: u32,
     rails: Vec<f64>,
     shared_memory: bool,
 }
@@ -83,7 +88,8 @@ impl Group<'_> {
             &Introduction {
                 machine: booted_system(),
                 host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
-                cores: cores(),
+                processors: processors(),
+                allowance: allowance(),
                 #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
                 rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
                 shared_memory: self.settings.shared_memory,
@@ -127,8 +133,9 @@ impl Group<'_> {
         }
         self.exchange::<bool>("connected", &true)?;
         let own = &introductions[self.me.index()].machine;
-        let ranks_here = introductions.iter().filter(|other| other.machine == *own).count();
-        Ok(Connected { links, topology, ranks_here, cores: cores() as usize })
+        let here = || introductions.iter().filter(|other| other.machine == *own);
+        let cores = usable_processors(here()) as usize;
+        Ok(Connected { links, topology, ranks_here: here().count(), cores })
     }
 
     /// Listens on every NIC.
@@ -210,9 +217,30 @@ impl Group<'_> {
     }
 }
 
-/// Processors this process may use: affinity and control groups count.
-fn cores() -> u32 {
+/// How many processors this process may keep busy; affinity and control groups count.
+fn allowance() -> u32 {
     std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}
+
+/// Processors this process may run on.
+fn processors() -> Vec<u32> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let limit = u32::try_from(CpuSet::MAX_CPU).unwrap_or(u32::MAX);
+    (0..limit).filter(|processor| set.is_set(*processor as usize)).collect()
+}
+
+/// How many processors these ranks, which share a machine, can keep busy. A launcher may have bound
+/// each of them to processors of its own.
+fn usable_processors<'a>(ranks: impl Iterator<Item = &'a Introduction>) -> u32 {
+    let mut union: BTreeSet<u32> = BTreeSet::new();
+    let mut allowance = u32::MAX;
+    for rank in ranks {
+        union.extend(&rank.processors);
+        if (rank.allowance as usize) < rank.processors.len() {
+            allowance = allowance.min(rank.allowance);
+        }
+    }
+    u32::try_from(union.len()).unwrap_or(u32::MAX).min(allowance).max(1)
 }
 
 /// Ranks with the same host share a node if they all use shared memory; any other rank is a node
@@ -226,7 +254,8 @@ fn topology(introductions: &[Introduction]) -> Topology {
         let known = names.iter().position(|other| name.is_some() && *other == name);
         let node = known.unwrap_or_else(|| {
             let rails = introduction.rails.iter().map(|rate| RailCapacity::up(*rate)).collect();
-            hosts.push(Host { rails, cores: introduction.cores });
+            let here = introductions.iter().filter(|other| other.host == introduction.host);
+            hosts.push(Host { rails, cores: usable_processors(here) });
             names.push(name);
             hosts.len() - 1
         });

@@ -256,7 +256,7 @@ ccl_result_t ccl_alltoall(const void *send, void *recv, size_t count, ccl_dataty
 /* As ccl_alltoall() with blocks of different sizes: send_counts[j] elements at element
  * send_displacements[j] of send go to rank j; recv_counts[i] elements from rank i arrive at element
  * recv_displacements[i] of recv. The arrays have n entries and are copied. What i sends to j must
- * be what j expects from i. There is no in-place form. */
+ * be what j expects from i. In place: send == recv. */
 ccl_result_t ccl_alltoallv(const void *send, const size_t *send_counts,
                            const size_t *send_displacements, void *recv, const size_t *recv_counts,
                            const size_t *recv_displacements, ccl_datatype_t datatype,
