@@ -5,6 +5,8 @@
 //! repeat until every step has moved all its bytes. Nothing here waits: between sweeps in which
 //! nothing moved the caller decides how.
 
+mod progress;
+
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
@@ -16,6 +18,8 @@ use ccl_core::wire::Stamp;
 use ccl_kernels::{Kernel, Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
+
+use self::progress::Progress;
 
 /// Reductions over at most this many operands need no heap memory per tile.
 const INLINE_OPERANDS: usize = 32;
@@ -77,28 +81,6 @@ pub(crate) struct Executor {
     progress: Progress,
 }
 
-/// How far a program has come.
-#[derive(Debug, Default)]
-struct Progress {
-    /// Bytes moved, by step: the memory they were read from may change.
-    done: Vec<usize>,
-    /// Bytes handed to the link, by step; of what is lent, more than [`Self::done`].
-    posted: Vec<usize>,
-    /// Pieces that peers have not returned: step, length and number of the tile; by lane of
-    /// [`Program::sends`].
-    lent: Vec<VecDeque<(StepIndex, usize, u64)>>,
-    /// Steps handed over completely, by lane of [`Program::sends`].
-    sent: Vec<usize>,
-    /// Steps completed, by lane of [`Program::receives`].
-    received: Vec<usize>,
-    /// Lane in [`Program::receives`], by link.
-    lane_of: Vec<usize>,
-    /// Bytes of the oldest tile that were used already, by link.
-    used: Vec<usize>,
-    /// Steps that have bytes left.
-    left: usize,
-}
-
 impl Executor {
     pub(crate) fn new(me: Rank, links: Links) -> Self {
         let (mut pushed, mut sockets) = (Vec::new(), Vec::new());
@@ -112,7 +94,7 @@ impl Executor {
             }
         }
         let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
-        let progress = Progress { used: vec![0; links.len()], ..Progress::default() };
+        let progress = Progress::new(links.len());
         let scaled = Scratch::new(largest);
         let broken = vec![None; links.len()];
         Self { me, links, pushed, sockets, broken, scratch: Scratch::new(0), scaled, progress }
@@ -134,48 +116,6 @@ impl Executor {
             progress: &mut self.progress,
         }
     }
-}
-
-impl Progress {
-    fn start(&mut self, program: &Program) {
-        refill(&mut self.done, program.steps.len());
-        refill(&mut self.posted, program.steps.len());
-        self.lent.iter_mut().for_each(VecDeque::clear);
-        self.lent.resize_with(program.sends.len().max(self.lent.len()), VecDeque::new);
-        refill(&mut self.sent, program.sends.len());
-        refill(&mut self.received, program.receives.len());
-        let links = self.used.len();
-        refill(&mut self.lane_of, links);
-        for (index, lane) in program.receives.iter().enumerate() {
-            self.lane_of[lane.port.index(links / 2)] = index;
-        }
-        self.left = program.steps.len();
-    }
-
-    fn advance(&mut self, program: &Program, step: StepIndex, bytes: usize) -> bool {
-        let done = &mut self.done[step as usize];
-        *done += bytes;
-        let complete = *done == program.steps[step as usize].bytes;
-        self.left -= usize::from(complete);
-        complete
-    }
-
-    /// How many bytes of `step` may have moved now.
-    fn limit(&self, program: &Program, step: StepIndex) -> usize {
-        let this = &program.steps[step as usize];
-        let ahead = this.after.iter().map(|before| self.done[*before as usize]);
-        ahead.min().unwrap_or(this.bytes)
-    }
-
-    /// How many more bytes of a receiving `step` may move now.
-    fn allowed(&self, program: &Program, step: StepIndex) -> usize {
-        self.limit(program, step) - self.done[step as usize]
-    }
-}
-
-fn refill(counters: &mut Vec<usize>, length: usize) {
-    counters.clear();
-    counters.resize(length, 0);
 }
 
 /// A program under way.
@@ -284,7 +224,13 @@ impl<'a> Run<'a> {
         let from = describe(&program.receives, &self.progress.received, "waiting for data from");
         let to = describe(&program.sends, &self.progress.sent, "waiting to send to");
         let both: Vec<String> = from.into_iter().chain(to).collect();
-        if both.is_empty() { "waiting to flush the network".into() } else { both.join("; ") }
+        if !both.is_empty() {
+            return both.join("; ");
+        }
+        match self.progress.lent.iter().all(VecDeque::is_empty) {
+            true => "waiting until the network takes the last bytes".into(),
+            false => "waiting until peers have read the memory lent to them".into(),
+        }
     }
 
     /// The other end of a link, in words.

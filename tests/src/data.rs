@@ -13,10 +13,16 @@
 //! | mulsum | anything | as sum after scaling by 1 or 2, which is exact |
 //!
 //! Collectives that only move data get arbitrary bits, NaNs included.
+//!
+//! Everything repeats after [`PERIOD`] elements. That is a prime beyond the size of any tile, so data
+//! that lands in the wrong place is noticed, and a check of large buffers costs a look into a table.
 
 use ccl::{DataType, ReduceOp, Reduction};
 
 use crate::element::{self, Kind};
+
+/// Elements after which contributions repeat.
+pub const PERIOD: usize = 65_537;
 
 /// How contributions are combined, as `-o` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +122,7 @@ impl Pattern {
     /// Bits of element `index` of the input of `rank`.
     #[must_use]
     pub fn input(&self, rank: usize, index: usize) -> u64 {
+        let index = index % PERIOD;
         let kind = element::kind(self.datatype);
         match (self.operation, kind) {
             (None, _) => self.arbitrary(rank, index),
@@ -140,6 +147,7 @@ impl Pattern {
     /// The pattern has no operation.
     #[must_use]
     pub fn reduced(&self, index: usize) -> Expected {
+        let index = index % PERIOD;
         let operation = self.operation.expect("a reduction was asked for");
         match element::kind(self.datatype) {
             Kind::Signed(width) => self.reduced_signed(operation, index, width),

@@ -1,0 +1,76 @@
+//! How far a program has come.
+
+use std::collections::VecDeque;
+
+use ccl_core::program::{Program, StepIndex};
+
+/// The counters of one program; the memory is kept from program to program.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Bytes moved, by step: the memory they were read from may change.
+    pub(super) done: Vec<usize>,
+    /// Bytes handed to the link, by step; of what is lent, more than [`Self::done`].
+    pub(super) posted: Vec<usize>,
+    /// Pieces that peers have not returned: step, length and number of the tile; by lane of
+    /// [`Program::sends`].
+    pub(super) lent: Vec<VecDeque<(StepIndex, usize, u64)>>,
+    /// Steps handed over completely, by lane of [`Program::sends`].
+    pub(super) sent: Vec<usize>,
+    /// Steps completed, by lane of [`Program::receives`].
+    pub(super) received: Vec<usize>,
+    /// Lane in [`Program::receives`], by link.
+    pub(super) lane_of: Vec<usize>,
+    /// Bytes of the oldest tile that were used already, by link.
+    pub(super) used: Vec<usize>,
+    /// Steps that have bytes left.
+    pub(super) left: usize,
+}
+
+impl Progress {
+    /// No program has moved anything yet.
+    pub(super) fn new(links: usize) -> Self {
+        Self { used: vec![0; links], ..Self::default() }
+    }
+
+    /// Begins `program`. Tiles that the previous program did not use up stay as they are.
+    pub(super) fn start(&mut self, program: &Program) {
+        refill(&mut self.done, program.steps.len());
+        refill(&mut self.posted, program.steps.len());
+        self.lent.iter_mut().for_each(VecDeque::clear);
+        self.lent.resize_with(program.sends.len().max(self.lent.len()), VecDeque::new);
+        refill(&mut self.sent, program.sends.len());
+        refill(&mut self.received, program.receives.len());
+        let links = self.used.len();
+        refill(&mut self.lane_of, links);
+        for (index, lane) in program.receives.iter().enumerate() {
+            self.lane_of[lane.port.index(links / 2)] = index;
+        }
+        self.left = program.steps.len();
+    }
+
+    /// Counts `bytes` of `step` as moved; tells whether these were the last.
+    pub(super) fn advance(&mut self, program: &Program, step: StepIndex, bytes: usize) -> bool {
+        let done = &mut self.done[step as usize];
+        *done += bytes;
+        let complete = *done == program.steps[step as usize].bytes;
+        self.left -= usize::from(complete);
+        complete
+    }
+
+    /// How many bytes of `step` may have moved now.
+    pub(super) fn limit(&self, program: &Program, step: StepIndex) -> usize {
+        let this = &program.steps[step as usize];
+        let ahead = this.after.iter().map(|before| self.done[*before as usize]);
+        ahead.min().unwrap_or(this.bytes)
+    }
+
+    /// How many more bytes of a receiving `step` may move now.
+    pub(super) fn allowed(&self, program: &Program, step: StepIndex) -> usize {
+        self.limit(program, step) - self.done[step as usize]
+    }
+}
+
+fn refill(counters: &mut Vec<usize>, length: usize) {
+    counters.clear();
+    counters.resize(length, 0);
+}
