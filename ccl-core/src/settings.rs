@@ -144,7 +144,7 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_TILE_BYTES",
-        default: "65536",
+        default: "32768",
         help: "Payload of one tile inside a host.",
         field: Field::Bytes {
             of: |s| &mut s.tile_bytes,
