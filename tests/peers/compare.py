@@ -92,6 +92,12 @@ def size_name(size):
     return f"{size} B"
 
 
+def command_line(arguments):
+    """This call as others can repeat it: where Python lies differs from machine to machine."""
+    words = ["PYTHON" if word == arguments.torch else word for word in sys.argv[1:]]
+    return " ".join(["tests/peers/compare.py", *words])
+
+
 def iterations(size):
     """Timed calls of a size: fewer where each of them takes long."""
     if size <= 1 << 10:
@@ -377,7 +383,7 @@ def circumstances(candidates, missing, arguments):
         f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit()}",
         f"- {processor()}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"load average at the end {load:.1f}",
-        f"- `{' '.join(['tests/peers/compare.py', *sys.argv[1:]])}`",
+        f"- `{command_line(arguments)}`",
         f"- median of {arguments.rounds} rounds; {UNTIMED} calls before the timed ones; timed calls "
         f"per round: {', '.join(f'{size_name(s)} {iterations(s)}' for s in arguments.sizes)}",
     ]
