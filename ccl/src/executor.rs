@@ -6,6 +6,7 @@
 //! nothing moved the caller decides how.
 
 mod progress;
+mod task;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -15,11 +16,12 @@ use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
 use ccl_core::wire::Stamp;
-use ccl_kernels::{Kernel, Region, Scratch, Source, copy, reduce, scale};
+use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
+pub(crate) use self::task::{Arithmetic, Failure, Task};
 
 /// Reductions over at most this many operands need no heap memory per tile.
 const INLINE_OPERANDS: usize = 32;
@@ -33,35 +35,6 @@ const LOAN_BYTES: usize = 256 << 10;
 
 /// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
-
-/// One program with everything it needs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Task<'a> {
-    pub(crate) program: &'a Program,
-    /// Memory by [`Buffer`]; the entry of [`Buffer::SCRATCH`] is ignored.
-    pub(crate) buffers: &'a [Region<'a>],
-    /// How peers on this host can read the same buffers, where they can.
-    pub(crate) loans: &'a [Option<Loan>],
-    pub(crate) stamp: Stamp,
-    pub(crate) arithmetic: Option<Arithmetic>,
-}
-
-/// How contributions are combined.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arithmetic {
-    pub(crate) kernel: Kernel,
-    /// Factor of this rank's own contribution, as bits of the element type.
-    pub(crate) factor: Option<u64>,
-}
-
-/// Why a program cannot go on.
-#[derive(Clone, Debug)]
-pub(crate) enum Failure {
-    /// The link to or from `peer` failed.
-    Link { peer: Rank, cause: TransportError },
-    /// `peer` is in another call.
-    Mismatch { peer: Rank, theirs: Stamp },
-}
 
 /// Links and the memory that programs need besides the application's.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::layout::Layout;
 use ccl_core::program::{Program, lower};
 use ccl_core::topology::Topology;
-use ccl_kernels::Combine;
+use ccl_kernels::{Combine, Kernel};
 use ccl_transport::memory;
 use ccl_transport::ring::RingShape;
 
