@@ -15,10 +15,13 @@ pub struct Stamp {
 /// Encoded size of a [`Stamp`], in bytes.
 pub const STAMP_BYTES: usize = 24;
 
+/// A stamp as it stands on the wire. Two stamps are equal if and only if these bytes are.
+pub type EncodedStamp = [u8; STAMP_BYTES];
+
 impl Stamp {
     /// The stamp as it stands on the wire, little-endian.
     #[must_use]
-    pub fn encode(&self) -> [u8; STAMP_BYTES] {
+    pub fn encode(&self) -> EncodedStamp {
         let mut bytes = [0; STAMP_BYTES];
         bytes[0..4].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[4] = self.signature.collective as u8;
@@ -32,7 +35,7 @@ impl Stamp {
 
     /// Reads a stamp; `None` if no correct rank wrote it.
     #[must_use]
-    pub fn decode(bytes: &[u8; STAMP_BYTES]) -> Option<Self> {
+    pub fn decode(bytes: &EncodedStamp) -> Option<Self> {
         let word = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };

@@ -11,11 +11,10 @@ mod task;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-use ccl_core::collective::Collective;
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
-use ccl_core::wire::Stamp;
+use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
@@ -80,6 +79,7 @@ impl Executor {
         Run {
             me: self.me,
             task: *task,
+            encoded: task.stamp.encode(),
             links: &mut self.links,
             pushed: &self.pushed,
             sockets: &self.sockets,
@@ -96,6 +96,8 @@ impl Executor {
 pub(crate) struct Run<'a> {
     me: Rank,
     task: Task<'a>,
+    /// The stamp of the task.
+    encoded: EncodedStamp,
     links: &'a mut Links,
     pushed: &'a [usize],
     sockets: &'a [RawFd],
@@ -239,12 +241,15 @@ impl<'a> Run<'a> {
 
     fn stamp(&self, step: StepIndex) -> Stamp {
         let mut stamp = self.task.stamp;
-        // Only the two ends know the count of these.
-        let collective = stamp.signature.collective;
-        if matches!(collective, Collective::PointToPoint | Collective::AllToAllV) {
+        if self.task.is_ragged() {
             stamp.signature.count = self.task.program.steps[step as usize].bytes as u64;
         }
         stamp
+    }
+
+    /// What the tiles of a step must be stamped with.
+    fn expected(&self, step: StepIndex) -> EncodedStamp {
+        if self.task.is_ragged() { self.stamp(step).encode() } else { self.encoded }
     }
 
     fn send(&mut self, lane: usize) -> Result<bool, Failure> {
@@ -419,14 +424,16 @@ impl<'a> Run<'a> {
 
     /// Bytes of the oldest tile on `port` that are not used yet, after a check that it belongs to
     /// this call.
-    fn arrived(&self, port: Port, step: StepIndex) -> Result<usize, Failure> {
+    fn arrived(&mut self, port: Port, step: StepIndex) -> Result<usize, Failure> {
         let index = self.index(port);
         let link = self.links[index].as_ref();
         let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(0) };
-        if tile.stamp != self.stamp(step) {
-            return Err(Failure::Mismatch { peer: port.rank(), theirs: tile.stamp });
+        if *tile.stamp != self.expected(step) {
+            return Err(Failure::of_foreign_tile(port.rank(), tile.stamp));
         }
-        Ok(tile.payload.len() - self.progress.used[index])
+        let bytes = tile.payload.len();
+        self.progress.oldest[index] = bytes;
+        Ok(bytes - self.progress.used[index])
     }
 
     fn tile(&self, port: Port, bytes: usize) -> Source<'_> {
@@ -459,7 +466,7 @@ impl<'a> Run<'a> {
         let Some(link) = &mut self.links[index] else { return Ok(()) };
         let used = &mut self.progress.used[index];
         *used += bytes;
-        if link.peek().is_some_and(|tile| tile.payload.len() == *used) {
+        if *used == self.progress.oldest[index] {
             *used = 0;
             link.release().map_err(|cause| Failure::Link { peer: port.rank(), cause })?;
         }

@@ -32,6 +32,8 @@ pub(crate) struct Planner {
     model: CostModel,
     settings: Settings,
     remembered: HashMap<Key, Arc<Plan>>,
+    /// The plan asked for last: most programs ask for it again.
+    latest: Option<(Key, Arc<Plan>)>,
 }
 
 /// What a plan depends on. Scalars of reductions do not matter to it.
@@ -41,7 +43,7 @@ impl Planner {
     pub(crate) fn new(me: Rank, topology: Topology, settings: Settings) -> Self {
         let mut model = CostModel::default_for(&topology);
         model.tile_bytes = settings.tile_bytes;
-        Self { me, topology, model, settings, remembered: HashMap::new() }
+        Self { me, topology, model, settings, remembered: HashMap::new(), latest: None }
     }
 
     /// The plan of a collective that is described by a request.
@@ -51,13 +53,23 @@ impl Planner {
     pub(crate) fn plan(&mut self, request: &Request) -> Result<Arc<Plan>, Error> {
         let Request { collective, count, datatype, reduction, root } = *request;
         let key = (collective, count, datatype, reduction.code(), root);
+        if let Some((_, plan)) = self.latest.as_ref().filter(|(latest, _)| *latest == key) {
+            return Ok(Arc::clone(plan));
+        }
+        let plan = self.remember(key, request)?;
+        self.latest = Some((key, Arc::clone(&plan)));
+        Ok(plan)
+    }
+
+    /// The plan of `request`, made at most once.
+    fn remember(&mut self, key: Key, request: &Request) -> Result<Arc<Plan>, Error> {
         if let Some(plan) = self.remembered.get(&key) {
             return Ok(Arc::clone(plan));
         }
         let choice = self.choose(request)?;
         let signature = request.signature(choice.digest);
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
-        let program = self.lower(&choice, &layout, datatype);
+        let program = self.lower(&choice, &layout, request.datatype);
         let plan = Arc::new(Plan { program, signature });
         if self.remembered.len() >= REMEMBERED {
             self.remembered.clear();

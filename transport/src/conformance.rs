@@ -67,7 +67,7 @@ fn try_send(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
 
 fn try_receive(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
     let Some(arrived) = link.peek() else { return false };
-    assert_eq!(arrived.stamp, stamp(tile), "the stamp of tile {tile}");
+    assert_eq!(*arrived.stamp, stamp(tile).encode(), "the stamp of tile {tile}");
     assert_eq!(arrived.payload.len(), bytes, "the length of tile {tile}");
     let wrong =
         arrived.payload.iter().enumerate().position(|(at, byte)| *byte != pattern(tile, at));
@@ -127,7 +127,7 @@ fn a_tile_stays_until_it_is_released((mut a, mut b): Pair) {
     until("second", &mut [&mut a, &mut b], |links| try_send(links[0], 2, 60));
     until("arrival", &mut [&mut a, &mut b], |links| links[1].peek().is_some());
     for _ in 0..3 {
-        assert_eq!(b.peek().map(|tile| tile.stamp), Some(stamp(1)), "peek takes nothing");
+        assert_eq!(b.peek().map(|tile| *tile.stamp), Some(stamp(1).encode()), "peek takes nothing");
     }
     until("first", &mut [&mut a, &mut b], |links| try_receive(links[1], 1, 60));
     until("second", &mut [&mut a, &mut b], |links| try_receive(links[1], 2, 60));

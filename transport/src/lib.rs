@@ -35,7 +35,7 @@ pub mod conformance;
 
 use std::fmt;
 
-pub use ccl_core::wire::Stamp;
+pub use ccl_core::wire::{EncodedStamp, Stamp};
 
 /// Bytes in front of the payload of every tile, on the wire and in shared memory.
 pub const HEADER_BYTES: usize = 64;
@@ -129,8 +129,8 @@ pub struct Loan {
 /// A received tile, in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Tile<'a> {
-    /// Which call it belongs to.
-    pub stamp: Stamp,
+    /// Which call it belongs to, as the peer wrote it; nobody has checked it yet.
+    pub stamp: &'a EncodedStamp,
     /// What the peer committed.
     pub payload: &'a [u8],
 }

@@ -5,12 +5,13 @@
 //!
 //! ```text
 //!   reader r   one line   consumed: u64, written by the reader
-//!   slot i     one line   published: u64, bytes: u32, kind: u32, then the stamp; by the writer
+//!   slot i     one line   published: u64, bytes: u32, kind: u32, the stamp, and the payload if it
+//!                         is short; by the writer
 //!              then       tile_bytes of payload, or the description of a loan
 //! ```
 //!
 //! Tile `t` lies in slot `t % slots` and is published by storing `t + 1`: one cache line carries
-//! the flag, the length and the stamp of a tile. The writer may fill the slot again once every
+//! the flag, the length and the stamp of a tile, and the whole of a small one. The writer may fill the slot again once every
 //! reader's `consumed` exceeds `t`. Nothing else is shared, so there is nothing to lock.
 
 mod loan;
@@ -32,11 +33,16 @@ const LINE_BYTES: usize = 64;
 const LENGTH_AT: usize = 8;
 const KIND_AT: usize = 12;
 const STAMP_AT: usize = 16;
+const INLINE_AT: usize = STAMP_AT + STAMP_BYTES;
+/// Payloads up to this length travel in the line of the header.
+const INLINE_BYTES: usize = LINE_BYTES - INLINE_AT;
 
 /// The payload of the slot is the tile.
 const KIND_TILE: u32 = 0;
 /// The payload of the slot says where the tile is.
 const KIND_LOAN: u32 = 1;
+/// The tile is short and stands behind the stamp.
+const KIND_INLINE: u32 = 2;
 
 /// Size and number of the slots of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,11 +73,18 @@ pub(crate) unsafe trait Memory: Send + Sync + fmt::Debug {
 /// Where a ring lies.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
-    memory: Arc<dyn Memory>,
-    offset: usize,
+    /// The first byte of the ring.
+    start: NonNull<u8>,
+    /// Keeps that byte valid.
+    _memory: Arc<dyn Memory>,
     shape: RingShape,
     readers: usize,
 }
+
+// SAFETY: the memory may be used from any thread; what is in it is accessed by the protocol above.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
 
 impl Ring {
     /// The ring at `offset` in `memory`.
@@ -83,13 +96,15 @@ impl Ring {
     ) -> Self {
         assert!(offset.is_multiple_of(LINE_BYTES) && shape.tile_bytes.is_multiple_of(LINE_BYTES));
         assert!(offset + shape.bytes(readers) <= memory.bytes(), "the ring must lie in its memory");
-        Self { memory, offset, shape, readers }
+        // SAFETY: checked just before.
+        let start = unsafe { memory.start().add(offset) };
+        Self { start, _memory: memory, shape, readers }
     }
 
     fn at(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset < self.shape.bytes(self.readers));
-        // SAFETY: `new` checked that the ring lies in the memory, and the offset lies in the ring.
-        unsafe { self.memory.start().add(self.offset + offset) }
+        // SAFETY: `new` checked that the ring lies in its memory, and the offset lies in the ring.
+        unsafe { self.start.add(offset) }
     }
 
     fn slot(&self, tile: u64) -> usize {
@@ -110,6 +125,10 @@ impl Ring {
 
     fn stamp(&self, tile: u64) -> NonNull<[u8; STAMP_BYTES]> {
         self.at(self.slot(tile) + STAMP_AT).cast()
+    }
+
+    fn short_payload(&self, tile: u64) -> NonNull<u8> {
+        self.at(self.slot(tile) + INLINE_AT)
     }
 
     fn payload(&self, tile: u64) -> NonNull<u8> {

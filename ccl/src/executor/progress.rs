@@ -22,6 +22,8 @@ pub(super) struct Progress {
     pub(super) lane_of: Vec<usize>,
     /// Bytes of the oldest tile that were used already, by link.
     pub(super) used: Vec<usize>,
+    /// Length of the oldest tile, by link, as of the last look at it.
+    pub(super) oldest: Vec<usize>,
     /// Steps that have bytes left.
     pub(super) left: usize,
 }
@@ -29,7 +31,7 @@ pub(super) struct Progress {
 impl Progress {
     /// No program has moved anything yet.
     pub(super) fn new(links: usize) -> Self {
-        Self { used: vec![0; links], ..Self::default() }
+        Self { used: vec![0; links], oldest: vec![0; links], ..Self::default() }
     }
 
     /// Begins `program`. Tiles that the previous program did not use up stay as they are.

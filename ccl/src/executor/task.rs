@@ -1,8 +1,9 @@
 //! What the executor is given, and why it may fail.
 
+use ccl_core::collective::Collective;
 use ccl_core::ids::Rank;
 use ccl_core::program::Program;
-use ccl_core::wire::Stamp;
+use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Kernel, Region};
 use ccl_transport::{Loan, TransportError};
 
@@ -16,6 +17,13 @@ pub(crate) struct Task<'a> {
     pub(crate) loans: &'a [Option<Loan>],
     pub(crate) stamp: Stamp,
     pub(crate) arithmetic: Option<Arithmetic>,
+}
+
+impl Task<'_> {
+    /// Whether only the two ends of a message know its length.
+    pub(crate) fn is_ragged(&self) -> bool {
+        matches!(self.stamp.signature.collective, Collective::PointToPoint | Collective::AllToAllV)
+    }
 }
 
 /// How contributions are combined.
@@ -33,4 +41,17 @@ pub(crate) enum Failure {
     Link { peer: Rank, cause: TransportError },
     /// `peer` is in another call.
     Mismatch { peer: Rank, theirs: Stamp },
+}
+
+impl Failure {
+    /// A tile of `peer` does not belong to the task.
+    pub(crate) fn of_foreign_tile(peer: Rank, stamp: &EncodedStamp) -> Self {
+        match Stamp::decode(stamp) {
+            Some(theirs) => Self::Mismatch { peer, theirs },
+            None => {
+                let cause = TransportError::Protocol("a tile carries no valid stamp".into());
+                Self::Link { peer, cause }
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use ccl_core::wire::STAMP_BYTES;
 
 use super::LinkShape;
 use crate::verbs::{Depth, RemoteAddress, RemoteKey};
-use crate::{HEADER_BYTES, Stamp};
+use crate::{EncodedStamp, HEADER_BYTES};
 
 /// Slots and words start at multiples of this.
 const ALIGNMENT: usize = 64;
@@ -120,7 +120,7 @@ impl Announcement {
 /// What stands in front of the payload of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TileHeader {
-    pub(super) stamp: Stamp,
+    pub(super) stamp: EncodedStamp,
     pub(super) sequence: u64,
     pub(super) payload_bytes: usize,
     /// Tiles of the other direction that its sender has consumed: the credit that costs nothing.
@@ -131,7 +131,7 @@ impl TileHeader {
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         let length = u32::try_from(self.payload_bytes).expect("tiles are shorter than 4 GiB");
-        bytes[..STAMP_BYTES].copy_from_slice(&self.stamp.encode());
+        bytes[..STAMP_BYTES].copy_from_slice(&self.stamp);
         bytes[24..32].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[32..36].copy_from_slice(&length.to_le_bytes());
         bytes[36..40].copy_from_slice(&TILE_MAGIC.to_le_bytes());
@@ -147,7 +147,7 @@ impl TileHeader {
             return None;
         }
         Some(Self {
-            stamp: Stamp::decode(bytes.first_chunk()?)?,
+            stamp: *bytes.first_chunk()?,
             sequence: word(24),
             payload_bytes: usize::try_from(half(32)).ok()?,
             consumed: word(40),
@@ -161,6 +161,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Stamp;
 
     proptest! {
         #[test]
@@ -173,7 +174,7 @@ mod tests {
                 count,
                 plan: !call,
             };
-            let stamp = Stamp { sequence: call, signature };
+            let stamp = Stamp { sequence: call, signature }.encode();
             let header = TileHeader { stamp, sequence, payload_bytes: payload as usize, consumed };
             prop_assert_eq!(TileHeader::decode(&header.encode()), Some(header));
             prop_assert_eq!(TileHeader::decode(&[payload as u8; HEADER_BYTES]), None);

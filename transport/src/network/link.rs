@@ -14,7 +14,7 @@ use crate::verbs::{
     Access, Completion, Domain, Memory, MemoryRegion, Opcode, Operation, PostError, QueuePair,
     ReceiveRequest, RemoteAddress, State, Status, WorkId, WorkRequest,
 };
-use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
+use crate::{EncodedStamp, HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
 
 /// From so many rails on, one look at all descriptors is cheaper than a read from each.
 const LOOK_FIRST_RAILS: usize = 3;
@@ -60,7 +60,7 @@ struct OnTheWay {
 /// A tile that has arrived.
 #[derive(Clone, Copy, Debug)]
 struct Arrived {
-    stamp: Stamp,
+    stamp: EncodedStamp,
     payload_bytes: usize,
 }
 
@@ -375,8 +375,8 @@ impl NetworkLink {
         }
     }
 
-    fn oldest(&self) -> Option<Arrived> {
-        self.arrived[self.geometry.index(self.consumed)]
+    fn oldest(&self) -> Option<&Arrived> {
+        self.arrived[self.geometry.index(self.consumed)].as_ref()
     }
 
     fn is_settled(&self) -> bool {
@@ -409,7 +409,7 @@ impl Link for NetworkLink {
         assert!(bytes <= self.geometry.shape.tile_bytes, "{bytes} bytes in a tile");
         self.is_reserved = false;
         let (sequence, consumed) = (self.staged, self.consumed);
-        let header = TileHeader { stamp: *stamp, sequence, payload_bytes: bytes, consumed };
+        let header = TileHeader { stamp: stamp.encode(), sequence, payload_bytes: bytes, consumed };
         self.outbound.write(self.geometry.slot(sequence), &header.encode());
         self.staged += 1;
         self.credited = consumed;

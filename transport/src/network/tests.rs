@@ -93,7 +93,7 @@ fn try_send(link: &mut dyn Link, sequence: u32, bytes: usize) -> bool {
 
 fn try_take(link: &mut dyn Link, sequence: u32) -> bool {
     let Some(tile) = link.peek() else { return false };
-    assert_eq!(tile.stamp, stamp(sequence));
+    assert_eq!(*tile.stamp, stamp(sequence).encode());
     assert!(tile.payload.iter().all(|&byte| byte == sequence as u8));
     link.release().unwrap();
     true
@@ -408,7 +408,7 @@ impl Impostor {
 }
 
 fn tile(sequence: u64, payload_bytes: usize) -> Vec<u8> {
-    let header = TileHeader { stamp: stamp(0), sequence, payload_bytes, consumed: 0 };
+    let header = TileHeader { stamp: stamp(0).encode(), sequence, payload_bytes, consumed: 0 };
     [&header.encode()[..], &vec![0; payload_bytes]].concat()
 }
 
@@ -416,7 +416,8 @@ fn tile(sequence: u64, payload_bytes: usize) -> Vec<u8> {
 fn a_peer_that_lies_is_an_error() {
     let good = tile(0, 16);
     let cut = good[..70].to_vec();
-    let header = TileHeader { stamp: stamp(0), sequence: 0, payload_bytes: 0, consumed: 1 };
+    let header =
+        TileHeader { stamp: stamp(0).encode(), sequence: 0, payload_bytes: 0, consumed: 1 };
     let generous = header.encode().to_vec();
     let lies: Vec<(&str, Vec<u8>, u64, u32)> = vec![
         ("no header", vec![0xee; 80], 0, 0),

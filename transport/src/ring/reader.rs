@@ -3,9 +3,9 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use super::{KIND_AT, KIND_LOAN, KIND_TILE, LENGTH_AT, Ring, loan};
+use super::{INLINE_BYTES, KIND_AT, KIND_INLINE, KIND_LOAN, KIND_TILE, LENGTH_AT, Ring, loan};
 use crate::shm::{Map, SegmentAddress, open};
-use crate::{Stamp, Tile, TransportError};
+use crate::{Tile, TransportError};
 
 /// Memory of the writer that stays mapped for the next loan of it.
 const REMEMBERED_LOANS: usize = 16;
@@ -66,17 +66,18 @@ impl Reader {
         let bytes = self.ring.half_word(tile, LENGTH_AT).load(Ordering::Relaxed) as usize;
         let kind = self.ring.half_word(tile, KIND_AT).load(Ordering::Relaxed);
         // SAFETY: the tile is published and not released, so the writer leaves its slot alone.
-        let encoded = unsafe { self.ring.stamp(tile).read() };
-        let stamp = Stamp::decode(&encoded).filter(|_| bytes <= self.ring.shape.tile_bytes);
-        let stamp = stamp.ok_or_else(invalid)?;
-        let start = self.ring.payload(tile);
-        // SAFETY: as above, and the length was checked against the slot.
-        let slot = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
-        let payload = match kind {
-            KIND_TILE => slot,
-            KIND_LOAN => self.borrow(slot)?,
+        let stamp = unsafe { self.ring.stamp(tile).as_ref() };
+        let (start, room) = match kind {
+            KIND_INLINE => (self.ring.short_payload(tile), INLINE_BYTES),
+            KIND_TILE | KIND_LOAN => (self.ring.payload(tile), self.ring.shape.tile_bytes),
             _ => return Err(invalid()),
         };
+        if bytes > room {
+            return Err(invalid());
+        }
+        // SAFETY: as above, and the length was checked against the room there is.
+        let slot = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
+        let payload = if kind == KIND_LOAN { self.borrow(slot)? } else { slot };
         Ok(Tile { stamp, payload })
     }
 
