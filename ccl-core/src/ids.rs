@@ -22,6 +22,24 @@ pub struct Chunk(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 
+/// A moment, in nanoseconds since some start that is the same for everybody who compares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(pub u64);
+
+impl Timestamp {
+    /// The moment `nanoseconds` later.
+    #[must_use]
+    pub fn after(self, nanoseconds: u64) -> Self {
+        Self(self.0.saturating_add(nanoseconds))
+    }
+
+    /// Nanoseconds from `earlier` to this moment; zero if it is later.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
 impl Rank {
     /// The rank as an index into per-rank tables.
     #[must_use]

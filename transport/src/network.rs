@@ -19,6 +19,7 @@
 //! again over another rail; the receiver ignores what it has already. For now the fault of a rail is
 //! the fault of the link, in one place: `NetworkLink::rail_failed`.
 
+pub mod keeper;
 mod layout;
 mod link;
 mod meet;
