@@ -8,6 +8,7 @@ pub mod collective;
 pub mod cost;
 pub mod datatype;
 pub mod error;
+pub mod failover;
 pub mod ids;
 pub mod layout;
 pub mod program;

@@ -1,0 +1,241 @@
+//! When is a silent path dead?
+//!
+//! A dead path gives no error for a second or more, but a healthy one may be silent for 100 ms and
+//! longer on a host whose processors are all busy. So silence is only a suspicion, and a suspicion
+//! costs a probe, of the suspect and of its siblings at the same moment. What delays everybody (a
+//! busy host, a peer that is stopped) delays the siblings too; a path that stays silent for a grace
+//! period after a sibling has answered is dead. Without an answer of anybody nothing is decided until
+//! a last limit.
+
+use crate::ids::Timestamp;
+
+/// How patient the watch is, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Silence with bytes on the way that makes a path suspect.
+    pub suspicion_ns: u64,
+    /// How long a suspect may stay silent after a sibling has answered.
+    pub grace_ns: u64,
+    /// How long a suspect may stay silent in any case.
+    pub last_ns: u64,
+    /// A device that answers probes but confirms nothing for so long is stuck.
+    pub stuck_ns: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            suspicion_ns: 25_000_000,
+            grace_ns: 50_000_000,
+            last_ns: 1_000_000_000,
+            stuck_ns: 3_000_000_000,
+        }
+    }
+}
+
+/// What is seen of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// It is not in use.
+    Closed,
+    /// Nothing is on the way, or what is on the way is being confirmed.
+    Calm,
+    /// For so many nanoseconds nothing was confirmed although bytes are on the way.
+    Silent(u64),
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Ask whether the path works.
+    Probe(usize),
+    /// Give the path up.
+    GiveUp(usize, Reason),
+}
+
+/// Why a path is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It answers nothing while its siblings do.
+    Silent,
+    /// Nobody answers anything any more.
+    AllSilent,
+    /// The network answers, but the connection makes no progress.
+    Stuck,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Case {
+    is_open: bool,
+    /// When it was last probed.
+    probed: Option<Timestamp>,
+    /// When the first of the probes was sent that it has not answered.
+    asked: Option<Timestamp>,
+    /// When the first of its siblings answered after that.
+    witnessed: Option<Timestamp>,
+}
+
+/// Watches the paths of one link.
+#[derive(Clone, Debug)]
+pub struct Watch {
+    limits: Limits,
+    cases: Vec<Case>,
+}
+
+impl Watch {
+    /// Watches so many paths.
+    #[must_use]
+    pub fn new(paths: usize, limits: Limits) -> Self {
+        Self { limits, cases: vec![Case::default(); paths] }
+    }
+
+    /// A probe of the path was answered.
+    pub fn answered(&mut self, now: Timestamp, path: usize) {
+        let siblings = self.cases.iter_mut().enumerate().filter(|(index, _)| *index != path);
+        for (_, sibling) in siblings.filter(|(_, sibling)| sibling.asked.is_some()) {
+            sibling.witnessed.get_or_insert(now);
+        }
+        (self.cases[path].asked, self.cases[path].witnessed) = (None, None);
+    }
+
+    /// Forgets what was suspected of a path.
+    pub fn forget(&mut self, path: usize) {
+        self.cases[path] = Case::default();
+    }
+
+    /// Whether a path is under suspicion.
+    #[must_use]
+    pub fn suspects(&self, path: usize) -> bool {
+        self.cases[path].is_open
+    }
+
+    /// Looks at all paths; to be called every millisecond or so while bytes are on the way.
+    ///
+    /// # Panics
+    /// There is not one sight for every path.
+    pub fn look(&mut self, now: Timestamp, sights: &[Sight], orders: &mut Vec<Order>) {
+        assert_eq!(sights.len(), self.cases.len(), "one sight for every path");
+        for (path, sight) in sights.iter().enumerate() {
+            match *sight {
+                Sight::Silent(silence) if silence >= self.limits.suspicion_ns => {
+                    self.suspect(now, path, silence, sights, orders);
+                }
+                Sight::Closed => self.forget(path),
+                Sight::Calm | Sight::Silent(_) => {
+                    let probed = self.cases[path].probed;
+                    self.cases[path] = Case { probed, ..Case::default() };
+                }
+            }
+        }
+    }
+
+    fn suspect(
+        &mut self,
+        now: Timestamp,
+        path: usize,
+        silence: u64,
+        sights: &[Sight],
+        orders: &mut Vec<Order>,
+    ) {
+        if let Some(reason) = self.verdict(now, path, silence) {
+            orders.push(Order::GiveUp(path, reason));
+            return self.forget(path);
+        }
+        self.cases[path].is_open = true;
+        let is_due = |probed: Timestamp| now.since(probed) >= self.limits.suspicion_ns;
+        if !self.cases[path].probed.is_none_or(is_due) {
+            return;
+        }
+        for (index, case) in self.cases.iter_mut().enumerate() {
+            if sights[index] != Sight::Closed && case.probed != Some(now) {
+                case.probed = Some(now);
+                case.asked.get_or_insert(now);
+                orders.push(Order::Probe(index));
+            }
+        }
+    }
+
+    /// Whether the path has to be given up now. Only siblings that answered after the path was asked
+    /// say something about it.
+    fn verdict(&self, now: Timestamp, path: usize, silence: u64) -> Option<Reason> {
+        let Limits { grace_ns, last_ns, stuck_ns, .. } = self.limits;
+        let Case { asked, witnessed, .. } = self.cases[path];
+        match (asked, witnessed) {
+            (None, _) => (silence >= stuck_ns).then_some(Reason::Stuck),
+            (Some(_), Some(witnessed)) if now.since(witnessed) >= grace_ns => Some(Reason::Silent),
+            (Some(asked), _) => (now.since(asked) >= last_ns).then_some(Reason::AllSilent),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// Looks every millisecond; `answers` tells at which milliseconds a path answers, `silent` which
+    /// paths are silent from the beginning on. Returns what was ordered, and when.
+    fn play(until: u64, silent: &[usize], answers: impl Fn(u64, usize) -> bool) -> String {
+        use std::fmt::Write;
+
+        let (mut watch, mut orders) = (Watch::new(3, Limits::default()), Vec::new());
+        let mut transcript = String::new();
+        for ms in 0..until {
+            let now = Timestamp(ms * MS);
+            (0..3).filter(|path| answers(ms, *path)).for_each(|path| watch.answered(now, path));
+            let sight = |path| match silent.contains(&path) {
+                true => Sight::Silent(ms * MS),
+                false => Sight::Calm,
+            };
+            watch.look(now, &[0, 1, 2].map(sight), &mut orders);
+            for order in orders.drain(..) {
+                writeln!(transcript, "{ms} {order:?}").unwrap();
+                if let Order::GiveUp(..) = order {
+                    return transcript;
+                }
+            }
+        }
+        transcript
+    }
+
+    #[test]
+    fn a_path_that_is_silent_while_its_siblings_answer_is_dead() {
+        let transcript = play(200, &[1], |ms, path| path != 1 && ms % 25 == 1);
+        assert!(transcript.starts_with("25 Probe(0)\n25 Probe(1)\n25 Probe(2)\n50 Probe(0)"));
+        assert!(transcript.ends_with("76 GiveUp(1, Silent)\n"), "{transcript}");
+    }
+
+    #[test]
+    fn a_busy_host_is_not_a_dead_path() {
+        assert!(!play(900, &[0, 1, 2], |_, _| false).contains("GiveUp"), "nobody answers yet");
+        let transcript = play(2_000, &[0, 1, 2], |ms, _| ms % 400 == 0);
+        assert!(!transcript.contains("GiveUp"), "all answer late: {transcript}");
+    }
+
+    #[test]
+    fn silence_of_everybody_ends_at_the_last_limit() {
+        let transcript = play(2_000, &[0, 1, 2], |_, _| false);
+        assert!(transcript.ends_with("1025 GiveUp(0, AllSilent)\n"), "{transcript}");
+    }
+
+    #[test]
+    fn a_connection_that_makes_no_progress_over_a_sound_path_is_stuck() {
+        let transcript = play(5_000, &[2], |ms, _| ms % 25 == 5);
+        assert!(transcript.ends_with("GiveUp(2, Stuck)\n"), "{transcript}");
+    }
+
+    #[test]
+    fn who_confirms_again_is_no_suspect() {
+        let mut watch = Watch::new(2, Limits::default());
+        let mut orders = Vec::new();
+        watch.look(Timestamp(0), &[Sight::Silent(30 * MS), Sight::Calm], &mut orders);
+        assert!(watch.suspects(0));
+        watch.answered(Timestamp(1), 1);
+        watch.look(Timestamp(MS), &[Sight::Calm, Sight::Calm], &mut orders);
+        watch.look(Timestamp(90 * MS), &[Sight::Silent(30 * MS), Sight::Calm], &mut orders);
+        assert!(
+            watch.suspects(0) && !orders.iter().any(|order| matches!(order, Order::GiveUp(..)))
+        );
+    }
+}
