@@ -5,14 +5,16 @@
 //! Everything is counted in operations and polls and drawn from a seed, so that a failing run can be
 //! repeated.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
 
 use super::{
     Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, State, Status,
     WorkRequest,
 };
-use crate::TransportError;
+use crate::{TransportError, clock};
 
 /// What goes wrong with a queue pair; by default nothing. The first two are benign.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,6 +67,8 @@ pub struct Faulty {
     /// Receives used up by immediates that showed twice.
     owed_receives: u64,
     arrived: Vec<Completion>,
+    /// When somebody first asked how long nothing had moved any more.
+    silent_since: Cell<Option<Instant>>,
 }
 
 impl Faulty {
@@ -86,6 +90,7 @@ impl Faulty {
             immediates: 0,
             owed_receives: 0,
             arrived: Vec::new(),
+            silent_since: Cell::new(None),
         }
     }
 
@@ -220,6 +225,7 @@ impl QueuePair for Faulty {
         self.waiting.clear();
         self.held.clear();
         (self.posted, self.owed_receives, self.verdict) = (0, 0, None);
+        self.silent_since.set(None);
     }
 
     fn flushed(&self) -> bool {
@@ -228,6 +234,16 @@ impl QueuePair for Faulty {
 
     fn in_flight(&self) -> bool {
         !self.waiting.is_empty() || self.inner.in_flight()
+    }
+
+    /// Of a queue pair that fell silent, how long ago somebody asked first.
+    fn silence(&self) -> Option<Duration> {
+        if !self.is_silent() || self.inner.state() != State::ReadyToSend {
+            return self.inner.silence();
+        }
+        let since = self.silent_since.get().unwrap_or_else(clock::now);
+        self.silent_since.set(Some(since));
+        Some(clock::now().saturating_duration_since(since))
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -40,6 +40,7 @@ mod conformance;
 use std::fmt;
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::TransportError;
 
@@ -134,6 +135,13 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Whether bytes that left this process may still be lost if it exits now.
     fn in_flight(&self) -> bool;
+
+    /// For how long the peer's host has confirmed nothing although bytes are on the way to it; `None`
+    /// when nothing is on the way, or when the device cannot tell. Counted from when somebody first
+    /// asked, so never more than the truth.
+    fn silence(&self) -> Option<Duration> {
+        None
+    }
 
     /// Readable when a poll is worthwhile. Without one, only polling tells.
     fn descriptor(&self) -> Option<RawFd>;

@@ -16,6 +16,7 @@ mod outgoing;
 mod queue_pair;
 mod requests;
 mod responder;
+mod silence;
 pub mod socket;
 #[cfg(test)]
 mod tests;

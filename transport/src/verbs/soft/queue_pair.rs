@@ -21,6 +21,7 @@ use super::inbox::{Fill, Inbox};
 use super::outgoing::{Frame, Outgoing};
 use super::requests::{Answer, Culprit, Request, Requests};
 use super::responder::{Arriving, Step};
+use super::silence::Silence;
 use crate::TransportError;
 
 /// Operations executed before the peer is told although nothing else goes its way.
@@ -42,6 +43,7 @@ pub(super) struct SoftQueuePair {
     state: State,
     fault: Option<TransportError>,
     stream: Option<TcpStream>,
+    silence: Silence,
     /// Both addresses, for messages.
     path: String,
     pub(super) outgoing: Outgoing,
@@ -121,6 +123,7 @@ impl SoftQueuePair {
             state: State::Reset,
             fault: None,
             stream: None,
+            silence: Silence::default(),
             path: "not connected".into(),
             outgoing: Outgoing::default(),
             broken: None,
@@ -409,6 +412,11 @@ impl QueuePair for SoftQueuePair {
     fn in_flight(&self) -> bool {
         let unsent = self.stream.as_ref().and_then(unconfirmed).unwrap_or(0);
         self.state == State::ReadyToSend && self.broken.is_none() && (unsent > 0 || !self.flushed())
+    }
+
+    fn silence(&self) -> Option<Duration> {
+        let stream = self.stream.as_ref().filter(|_| self.state == State::ReadyToSend)?;
+        self.silence.of(stream)
     }
 
     fn descriptor(&self) -> Option<RawFd> {
