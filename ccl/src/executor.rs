@@ -42,8 +42,9 @@ pub(crate) struct Executor {
     links: Links,
     /// Links that have to be pushed.
     pushed: Vec<usize>,
-    /// Their sockets.
+    /// Their sockets, and at which revision of the links they were collected.
     sockets: Vec<RawFd>,
+    revision: u32,
     /// What ended a link, by link. It matters only to programs that still need the link: a peer that
     /// has all it needs may leave before us.
     broken: Vec<Option<TransportError>>,
@@ -69,7 +70,8 @@ impl Executor {
         let progress = Progress::new(links.len());
         let scaled = Scratch::new(largest);
         let broken = vec![None; links.len()];
-        Self { me, links, pushed, sockets, broken, scratch: Scratch::new(0), scaled, progress }
+        let scratch = Scratch::new(0);
+        Self { me, links, pushed, sockets, revision: 0, broken, scratch, scaled, progress }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
@@ -82,7 +84,8 @@ impl Executor {
             encoded: task.stamp.encode(),
             links: &mut self.links,
             pushed: &self.pushed,
-            sockets: &self.sockets,
+            sockets: &mut self.sockets,
+            revision: &mut self.revision,
             broken: &mut self.broken,
             scratch: self.scratch.region(),
             scaled: self.scaled.region(),
@@ -100,7 +103,8 @@ pub(crate) struct Run<'a> {
     encoded: EncodedStamp,
     links: &'a mut Links,
     pushed: &'a [usize],
-    sockets: &'a [RawFd],
+    sockets: &'a mut Vec<RawFd>,
+    revision: &'a mut u32,
     broken: &'a mut [Option<TransportError>],
     scratch: Region<'a>,
     scaled: Region<'a>,
@@ -170,7 +174,14 @@ impl<'a> Run<'a> {
     }
 
     /// The sockets on which something may arrive.
-    pub(crate) fn sockets(&self) -> &'a [RawFd] {
+    pub(crate) fn sockets(&mut self) -> &[RawFd] {
+        let pushed = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
+        let revision = pushed.clone().fold(0, |sum: u32, link| sum.wrapping_add(link.revision()));
+        if revision != *self.revision {
+            *self.revision = revision;
+            self.sockets.clear();
+            pushed.for_each(|link| link.descriptors(self.sockets));
+        }
         self.sockets
     }
 

@@ -109,6 +109,17 @@ pub trait Link: Send + fmt::Debug {
         true
     }
 
+    /// Whether the peer is known to have everything committed. While it is not, somebody has to call
+    /// [`Self::progress`] now and then: what a rail loses is sent again from there.
+    fn settled(&self) -> bool {
+        true
+    }
+
+    /// Grows whenever [`Self::descriptors`] would give something else.
+    fn revision(&self) -> u32 {
+        0
+    }
+
     /// File descriptors whose readiness is worth waking up for.
     fn descriptors(&self, into: &mut Vec<std::os::fd::RawFd>) {
         let _ = into;

@@ -16,13 +16,17 @@
 //! ```
 //!
 //! A tile stays in the sender's staging slot until the receiver has consumed it, so it can be sent
-//! again over another rail; the receiver ignores what it has already. For now the fault of a rail is
-//! the fault of the link, in one place: `NetworkLink::rail_failed`.
+//! again over another rail; the receiver ignores what it has already. How a link survives the death of
+//! a rail, and takes it back when it returns, is in [`repair`].
 
+mod carrier;
+pub mod events;
+mod inbound;
 pub mod keeper;
 mod layout;
 mod link;
 mod meet;
+mod repair;
 pub mod split;
 
 #[cfg(test)]
@@ -40,11 +44,15 @@ use ccl_core::ids::Rank;
 use crate::auth::JobKey;
 use crate::verbs::soft::SoftDevice;
 use crate::verbs::soft::socket::{self, Binding};
-use crate::verbs::{Connection, Depth, Device, QueuePair};
+use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
+use keeper::{Keeper, NoKeeper};
 use layout::Geometry;
-use link::{NetworkLink, Path};
+use link::NetworkLink;
 use meet::{Meeting, PeerPlan};
+
+pub use carrier::Wire;
+pub use repair::Terms;
 
 /// Most rails of one rank; a hello carries the number in one byte.
 pub const MAX_RAILS: usize = 64;
@@ -111,6 +119,9 @@ impl RailTraffic {
     }
 }
 
+/// A queue pair in `ReadyToSend`, and what its memory is registered with.
+pub(crate) type Connected = (Box<dyn Domain>, Box<dyn QueuePair>);
+
 /// A peer, and this rank's end of the link with it.
 pub type PeerLink = (Rank, Box<dyn Link>);
 
@@ -125,6 +136,7 @@ pub struct Endpoint {
     key: JobKey,
     traffic: Arc<[RailTraffic]>,
     instrument: Instrument,
+    terms: Terms,
 }
 
 impl fmt::Debug for Endpoint {
@@ -152,7 +164,8 @@ impl Endpoint {
             .map_err(|cause| TransportError::system("read the address of a listener", cause))?;
         let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
         let instrument: Instrument = Box::new(|_, pair, _| pair);
-        Ok(Self { rails, listeners, addresses, key, traffic, instrument })
+        let terms = Terms::default();
+        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms })
     }
 
     /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
@@ -160,6 +173,13 @@ impl Endpoint {
     #[must_use]
     pub fn instrument(mut self, instrument: Instrument) -> Self {
         self.instrument = instrument;
+        self
+    }
+
+    /// How the links survive the death of a rail.
+    #[must_use]
+    pub fn terms(mut self, terms: Terms) -> Self {
+        self.terms = terms;
         self
     }
 
@@ -200,8 +220,11 @@ impl Endpoint {
         let mut streams = meeting.hold(&self.listeners)?;
         let mut links = Vec::new();
         for (peer, plan) in peers.iter().zip(&plans) {
-            let paths = self.paths(peer, plan, &mut streams)?;
-            links.push((peer.rank, self.open(paths, shape)?));
+            let geometry = Geometry { rails: plan.connections.len(), shape };
+            let wires = self.wires(peer, plan, geometry.depth(), &mut streams)?;
+            let (terms, keeper) = (self.terms.clone(), Box::new(NoKeeper));
+            let link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
+            links.push((peer.rank, link));
         }
         announce(&mut links, deadline)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
@@ -224,48 +247,62 @@ impl Endpoint {
     }
 
     /// The connected rails to one peer.
-    fn paths(
+    fn wires(
         &self,
         peer: &PeerAddresses,
         plan: &PeerPlan,
+        depth: Depth,
         streams: &mut BTreeMap<(Rank, usize), TcpStream>,
-    ) -> Result<Vec<(Path, TcpStream)>, TransportError> {
+    ) -> Result<Vec<Wire>, TransportError> {
         let count = plan.connections.len();
-        let path = |index: usize| {
+        let mut wires = Vec::new();
+        for index in 0..count {
             let (mine, theirs) = (index % self.rails.len(), index % peer.addresses.len());
             let rail = &self.rails[mine];
-            let device = SoftDevice::new(rail.name.clone(), rail.address);
             let here = rail.capacity / uses(count, self.rails.len(), mine);
             let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
-            Ok(Path {
-                name: format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank),
-                rail: mine,
-                capacity: here.min(there),
-                domain: device.domain()?,
-                traffic: Arc::clone(&self.traffic),
-            })
-        };
-        let mut stream = |index| streams.remove(&(plan.rank, index)).expect("everybody came");
-        (0..count).map(|index| Ok((path(index)?, stream(index)))).collect()
+            let stream = streams.remove(&(plan.rank, index)).expect("everybody came");
+            let (domain, pair) = self.connected(mine, depth, stream)?;
+            let name = format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank);
+            wires.push(Wire { name, rail: mine, capacity: here.min(there), domain, pair });
+        }
+        Ok(wires)
     }
 
-    fn open(
+    /// A queue pair over a connection of a rail.
+    fn connected(
         &self,
-        paths: Vec<(Path, TcpStream)>,
-        shape: LinkShape,
-    ) -> Result<NetworkLink, TransportError> {
-        let geometry = Geometry { rails: paths.len(), shape };
-        let depth = geometry.depth();
-        let mut connected = Vec::new();
-        for (path, stream) in paths {
-            let pair = path.domain.queue_pair(depth)?;
-            let mut pair = (self.instrument)(path.rail, pair, depth);
-            pair.initialise().expect("a new queue pair can be initialised");
-            pair.connect(Connection::Stream(stream))?;
-            connected.push((path, pair));
-        }
-        NetworkLink::open(geometry, connected)
+        rail: usize,
+        depth: Depth,
+        stream: TcpStream,
+    ) -> Result<Connected, TransportError> {
+        let device = SoftDevice::new(self.rails[rail].name.clone(), self.rails[rail].address);
+        let domain = device.domain()?;
+        let mut pair = (self.instrument)(rail, domain.queue_pair(depth)?, depth);
+        pair.initialise().expect("a new queue pair can be initialised");
+        pair.connect(Connection::Stream(stream))?;
+        Ok((domain, pair))
     }
+}
+
+/// A link over queue pairs that are connected already, in the order of its paths; both ends do this.
+///
+/// # Errors
+/// There is no memory for its rings, or the queue pairs cannot be used.
+///
+/// # Panics
+/// There are no wires, or the shape is empty.
+pub fn assemble(
+    wires: Vec<Wire>,
+    shape: LinkShape,
+    terms: Terms,
+    keeper: Box<dyn Keeper>,
+) -> Result<Box<dyn Link>, TransportError> {
+    assert!(!wires.is_empty() && shape.slots > 0 && shape.tile_bytes > 0, "{shape:?}, {wires:?}");
+    let rails = 1 + wires.iter().map(|wire| wire.rail).max().unwrap_or_default();
+    let traffic = (0..rails).map(|_| RailTraffic::default()).collect();
+    let geometry = Geometry { rails: wires.len(), shape };
+    Ok(Box::new(NetworkLink::open(geometry, wires, &traffic, terms, keeper)?))
 }
 
 fn listen(rail: &RailAddress) -> Result<TcpListener, TransportError> {

@@ -30,6 +30,22 @@ pub trait Keeper: Send + fmt::Debug {
     fn news(&mut self, into: &mut Vec<News>);
 }
 
+/// Keeps nothing: a path that is given up stays so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoKeeper;
+
+impl Keeper for NoKeeper {
+    fn probe(&mut self, _path: usize) {}
+
+    fn reconnect(&mut self, _path: usize, _incarnation: u32) {}
+
+    fn has_news(&self) -> bool {
+        false
+    }
+
+    fn news(&mut self, _into: &mut Vec<News>) {}
+}
+
 /// Something a link must know about one of its paths.
 #[derive(Debug)]
 pub enum News {

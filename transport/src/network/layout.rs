@@ -1,8 +1,10 @@
 //! Where things are in the memory of a link, and what stands there.
 //!
 //! Each end has two blocks of memory of the same layout, one that it fills and one that the peer
-//! fills: an announcement per rail, the credit word, and the slots.
+//! fills: an announcement and a credit word per path, and the slots. Every path has its own credit
+//! word, so that a credit that was delayed on one path cannot replace a newer one.
 
+use ccl_core::failover::fence::{Fence, LAST_INCARNATION};
 use ccl_core::wire::STAMP_BYTES;
 
 use super::LinkShape;
@@ -33,14 +35,14 @@ impl Geometry {
         rail * ALIGNMENT
     }
 
-    /// Where the credit word is.
-    pub(super) fn credit(self) -> usize {
-        self.rails * ALIGNMENT
+    /// Where a path's credit word is.
+    pub(super) fn credit(self, path: usize) -> usize {
+        (self.rails + path) * ALIGNMENT
     }
 
     /// Where the slot of a tile is.
     pub(super) fn slot(self, sequence: u64) -> usize {
-        (self.rails + 1) * ALIGNMENT + self.index(sequence) * self.stride()
+        2 * self.rails * ALIGNMENT + self.index(sequence) * self.stride()
     }
 
     /// Which slot a tile has.
@@ -55,7 +57,7 @@ impl Geometry {
 
     /// Length of a block.
     pub(super) fn bytes(self) -> usize {
-        (self.rails + 1) * ALIGNMENT + self.shape.slots * self.stride()
+        2 * self.rails * ALIGNMENT + self.shape.slots * self.stride()
     }
 
     /// Bytes on the way in one direction, at most.
@@ -117,6 +119,60 @@ impl Announcement {
     }
 }
 
+/// What the immediate of a write says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notice {
+    /// A tile was written; the low bits of its sequence number.
+    Tile(u32),
+    /// A path must be given up before anything that follows is taken.
+    Fence(Fence),
+    /// The peer closes the link on purpose.
+    Goodbye,
+}
+
+/// Bits of a sequence number that an immediate has room for.
+const SEQUENCE_BITS: u32 = 31;
+const CONTROL: u32 = 1 << SEQUENCE_BITS;
+const GOODBYE: u32 = 1 << 30;
+const PATH_SHIFT: u32 = 24;
+
+impl Notice {
+    /// The notice of a tile.
+    pub(super) fn of_tile(sequence: u64) -> Self {
+        #[allow(clippy::cast_possible_truncation, reason = "the low bits are meant")]
+        Self::Tile(sequence as u32 & (CONTROL - 1))
+    }
+
+    pub(super) fn encode(self) -> u32 {
+        match self {
+            Self::Tile(low) => low,
+            Self::Goodbye => CONTROL | GOODBYE,
+            Self::Fence(Fence { path, below }) => {
+                let path = u32::try_from(path).expect("fewer paths than rails");
+                CONTROL | path << PATH_SHIFT | below
+            }
+        }
+    }
+
+    pub(super) fn decode(immediate: u32) -> Self {
+        if immediate & CONTROL == 0 {
+            return Self::Tile(immediate);
+        }
+        if immediate & GOODBYE != 0 {
+            return Self::Goodbye;
+        }
+        let path = ((immediate & !CONTROL) >> PATH_SHIFT) as usize;
+        Self::Fence(Fence { path, below: immediate & LAST_INCARNATION })
+    }
+
+    /// How far a tile with these low bits is ahead of `sequence`; `None` if it is behind.
+    pub(super) fn ahead(low: u32, sequence: u64) -> Option<u64> {
+        let Self::Tile(here) = Self::of_tile(sequence) else { return None };
+        let ahead = low.wrapping_sub(here) & (CONTROL - 1);
+        (ahead < CONTROL / 2).then_some(u64::from(ahead))
+    }
+}
+
 /// What stands in front of the payload of a tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TileHeader {
@@ -160,10 +216,27 @@ mod tests {
     use ccl_core::collective::{Collective, Signature};
     use proptest::prelude::*;
 
+    use super::super::MAX_RAILS;
     use super::*;
     use crate::Stamp;
 
     proptest! {
+        #[test]
+        fn notices_survive_the_wire(sequence: u64, path in 0usize..MAX_RAILS, below in 0..=LAST_INCARNATION) {
+            let notices = [Notice::of_tile(sequence), Notice::Fence(Fence { path, below }), Notice::Goodbye];
+            for notice in notices {
+                prop_assert_eq!(Notice::decode(notice.encode()), notice);
+            }
+        }
+
+        #[test]
+        fn a_tile_is_ahead_or_behind(sequence in 1u64 << 20..u64::MAX / 2, ahead in 0u64..1 << 20) {
+            let Notice::Tile(low) = Notice::of_tile(sequence + ahead) else { unreachable!() };
+            prop_assert_eq!(Notice::ahead(low, sequence), Some(ahead));
+            let Notice::Tile(low) = Notice::of_tile(sequence - 1 - ahead) else { unreachable!() };
+            prop_assert_eq!(Notice::ahead(low, sequence), None);
+        }
+
         #[test]
         fn headers_survive_the_wire(sequence: u64, payload: u32, call: u32, count: u64, consumed: u64) {
             let signature = Signature {
@@ -193,7 +266,7 @@ mod tests {
             let geometry = Geometry { rails, shape: LinkShape { tile_bytes, slots } };
             let mut places: Vec<_> = (0..rails)
                 .map(|rail| (geometry.announcement(rail), ANNOUNCEMENT_BYTES))
-                .chain([(geometry.credit(), CREDIT_BYTES)])
+                .chain((0..rails).map(|path| (geometry.credit(path), CREDIT_BYTES)))
                 .chain((0..slots as u64).map(|at| (geometry.slot(at), HEADER_BYTES + tile_bytes)))
                 .chain([(geometry.bytes(), 0)])
                 .collect();

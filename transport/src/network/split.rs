@@ -22,6 +22,7 @@ struct Share {
     backlog: usize,
     /// When everything given to it would be finished at nominal capacity, in seconds.
     finish: f64,
+    is_open: bool,
 }
 
 impl Share {
@@ -31,28 +32,43 @@ impl Share {
 }
 
 impl Split {
-    /// Rails with these capacities, in bytes per second, and at most `window_bytes` on the way.
+    /// Rails with these capacities, in bytes per second, and at most `window_bytes` on the way. All of
+    /// them are closed.
     #[must_use]
     pub fn new(capacities: &[f64], window_bytes: usize) -> Self {
         let total: f64 = capacities.iter().sum();
-        let share = |&capacity: &f64| Share { capacity, backlog: 0, finish: 0.0 };
+        let share = |&capacity: &f64| Share { capacity, backlog: 0, finish: 0.0, is_open: false };
         let shares = capacities.iter().map(share).collect();
         Self { shares, slack: window_bytes as f64 / total / 2.0 }
     }
 
-    /// The rail for the next `bytes` bytes, if they were given now.
+    /// Lets a rail take part from now on, with nothing on the way.
+    pub fn open(&mut self, rail: usize) {
+        let open = self.shares.iter().filter(|share| share.is_open);
+        let start = open.map(|share| share.finish).fold(0.0, f64::max);
+        let share = &mut self.shares[rail];
+        (share.is_open, share.backlog, share.finish) = (true, 0, start);
+    }
+
+    /// Gives a rail nothing more, and forgets what is on the way on it.
+    pub fn close(&mut self, rail: usize) {
+        (self.shares[rail].is_open, self.shares[rail].backlog) = (false, 0);
+    }
+
+    /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed.
     #[must_use]
-    pub fn choose(&self, bytes: usize) -> usize {
-        let drain = self.shares.iter().map(Share::drain_time);
+    pub fn choose(&self, bytes: usize) -> Option<usize> {
+        let open = self.shares.iter().filter(|share| share.is_open);
+        let drain = open.map(Share::drain_time);
         let limit = drain.fold(f64::INFINITY, f64::min) + self.slack;
         let finish = |index: usize| {
             let share = &self.shares[index];
             share.finish + bytes as f64 / share.capacity
         };
         (0..self.shares.len())
+            .filter(|&index| self.shares[index].is_open)
             .filter(|&index| self.shares[index].drain_time() <= limit)
             .min_by(|&one, &other| finish(one).total_cmp(&finish(other)))
-            .expect("the rail with the least backlog is within the limit")
     }
 
     /// Gives `bytes` bytes to a rail.
@@ -83,11 +99,18 @@ mod tests {
 
     use super::*;
 
+    /// All rails are open.
+    fn open(capacities: &[f64], window_bytes: usize) -> Split {
+        let mut split = Split::new(capacities, window_bytes);
+        (0..capacities.len()).for_each(|rail| split.open(rail));
+        split
+    }
+
     /// Gives tiles to rails that drain at once, and returns the bytes of each rail.
     fn prompt(split: &mut Split, tiles: impl Iterator<Item = usize>) -> Vec<usize> {
         let mut given = vec![0; split.shares.len()];
         for bytes in tiles {
-            let rail = split.choose(bytes);
+            let rail = split.choose(bytes).expect("a rail is open");
             split.give(rail, bytes);
             split.finished(rail, bytes);
             given[rail] += bytes;
@@ -102,7 +125,7 @@ mod tests {
             sizes in prop::collection::vec(1usize..1000, 1..20),
         ) {
             let capacities: Vec<f64> = capacities.into_iter().map(f64::from).collect();
-            let mut split = Split::new(&capacities, 1_000_000);
+            let mut split = open(&capacities, 1_000_000);
             let given = prompt(&mut split, sizes.iter().copied().cycle().take(20_000));
             let total: usize = given.iter().sum();
             let all: f64 = capacities.iter().sum();
@@ -115,10 +138,10 @@ mod tests {
 
     #[test]
     fn a_rail_that_does_not_drain_is_passed_over() {
-        let mut split = Split::new(&[1.0, 1.0], 1000);
+        let mut split = open(&[1.0, 1.0], 1000);
         let mut given = [0, 0];
         for _ in 0..1000 {
-            let rail = split.choose(10);
+            let rail = split.choose(10).expect("a rail is open");
             split.give(rail, 10);
             given[rail] += 10;
             if rail == 0 {
@@ -130,7 +153,7 @@ mod tests {
 
     #[test]
     fn what_was_missed_is_not_caught_up() {
-        let mut split = Split::new(&[1.0, 1.0], 1000);
+        let mut split = open(&[1.0, 1.0], 1000);
         split.give(1, 300);
         for _ in 0..1000 {
             split.give(0, 10);
@@ -139,5 +162,22 @@ mod tests {
         split.finished(1, 300);
         let given = prompt(&mut split, std::iter::repeat_n(10, 100));
         assert!(given[0] >= 400 && given[1] >= 400, "{given:?}");
+    }
+
+    #[test]
+    fn a_closed_rail_gets_nothing_and_returns_with_its_share() {
+        let mut split = open(&[1.0, 3.0], 1000);
+        split.give(0, 100);
+        split.close(0);
+        assert_eq!(prompt(&mut split, std::iter::repeat_n(10, 100)), [0, 1000]);
+        split.close(1);
+        assert_eq!(split.choose(10), None);
+        split.open(1);
+        split.open(0);
+        let given = prompt(&mut split, std::iter::repeat_n(10, 400));
+        assert!(
+            (980..=1020).contains(&given[0]),
+            "a quarter of 4000, nothing caught up: {given:?}"
+        );
     }
 }

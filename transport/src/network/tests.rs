@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use ccl_core::collective::{Collective, Signature};
 use proptest::prelude::*;
 
+use super::events::{RailEvent, RailEventKind, Witness};
 use super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, TileHeader};
 use super::*;
 use crate::verbs::fault::{Faulty, Script};
@@ -303,13 +304,14 @@ fn a_peer_that_has_left_is_still_heard() {
 }
 
 #[test]
-fn the_rail_that_fails_is_named() {
+fn without_repair_the_rail_that_fails_is_named() {
     let broken: Instrument = Box::new(|rail, pair, depth| {
         let fail_after = (rail == 1).then_some((4, Status::RetryExceeded));
         Box::new(Faulty::new(pair, depth.sends, Script { fail_after, ..Script::default() }))
     });
-    let (mut near, mut far) =
-        pair(endpoint(0, &[1.0, 1.0]).instrument(broken), endpoint(1, &[1.0, 1.0]));
+    let terms = Terms { enabled: false, ..Terms::default() };
+    let near = endpoint(0, &[1.0, 1.0]).instrument(broken).terms(terms.clone());
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms));
     let deadline = soon();
     let mut sent = 0;
     let error = loop {
@@ -327,6 +329,77 @@ fn the_rail_that_fails_is_named() {
     };
     assert!(error.to_string().contains("rail 1 (nic1) to rank 1"), "{error}");
     failure(&mut *far);
+}
+
+/// Remembers what happened.
+#[derive(Debug, Default)]
+struct Record(std::sync::Mutex<Vec<RailEvent>>);
+
+impl Witness for Record {
+    fn witness(&self, event: RailEvent) {
+        self.0.lock().unwrap().push(event);
+    }
+}
+
+/// Breaks rails after so many operations, or lets them fall silent.
+fn breaking(after: &'static [Option<u64>], silent: bool) -> Instrument {
+    Box::new(move |rail, pair, depth| {
+        let posted = after.get(rail).copied().flatten();
+        let script = Script {
+            seed: rail as u64,
+            fail_after: posted.filter(|_| !silent).map(|posted| (posted, Status::RetryExceeded)),
+            silent_after: posted.filter(|_| silent),
+            ..Script::default()
+        };
+        Box::new(Faulty::new(pair, depth.sends, script))
+    })
+}
+
+/// Tiles both ways while rails break at both ends; everything arrives once, in order.
+#[test]
+fn rails_that_break_are_survived_until_the_last() {
+    let near = breaking(&[Some(37), None, Some(90), None], false);
+    let far = breaking(&[None, Some(55), None, None], false);
+    let record = Arc::new(Record::default());
+    let terms = Terms { witness: Arc::clone(&record) as _, ..Terms::default() };
+    let rails = [1.0; 4];
+    let near = endpoint(0, &rails).instrument(near).terms(terms);
+    let (mut near, mut far) = pair(near, endpoint(1, &rails).instrument(far));
+    for _ in 0..4 {
+        stream(&mut *near, &mut *far, 200, 1000);
+        stream(&mut *far, &mut *near, 200, 1000);
+    }
+    let events = record.0.lock().unwrap();
+    let lost = events.iter().filter(|event| matches!(event.kind, RailEventKind::GivenUp { .. }));
+    assert_eq!(lost.map(|event| event.rail).collect::<Vec<_>>(), [0, 1, 2], "{events:?}");
+    assert!(events.iter().any(|event| event.kind == RailEventKind::Resumed), "{events:?}");
+}
+
+#[test]
+fn without_a_rail_left_all_are_named() {
+    let terms = Terms { patience: Duration::from_millis(50), ..Terms::default() };
+    let near = endpoint(0, &[1.0, 1.0]).terms(terms.clone());
+    let near = near.instrument(breaking(&[Some(20), Some(30)], false));
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms));
+    let deadline = soon();
+    let mut sent = 0;
+    let error = loop {
+        assert!(clock::now() < deadline);
+        if near.reserve().is_ok_and(|slot| slot.is_some()) {
+            near.commit(&stamp(sent), 10).unwrap();
+            sent += 1;
+        }
+        if let Err(error) = near.progress() {
+            break error;
+        }
+        if far.progress().is_ok() && far.peek().is_some() {
+            far.release().unwrap();
+        }
+    };
+    for name in ["rail 0 (nic0) to rank 1", "rail 1 (nic1) to rank 1"] {
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    assert!(failure(&mut *far).to_string().contains("rail 1 (nic1) to rank 0"));
 }
 
 /// A link whose peer is played by the test, over one queue pair.
@@ -356,8 +429,10 @@ impl Impostor {
         let domain = device.domain().unwrap();
         let near = connect(&*domain, near);
         let traffic = Arc::new([RailTraffic::default()]);
-        let path = Path { name: "rail 0".into(), rail: 0, capacity: 1.0, domain, traffic };
-        let mut link = NetworkLink::open(GEOMETRY, vec![(path, near)]).unwrap();
+        let wire = Wire { name: "rail 0".into(), rail: 0, capacity: 1.0, domain, pair: near };
+        let (terms, keeper) = (Terms::default(), Box::new(NoKeeper));
+        let mut link =
+            NetworkLink::open(GEOMETRY, vec![wire], &(traffic as _), terms, keeper).unwrap();
         let domain = device.domain().unwrap();
         let mut pair = connect(&*domain, far);
         let memory = Memory::allocate(GEOMETRY.bytes()).unwrap();
@@ -442,7 +517,7 @@ fn a_peer_that_lies_is_an_error() {
 fn a_credit_for_what_was_not_sent_is_an_error() {
     let mut impostor = Impostor::new();
     impostor.announce();
-    let address = impostor.block.address + GEOMETRY.credit() as u64;
+    let address = impostor.block.address + GEOMETRY.credit(0) as u64;
     let target = RemoteAddress { address, ..impostor.block };
     let credit = 1_u64.to_le_bytes();
     assert_eq!(credit.len(), CREDIT_BYTES);

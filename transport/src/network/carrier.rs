@@ -1,0 +1,124 @@
+//! One path of a link: its connection, while it has one, and what is posted on it.
+
+use std::sync::Arc;
+
+use super::RailTraffic;
+use super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, Notice};
+use crate::TransportError;
+use crate::verbs::{
+    Access, Domain, Memory, MemoryRegion, Operation, QueuePair, ReceiveRequest, RemoteAddress,
+    WorkId, WorkRequest,
+};
+
+/// Names of operations that carry no tile; tiles are named by their sequence.
+pub(super) const CONTROL: WorkId = WorkId(u64::MAX);
+const ANNOUNCEMENT: WorkId = WorkId(u64::MAX - 1);
+
+/// A connected path.
+#[derive(Debug)]
+pub struct Wire {
+    /// Both ends, for messages.
+    pub name: String,
+    /// Index among the rails of this rank.
+    pub rail: usize,
+    /// Bytes per second; only the proportions matter.
+    pub capacity: f64,
+    /// What memory is registered with.
+    pub domain: Box<dyn Domain>,
+    /// The queue pair, in `ReadyToSend`.
+    pub pair: Box<dyn QueuePair>,
+}
+
+/// One path of a link.
+#[derive(Debug)]
+pub(super) struct Carrier {
+    pub(super) name: String,
+    pub(super) rail: usize,
+    pub(super) traffic: Arc<[RailTraffic]>,
+    /// While it has a connection.
+    pub(super) live: Option<Live>,
+    /// Why it has none.
+    pub(super) cause: String,
+}
+
+/// A connection. The fields are dropped in this order: what uses memory before what registers it.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) pair: Box<dyn QueuePair>,
+    outbound: MemoryRegion,
+    inbound: MemoryRegion,
+    _domain: Box<dyn Domain>,
+    /// The block of the peer that this end fills, once announced.
+    pub(super) block: Option<RemoteAddress>,
+}
+
+impl Live {
+    pub(super) fn new(
+        domain: Box<dyn Domain>,
+        pair: Box<dyn QueuePair>,
+        outbound: &Memory,
+        inbound: &Memory,
+    ) -> Result<Self, TransportError> {
+        let outbound = domain.register(outbound, Access::LOCAL)?;
+        let inbound = domain.register(inbound, Access::WRITE)?;
+        Ok(Self { pair, outbound, inbound, _domain: domain, block: None })
+    }
+
+    /// Posts all receives, the first of them for the peer's announcement, and announces the memory of
+    /// this end.
+    pub(super) fn announce(
+        &mut self,
+        path: usize,
+        geometry: Geometry,
+        memory: &Memory,
+    ) -> Result<(), TransportError> {
+        let place = geometry.announcement(path);
+        let Self { pair, outbound, inbound, .. } = self;
+        let target = Some(inbound.segment(place, ANNOUNCEMENT_BYTES));
+        let announcement = Announcement { geometry, block: inbound.remote(0) };
+        memory.write(place, &announcement.encode());
+        let source = outbound.segment(place, ANNOUNCEMENT_BYTES);
+        let operation = Operation::Send { source };
+        let posted =
+            pair.post_receive(ReceiveRequest { id: ANNOUNCEMENT, target }).and_then(|()| {
+                for _ in 1..geometry.depth().receives {
+                    pair.post_receive(ReceiveRequest { id: CONTROL, target: None })?;
+                }
+                pair.post_send(WorkRequest { id: ANNOUNCEMENT, operation, signalled: false })
+            });
+        posted.map_err(|cause| TransportError::system("announce a ring", cause))
+    }
+
+    /// Puts a receive in place of one that was used up.
+    pub(super) fn replenish(&mut self) {
+        // A full queue means that nothing was used up.
+        let _ = self.pair.post_receive(ReceiveRequest { id: CONTROL, target: None });
+    }
+
+    /// Writes a tile into the peer's slot. Tells whether the queue pair took it.
+    pub(super) fn post_tile(&mut self, sequence: u64, place: usize, bytes: usize) -> bool {
+        let Some(target) = self.target(place) else { return false };
+        let source = self.outbound.segment(place, bytes);
+        let immediate = Notice::of_tile(sequence).encode();
+        let operation = Operation::WriteWithImmediate { source, target, immediate };
+        let request = WorkRequest { id: WorkId(sequence), operation, signalled: true };
+        self.pair.post_send(request).is_ok()
+    }
+
+    /// Writes the credit word, and a notice with it if there is one.
+    pub(super) fn post_credit(&mut self, place: usize, notice: Option<Notice>) -> bool {
+        let Some(target) = self.target(place) else { return false };
+        let source = self.outbound.segment(place, CREDIT_BYTES);
+        let operation = match notice {
+            None => Operation::Write { source, target },
+            Some(notice) => {
+                Operation::WriteWithImmediate { source, target, immediate: notice.encode() }
+            }
+        };
+        self.pair.post_send(WorkRequest { id: CONTROL, operation, signalled: false }).is_ok()
+    }
+
+    fn target(&self, place: usize) -> Option<RemoteAddress> {
+        self.block.map(|block| RemoteAddress { address: block.address + place as u64, ..block })
+    }
+}

@@ -1,0 +1,108 @@
+//! What happens to the rails, for whoever wants to know.
+
+use std::fmt;
+use std::time::Instant;
+
+/// Something that happened to one path of a link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RailEvent {
+    /// When.
+    pub at: Instant,
+    /// The path, in words: both ends, with rank, rail and NIC.
+    pub name: String,
+    /// Its number among the paths of its link.
+    pub path: usize,
+    /// The rail of this rank that it uses.
+    pub rail: usize,
+    /// Which of its connections, counted from 0.
+    pub incarnation: u32,
+    /// What happened.
+    pub kind: RailEventKind,
+}
+
+/// What happens to a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RailEventKind {
+    /// Silent for longer than a healthy path; it was probed.
+    Suspected,
+    /// Given up, and fenced at this end. What was on the way is sent again elsewhere.
+    GivenUp {
+        /// How it was found out.
+        evidence: Evidence,
+        /// What exactly was seen.
+        cause: String,
+        /// Tiles to send again, if the peer turns out not to have them.
+        tiles: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+    /// Tiles were handed to other paths again.
+    Resent {
+        /// How many.
+        tiles: usize,
+        /// Their bytes.
+        bytes: usize,
+    },
+    /// The peer's end has confirmed the first tile that was sent after the path was given up.
+    Resumed,
+    /// In use again, over a new connection.
+    Returned,
+}
+
+/// How it was found out that a path is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evidence {
+    /// The device reported an error.
+    Device,
+    /// The connection was closed at the other end.
+    Closed,
+    /// The NIC of this host lost its link.
+    Carrier,
+    /// The peer gave it up.
+    Peer,
+    /// It answered nothing while others did.
+    Silence,
+}
+
+impl Evidence {
+    /// One word for logs and tables.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Closed => "closed",
+            Self::Carrier => "carrier",
+            Self::Peer => "peer",
+            Self::Silence => "silence",
+        }
+    }
+}
+
+/// Is told what happens to the rails. Called from whatever thread progresses the link, so it must be
+/// quick and must not wait.
+pub trait Witness: Send + Sync + fmt::Debug {
+    /// Something happened.
+    fn witness(&self, event: RailEvent);
+}
+
+/// Writes events to the log.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Log;
+
+impl Witness for Log {
+    fn witness(&self, event: RailEvent) {
+        let RailEvent { name, kind, incarnation, .. } = event;
+        match kind {
+            RailEventKind::GivenUp { evidence, cause, tiles, bytes } => {
+                let evidence = evidence.name();
+                tracing::warn!(evidence, cause, tiles, bytes, incarnation, "{name}: given up");
+            }
+            RailEventKind::Returned => tracing::info!(incarnation, "{name}: in use again"),
+            RailEventKind::Suspected => tracing::debug!("{name}: silent, probed"),
+            RailEventKind::Resent { tiles, bytes } => {
+                tracing::debug!(tiles, bytes, "{name}: its tiles were sent again");
+            }
+            RailEventKind::Resumed => tracing::debug!("{name}: its traffic goes on elsewhere"),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Hot repair: what a link does when one of its paths dies, and when it returns.
+//!
+//! ```text
+//!   evidence (device, carrier, silence, the peer's fence)
+//!      └─▶ give the path up: fail its queue pair, so that nothing of it is sent or taken any more
+//!            ├─▶ a fence on every other path, ahead of whatever follows there
+//!            ├─▶ tiles that were not confirmed: again, on the paths that are left
+//!            └─▶ ask the keeper for a new connection; when it comes, the path carries its share again
+//! ```
+//!
+//! The decisions are made in [`ccl_core::failover`].
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ccl_core::failover::quarantine::Quarantine;
+use ccl_core::failover::watch::{Limits, Order, Reason, Sight, Watch};
+use ccl_core::ids::Timestamp;
+
+use super::carrier::Live;
+use super::events::{Evidence, Log, RailEvent, RailEventKind, Witness};
+use super::keeper::{Keeper, News};
+use super::link::NetworkLink;
+use crate::verbs::{Domain, QueuePair};
+use crate::{TransportError, clock};
+
+/// How often the paths are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// A peer that closed every path without a word has ended, unless it comes back within this time.
+const CLOSED_PATIENCE: Duration = Duration::from_millis(500);
+
+/// How a link repairs itself.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Is told what happens.
+    pub witness: Arc<dyn Witness>,
+    /// When silence becomes suspicion, and suspicion certainty.
+    pub limits: Limits,
+    /// How long a link without any path waits for one before it fails.
+    pub patience: Duration,
+    /// Whether a path that dies is survived at all; else it is the end of the link.
+    pub enabled: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            witness: Arc::new(Log),
+            limits: Limits::default(),
+            patience: Duration::from_secs(5),
+            enabled: true,
+        }
+    }
+}
+
+/// What a link remembers about its faults.
+#[derive(Debug)]
+pub(super) struct Repair {
+    terms: Terms,
+    keeper: Box<dyn Keeper>,
+    watch: Watch,
+    quarantines: Vec<Quarantine>,
+    /// When a path may ask for a new connection, by path.
+    holds: Vec<Option<Instant>>,
+    /// The beginning of time.
+    start: Instant,
+    next_look: Instant,
+    /// When the last path was given up, while there is none.
+    severed: Option<Instant>,
+    /// Whether every path since then ended by being closed at the other end.
+    only_closed: bool,
+    /// The path given up last, until traffic goes on: what was sent again, in tiles and bytes.
+    mending: Option<(usize, usize, usize)>,
+    news: Vec<News>,
+    orders: Vec<Order>,
+    sights: Vec<Sight>,
+    /// Grows when the descriptors of the link change.
+    pub(super) revision: u32,
+}
+
+impl Repair {
+    pub(super) fn new(paths: usize, terms: Terms, keeper: Box<dyn Keeper>) -> Self {
+        let start = clock::now();
+        Self {
+            watch: Watch::new(paths, terms.limits),
+            terms,
+            keeper,
+            quarantines: vec![Quarantine::default(); paths],
+            holds: vec![None; paths],
+            start,
+            next_look: start,
+            severed: None,
+            only_closed: true,
+            mending: None,
+            news: Vec::new(),
+            orders: Vec::new(),
+            sights: Vec::new(),
+            revision: 0,
+        }
+    }
+
+    fn timestamp(&self, now: Instant) -> Timestamp {
+        let elapsed = now.saturating_duration_since(self.start).as_nanos();
+        Timestamp(u64::try_from(elapsed).unwrap_or(u64::MAX))
+    }
+}
+
+impl NetworkLink {
+    /// Tells the witness about a path.
+    pub(super) fn tell(&self, path: usize, kind: RailEventKind) {
+        let carrier = &self.carriers[path];
+        self.repair.terms.witness.witness(RailEvent {
+            at: clock::now(),
+            name: carrier.name.clone(),
+            path,
+            rail: carrier.rail,
+            incarnation: self.fences.incarnation(path),
+            kind,
+        });
+    }
+
+    /// The queue pair of a path went to the error state.
+    pub(super) fn path_broke(&mut self, path: usize) {
+        let Some(live) = &self.carriers[path].live else { return };
+        let (evidence, cause) = match live.pair.fault() {
+            Some(TransportError::Protocol(text)) => {
+                let text = format!("{}: {text}", self.carriers[path].name);
+                self.failure.get_or_insert(TransportError::Protocol(text));
+                return;
+            }
+            Some(TransportError::PeerGone(text)) => (Evidence::Closed, text.clone()),
+            Some(fault) => (Evidence::Device, fault.to_string()),
+            None => (Evidence::Device, "the queue pair is in error".to_owned()),
+        };
+        self.give_up(path, evidence, cause);
+    }
+
+    /// Stops using a path: nothing that was posted on it is sent or taken any more, and what the peer
+    /// is not known to have is sent again elsewhere.
+    pub(super) fn give_up(&mut self, path: usize, evidence: Evidence, cause: String) {
+        let Some(mut live) = self.carriers[path].live.take() else { return };
+        live.pair.fail();
+        drop(live);
+        self.repair.revision += 1;
+        self.split.close(path);
+        self.fences.give_up(path);
+        self.owes_credit = true;
+        self.repair.watch.forget(path);
+        let loss = self.window.lose(path);
+        self.carriers[path].cause = format!("{cause} ({})", evidence.name());
+        if self.peer_left || !self.repair.terms.enabled {
+            return self.end_if_severed(Duration::ZERO);
+        }
+        let (tiles, bytes) = (loss.tiles, loss.bytes);
+        self.tell(path, RailEventKind::GivenUp { evidence, cause, tiles, bytes });
+        self.repair.mending = Some((path, 0, 0));
+        self.repair.only_closed &= evidence == Evidence::Closed;
+        let now = clock::now();
+        let timestamp = self.repair.timestamp(now);
+        let hold = self.repair.quarantines[path].fault(timestamp);
+        self.repair.holds[path] = Some(now + Duration::from_nanos(hold));
+        if self.fences.is_severed() {
+            self.repair.severed = Some(now);
+        }
+        self.end_hold(path, now);
+    }
+
+    /// A tile of a lost path was handed to `_path`.
+    pub(super) fn resent(&mut self, _path: usize, bytes: usize) {
+        if let Some((_, tiles, total)) = &mut self.repair.mending {
+            *tiles += 1;
+            *total += bytes;
+        }
+    }
+
+    /// A tile was confirmed: if a path was given up before, traffic goes on now.
+    pub(super) fn resumed(&mut self) {
+        let Some((path, tiles, bytes)) = self.repair.mending.take() else { return };
+        if tiles > 0 {
+            self.tell(path, RailEventKind::Resent { tiles, bytes });
+        }
+        self.tell(path, RailEventKind::Resumed);
+    }
+
+    /// Takes news, looks at the paths when it is time to, and does what follows. Tells whether
+    /// anything changed.
+    pub(super) fn mend(&mut self) -> bool {
+        let has_news = self.repair.keeper.has_news();
+        if has_news {
+            self.take_news();
+        }
+        let now = clock::now();
+        if now >= self.repair.next_look {
+            self.repair.next_look = now + LOOK_EVERY;
+            self.look_at_paths(now);
+            (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
+        }
+        if let Some(severed) = self.repair.severed {
+            let patience = match self.repair.only_closed {
+                true => CLOSED_PATIENCE.min(self.repair.terms.patience),
+                false => self.repair.terms.patience,
+            };
+            self.end_if_severed(patience.saturating_sub(now.saturating_duration_since(severed)));
+        }
+        has_news
+    }
+
+    fn take_news(&mut self) {
+        let mut news = std::mem::take(&mut self.repair.news);
+        self.repair.keeper.news(&mut news);
+        for item in news.drain(..) {
+            self.hear(item);
+        }
+        self.repair.news = news;
+    }
+
+    fn hear(&mut self, news: News) {
+        match news {
+            News::Answered { path } => {
+                let now = self.repair.timestamp(clock::now());
+                self.repair.watch.answered(now, path);
+            }
+            News::Unreachable { path } => {
+                self.give_up(path, Evidence::Device, "no route to the peer".into());
+            }
+            News::Severed { path, cause } => self.give_up(path, Evidence::Carrier, cause),
+            News::Connected { path, incarnation, domain, pair } => {
+                self.renew(path, incarnation, domain, pair);
+            }
+        }
+    }
+
+    /// Puts a new connection in place of one that was given up, here or at the other end.
+    fn renew(
+        &mut self,
+        path: usize,
+        incarnation: u32,
+        domain: Box<dyn Domain>,
+        pair: Box<dyn QueuePair>,
+    ) {
+        if incarnation <= self.fences.incarnation(path) || self.failure.is_some() {
+            return;
+        }
+        if self.fences.is_up(path) {
+            self.give_up(path, Evidence::Peer, "the peer made a new connection".into());
+        }
+        let geometry = self.geometry;
+        let live = Live::new(domain, pair, &self.outbound, &self.inbound.memory);
+        let announced = live.and_then(|mut live| {
+            live.announce(path, geometry, &self.outbound)?;
+            Ok(live)
+        });
+        match announced {
+            Ok(live) => {
+                self.carriers[path].live = Some(live);
+                self.fences.renew(path, incarnation);
+                let now = self.repair.timestamp(clock::now());
+                self.repair.quarantines[path].returned(now);
+                (self.repair.severed, self.repair.only_closed) = (None, true);
+                self.repair.holds[path] = None;
+                self.repair.revision += 1;
+            }
+            // The connection did not live long enough to be used: the keeper makes another.
+            Err(cause) => {
+                self.carriers[path].cause = cause.to_string();
+                self.repair.holds[path] = Some(clock::now());
+            }
+        }
+    }
+
+    /// Asks for a new connection once the path has been out of use for long enough.
+    fn end_hold(&mut self, path: usize, now: Instant) {
+        if self.repair.holds[path].is_none_or(|end| now < end) {
+            return;
+        }
+        self.repair.holds[path] = None;
+        self.repair.keeper.reconnect(path, self.fences.incarnation(path));
+    }
+
+    /// Looks for paths that have been silent for too long.
+    fn look_at_paths(&mut self, now: Instant) {
+        let mut sights = std::mem::take(&mut self.repair.sights);
+        sights.clear();
+        sights.extend(self.carriers.iter().map(|carrier| match &carrier.live {
+            None => Sight::Closed,
+            Some(live) => live.pair.silence().map_or(Sight::Calm, |silence| {
+                Sight::Silent(u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX))
+            }),
+        }));
+        let mut orders = std::mem::take(&mut self.repair.orders);
+        let timestamp = self.repair.timestamp(now);
+        self.repair.watch.look(timestamp, &sights, &mut orders);
+        for order in orders.drain(..) {
+            self.obey(order);
+        }
+        (self.repair.sights, self.repair.orders) = (sights, orders);
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Probe(path) => {
+                if self.repair.watch.suspects(path) {
+                    self.tell(path, RailEventKind::Suspected);
+                }
+                self.repair.keeper.probe(path);
+            }
+            Order::GiveUp(path, reason) => {
+                let cause = match reason {
+                    Reason::Silent => "it answers nothing while other paths do",
+                    Reason::AllSilent => "nothing answers on any path",
+                    Reason::Stuck => "probes are answered, but the connection makes no progress",
+                };
+                self.give_up(path, Evidence::Silence, cause.into());
+            }
+        }
+    }
+
+    /// Without any path the link has failed, once `patience` is used up.
+    fn end_if_severed(&mut self, patience: Duration) {
+        let is_over = self.fences.is_severed() || !self.repair.terms.enabled;
+        if !is_over || !patience.is_zero() || self.failure.is_some() {
+            return;
+        }
+        let lost = self.carriers.iter().filter(|carrier| carrier.live.is_none());
+        let causes: Vec<String> =
+            lost.map(|carrier| format!("{}: {}", carrier.name, carrier.cause)).collect();
+        self.failure = Some(TransportError::PeerGone(causes.join("; ")));
+    }
+}
