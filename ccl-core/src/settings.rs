@@ -4,12 +4,14 @@
 //! are all read from that row, so they cannot disagree. The names and values come in as an
 //! argument; where they come from (the process environment) is not known here.
 
+mod table;
 mod values;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
+pub use table::TABLE;
 pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, PassPhrase};
 
 use crate::error::Error;
@@ -35,6 +37,16 @@ pub struct Settings {
     pub net_tile_bytes: usize,
     /// Tiles in flight in each direction between two hosts' ranks.
     pub net_slots: usize,
+    /// Whether the death of a rail is survived.
+    pub hot_repair: bool,
+    /// Silence that makes a rail suspect.
+    pub rail_suspicion: Duration,
+    /// How long a suspect may be silent after a sibling has answered.
+    pub rail_grace: Duration,
+    /// How long a suspect may be silent in any case.
+    pub rail_last: Duration,
+    /// How long a call waits when all rails to a peer are dead.
+    pub rail_patience: Duration,
     /// Algorithms chosen by hand, in order of priority; empty: the planner chooses.
     pub algorithms: Vec<AlgorithmChoice>,
     /// Which network interfaces are used.
@@ -74,131 +86,6 @@ enum Field {
     Switch { of: fn(&mut Settings) -> &mut bool },
     Syntax { set: fn(&mut Settings, &str) -> Result<(), String>, allowed: &'static str },
 }
-
-/// Every setting there is, in the order of the documentation.
-pub const TABLE: &[Setting] = &[
-    Setting {
-        name: "R2CCL_TIMEOUT",
-        default: "300",
-        help: "Deadline of a collective; after it the call fails and names the ranks it waited for.",
-        field: Field::Seconds { of: |s| &mut s.timeout, least: 0.001, most: 1e6 },
-    },
-    Setting {
-        name: "R2CCL_BOOTSTRAP_TIMEOUT",
-        default: "120",
-        help: "How long the ranks of a new communicator wait for each other.",
-        field: Field::Seconds { of: |s| &mut s.bootstrap_timeout, least: 0.001, most: 1e6 },
-    },
-    Setting {
-        name: "R2CCL_BOOTSTRAP",
-        default: "",
-        help: "Where rank 0 listens and the others connect; empty: taken from the launcher.",
-        field: Field::Syntax {
-            set: |s, text| values::optional(text).map(|value| s.bootstrap = value),
-            allowed: "host:port, IPv6 addresses in brackets",
-        },
-    },
-    Setting {
-        name: "R2CCL_JOB_KEY",
-        default: "",
-        help: "Pass phrase that every process of the job must know. Without it the key is derived \
-               from the job identity of the launcher, which other users of the cluster may guess.",
-        field: Field::Syntax {
-            set: |s, text| values::optional(text).map(|value| s.job_key = value),
-            allowed: "any text",
-        },
-    },
-    Setting {
-        name: "R2CCL_NIC",
-        default: "",
-        help: "Which interfaces are used: prefixes (`eth,ib`), exact names (`=eth0`), or all except \
-               (`^docker`, `^=eth1`); empty: all that are up and neither loopback nor bridges.",
-        field: Field::Syntax {
-            set: |s, text| text.parse().map(|value| s.interfaces = value),
-            allowed: "interface names separated by commas, after `^`, `=` or `^=`",
-        },
-    },
-    Setting {
-        name: "R2CCL_RAILS",
-        default: "",
-        help: "Local addresses to use as NICs in place of the discovered interfaces.",
-        field: Field::Syntax {
-            set: |s, text| values::list(text).map(|value| s.rails = value),
-            allowed: "IP addresses separated by commas",
-        },
-    },
-    Setting {
-        name: "R2CCL_HOST_ID",
-        default: "",
-        help: "Identity of the host; ranks with different ones never share memory, even on one machine.",
-        field: Field::Syntax {
-            set: |s, text| values::optional(text).map(|value| s.host_identity = value),
-            allowed: "any text",
-        },
-    },
-    Setting {
-        name: "R2CCL_SHM",
-        default: "1",
-        help: "Whether ranks of one host exchange data through shared memory.",
-        field: Field::Switch { of: |s| &mut s.shared_memory },
-    },
-    Setting {
-        name: "R2CCL_TILE_BYTES",
-        default: "32768",
-        help: "Payload of one tile inside a host.",
-        field: Field::Bytes {
-            of: |s| &mut s.tile_bytes,
-            least: 4 * KIB,
-            most: 16 * MIB,
-            multiple: 4 * KIB,
-        },
-    },
-    Setting {
-        name: "R2CCL_SHM_SLOTS",
-        default: "4",
-        help: "Tiles in flight in each direction between two ranks of a host.",
-        field: Field::Count { of: |s| &mut s.shm_slots, least: 2, most: 64 },
-    },
-    Setting {
-        name: "R2CCL_NET_TILE_BYTES",
-        default: "131072",
-        help: "Payload of one tile between hosts.",
-        field: Field::Bytes {
-            of: |s| &mut s.net_tile_bytes,
-            least: 4 * KIB,
-            most: 16 * MIB,
-            multiple: 4 * KIB,
-        },
-    },
-    Setting {
-        name: "R2CCL_NET_SLOTS",
-        default: "16",
-        help: "Tiles in flight in each direction between two ranks of different hosts.",
-        field: Field::Count { of: |s| &mut s.net_slots, least: 2, most: 1024 },
-    },
-    Setting {
-        name: "R2CCL_ALGO",
-        default: "",
-        help: "Algorithm by hand: one name for every collective, or `allreduce:ring,broadcast:chain`; \
-               empty: the planner chooses.",
-        field: Field::Syntax {
-            set: |s, text| values::list(text).map(|value| s.algorithms = value),
-            allowed: "`algorithm` or `collective:algorithm`, separated by commas",
-        },
-    },
-    Setting {
-        name: "R2CCL_LOG",
-        default: "warn",
-        help: "Log filter of the binaries, such as `info` or `ccl=debug,ccl_transport=trace`.",
-        field: Field::Syntax {
-            set: |s, text| {
-                s.log = text.to_owned();
-                Ok(())
-            },
-            allowed: "a filter of the tracing crate",
-        },
-    },
-];
 
 /// Settings, and the names that were meant to be settings and are none.
 #[derive(Clone, Debug, PartialEq)]
@@ -243,6 +130,11 @@ impl Settings {
             shm_slots: 0,
             net_tile_bytes: 0,
             net_slots: 0,
+            hot_repair: false,
+            rail_suspicion: Duration::ZERO,
+            rail_grace: Duration::ZERO,
+            rail_last: Duration::ZERO,
+            rail_patience: Duration::ZERO,
             algorithms: Vec::new(),
             interfaces: InterfaceFilter::default(),
             host_identity: None,

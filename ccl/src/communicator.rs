@@ -1,6 +1,6 @@
 //! Groups of ranks and the calls on them.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -17,6 +17,7 @@ use crate::driver::{Pending, Queue, lock};
 use crate::engine::{Engine, Limits};
 use crate::environment::{self, Environment};
 use crate::executor::Executor;
+use crate::guardian::{Found, Guardian};
 use crate::operation::Operation;
 use crate::plans::Planner;
 use crate::setup;
@@ -57,6 +58,7 @@ pub struct Communicator {
 struct Handle {
     core: Arc<Core>,
     driver: Mutex<Option<JoinHandle<()>>>,
+    guardian: Mutex<Option<Guardian>>,
 }
 
 #[derive(Debug)]
@@ -69,6 +71,8 @@ struct Core {
     engine: Mutex<Engine>,
     finalized: AtomicBool,
     splits: AtomicU32,
+    /// Calls made so far, of any kind: who looks after the links sees whether one came between.
+    activity: AtomicU64,
 }
 
 impl Communicator {
@@ -104,9 +108,14 @@ impl Communicator {
             engine: Mutex::new(engine),
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
+            activity: AtomicU64::new(0),
         };
+        let core = Arc::new(core);
+        let guardian = Core::guardian(&core).inspect_err(|error| {
+            announce(&core.control, rank, error);
+        })?;
         tracing::info!(rank = rank.0, size, name = config.name.as_deref(), "communicator created");
-        let handle = Handle { core: Arc::new(core), driver: Mutex::new(None) };
+        let handle = Handle { core, driver: Mutex::new(None), guardian: Mutex::new(guardian) };
         Ok(Self { handle: Arc::new(handle) })
     }
 
@@ -268,6 +277,7 @@ impl Core {
     fn run(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
         let timeout = self.config.timeout.unwrap_or(self.config.settings.timeout);
         let limits = Limits { control: &self.control, timeout };
+        self.activity.fetch_add(1, Ordering::Relaxed);
         let result = lock(&self.engine).run(operations, limits);
         if let Err(error) = &result {
             match error {
@@ -288,6 +298,24 @@ impl Core {
         if self.control.fault().is_none() {
             announce(&self.control, self.rank, error);
         }
+    }
+
+    /// Somebody who looks after the links to other hosts between calls, if there are any.
+    fn guardian(core: &Arc<Self>) -> Result<Option<Guardian>, Error> {
+        if !lock(&core.engine).is_networked() {
+            return Ok(None);
+        }
+        let (core, mut seen) = (Arc::downgrade(core), 0);
+        let look = move || {
+            let Some(core) = core.upgrade() else { return Found::Gone };
+            let activity = core.activity.load(Ordering::Relaxed);
+            if std::mem::replace(&mut seen, activity) != activity {
+                return Found::Busy;
+            }
+            let Ok(mut engine) = core.engine.try_lock() else { return Found::Busy };
+            if engine.tend() { Found::Settled } else { Found::Unsettled }
+        };
+        Guardian::start(look).map(Some)
     }
 
     fn leave(&self) {
@@ -313,6 +341,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        lock(&self.guardian).take();
         self.core.queue.close();
         let driver = lock(&self.driver).take();
         if driver.is_some_and(|driver| driver.join().is_err()) {

@@ -105,6 +105,16 @@ impl Engine {
         self.calls
     }
 
+    /// Whether peers are on other hosts, so that [`Self::tend`] has something to do.
+    pub(crate) fn is_networked(&self) -> bool {
+        self.executor.is_pushed()
+    }
+
+    /// Looks after the links between calls. Tells whether the peers have everything.
+    pub(crate) fn tend(&mut self) -> bool {
+        self.executor.tend()
+    }
+
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
         self.planner.explain(request)
     }

@@ -74,6 +74,27 @@ impl Executor {
         Self { me, links, pushed, sockets, revision: 0, broken, scratch, scaled, progress }
     }
 
+    /// Whether any link has to be pushed.
+    pub(crate) fn is_pushed(&self) -> bool {
+        !self.pushed.is_empty()
+    }
+
+    /// Looks after the links between calls. Tells whether the peers have everything.
+    pub(crate) fn tend(&mut self) -> bool {
+        let mut settled = true;
+        for &index in &self.pushed {
+            let Some(link) = self.links[index].as_mut().filter(|_| self.broken[index].is_none())
+            else {
+                continue;
+            };
+            match link.progress() {
+                Ok(_) => settled &= link.settled(),
+                Err(cause) => self.broken[index] = Some(cause),
+            }
+        }
+        settled
+    }
+
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
     pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
         self.scratch.grow(task.program.scratch_bytes);

@@ -25,6 +25,7 @@ mod engine;
 pub mod environment;
 mod executor;
 mod group;
+mod guardian;
 pub mod hosts;
 pub mod launch;
 mod memory;

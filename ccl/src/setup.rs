@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
+use ccl_core::failover::watch::Limits;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::program::Port;
 use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
-use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress};
+use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
 use ccl_transport::{TransportError, auth::JobKey};
@@ -147,7 +148,22 @@ impl Group<'_> {
             #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
             capacity: nic.speed_bytes_per_second as f64,
         });
-        Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)
+        let endpoint = Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)?;
+        Ok(endpoint.terms(self.terms()))
+    }
+
+    /// How the links survive the death of a rail.
+    fn terms(&self) -> Terms {
+        let nanoseconds =
+            |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+        let limits = Limits {
+            suspicion_ns: nanoseconds(self.settings.rail_suspicion),
+            grace_ns: nanoseconds(self.settings.rail_grace),
+            last_ns: nanoseconds(self.settings.rail_last),
+            ..Limits::default()
+        };
+        let (patience, enabled) = (self.settings.rail_patience, self.settings.hot_repair);
+        Terms { limits, patience, enabled, ..Terms::default() }
     }
 
     fn link_network(

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
@@ -23,8 +23,9 @@ use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
 
 /// From so many rails on, one look at all descriptors is cheaper than a read from each.
 const LOOK_FIRST_RAILS: usize = 3;
-/// How long a link that is dropped waits for the peer's host to confirm what it has sent.
-const LINGER: Duration = Duration::from_millis(100);
+/// How long a link that is dropped waits at most for the peer's host to confirm what it has sent; it
+/// takes longer than a round trip only if a rail is dying.
+const LINGER: Duration = Duration::from_secs(2);
 const LINGER_PAUSE: Duration = Duration::from_micros(50);
 
 /// One end of a link over the rails between two hosts.
@@ -394,10 +395,10 @@ impl Drop for NetworkLink {
     /// bytes unread, such as a credit for the last tile, throws away what has not arrived.
     fn drop(&mut self) {
         let deadline = clock::now() + LINGER;
-        let is_over = |now: Instant| now >= deadline;
         let mut said = false;
-        while self.failure.is_none() && !is_over(clock::now()) {
+        while self.failure.is_none() && clock::now() < deadline {
             self.poll_paths();
+            self.mend();
             self.post_staged();
             if !said && self.window.is_posted() {
                 self.say_goodbye();

@@ -1,0 +1,160 @@
+//! The rows of the table.
+
+use super::{Field, KIB, MIB, Setting, values};
+
+/// Every setting there is, in the order of the documentation.
+pub const TABLE: &[Setting] = &[
+    Setting {
+        name: "R2CCL_TIMEOUT",
+        default: "300",
+        help: "Deadline of a collective; after it the call fails and names the ranks it waited for.",
+        field: Field::Seconds { of: |s| &mut s.timeout, least: 0.001, most: 1e6 },
+    },
+    Setting {
+        name: "R2CCL_BOOTSTRAP_TIMEOUT",
+        default: "120",
+        help: "How long the ranks of a new communicator wait for each other.",
+        field: Field::Seconds { of: |s| &mut s.bootstrap_timeout, least: 0.001, most: 1e6 },
+    },
+    Setting {
+        name: "R2CCL_BOOTSTRAP",
+        default: "",
+        help: "Where rank 0 listens and the others connect; empty: taken from the launcher.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.bootstrap = value),
+            allowed: "host:port, IPv6 addresses in brackets",
+        },
+    },
+    Setting {
+        name: "R2CCL_JOB_KEY",
+        default: "",
+        help: "Pass phrase that every process of the job must know. Without it the key is derived \
+               from the job identity of the launcher, which other users of the cluster may guess.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.job_key = value),
+            allowed: "any text",
+        },
+    },
+    Setting {
+        name: "R2CCL_NIC",
+        default: "",
+        help: "Which interfaces are used: prefixes (`eth,ib`), exact names (`=eth0`), or all except \
+               (`^docker`, `^=eth1`); empty: all that are up and neither loopback nor bridges.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.interfaces = value),
+            allowed: "interface names separated by commas, after `^`, `=` or `^=`",
+        },
+    },
+    Setting {
+        name: "R2CCL_RAILS",
+        default: "",
+        help: "Local addresses to use as NICs in place of the discovered interfaces.",
+        field: Field::Syntax {
+            set: |s, text| values::list(text).map(|value| s.rails = value),
+            allowed: "IP addresses separated by commas",
+        },
+    },
+    Setting {
+        name: "R2CCL_HOST_ID",
+        default: "",
+        help: "Identity of the host; ranks with different ones never share memory, even on one machine.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.host_identity = value),
+            allowed: "any text",
+        },
+    },
+    Setting {
+        name: "R2CCL_SHM",
+        default: "1",
+        help: "Whether ranks of one host exchange data through shared memory.",
+        field: Field::Switch { of: |s| &mut s.shared_memory },
+    },
+    Setting {
+        name: "R2CCL_TILE_BYTES",
+        default: "32768",
+        help: "Payload of one tile inside a host.",
+        field: Field::Bytes {
+            of: |s| &mut s.tile_bytes,
+            least: 4 * KIB,
+            most: 16 * MIB,
+            multiple: 4 * KIB,
+        },
+    },
+    Setting {
+        name: "R2CCL_SHM_SLOTS",
+        default: "4",
+        help: "Tiles in flight in each direction between two ranks of a host.",
+        field: Field::Count { of: |s| &mut s.shm_slots, least: 2, most: 64 },
+    },
+    Setting {
+        name: "R2CCL_NET_TILE_BYTES",
+        default: "131072",
+        help: "Payload of one tile between hosts.",
+        field: Field::Bytes {
+            of: |s| &mut s.net_tile_bytes,
+            least: 4 * KIB,
+            most: 16 * MIB,
+            multiple: 4 * KIB,
+        },
+    },
+    Setting {
+        name: "R2CCL_NET_SLOTS",
+        default: "16",
+        help: "Tiles in flight in each direction between two ranks of different hosts.",
+        field: Field::Count { of: |s| &mut s.net_slots, least: 2, most: 1024 },
+    },
+    Setting {
+        name: "R2CCL_HOT_REPAIR",
+        default: "1",
+        help: "Whether a collective survives the death of a rail on the rails that are left; else the \
+               call fails.",
+        field: Field::Switch { of: |s| &mut s.hot_repair },
+    },
+    Setting {
+        name: "R2CCL_RAIL_SUSPICION",
+        default: "0.025",
+        help: "A rail whose peer has confirmed nothing for so long, with bytes on the way, is probed.",
+        field: Field::Seconds { of: |s| &mut s.rail_suspicion, least: 0.001, most: 60.0 },
+    },
+    Setting {
+        name: "R2CCL_RAIL_GRACE",
+        default: "0.05",
+        help: "A suspected rail is given up when it stays silent for so long after another one of the \
+               same peer has answered.",
+        field: Field::Seconds { of: |s| &mut s.rail_grace, least: 0.001, most: 60.0 },
+    },
+    Setting {
+        name: "R2CCL_RAIL_LAST",
+        default: "1",
+        help: "A suspected rail is given up after so long although no other rail has answered either.",
+        field: Field::Seconds { of: |s| &mut s.rail_last, least: 0.001, most: 600.0 },
+    },
+    Setting {
+        name: "R2CCL_RAIL_PATIENCE",
+        default: "5",
+        help: "How long a call waits for a rail to return when all rails to a peer are dead.",
+        field: Field::Seconds { of: |s| &mut s.rail_patience, least: 0.0, most: 1e6 },
+    },
+    Setting {
+        name: "R2CCL_ALGO",
+        default: "",
+        help: "Algorithm by hand: one name for every collective, or `allreduce:ring,broadcast:chain`; \
+               empty: the planner chooses.",
+        field: Field::Syntax {
+            set: |s, text| values::list(text).map(|value| s.algorithms = value),
+            allowed: "`algorithm` or `collective:algorithm`, separated by commas",
+        },
+    },
+    Setting {
+        name: "R2CCL_LOG",
+        default: "warn",
+        help: "Log filter of the binaries, such as `info` or `ccl=debug,ccl_transport=trace`.",
+        field: Field::Syntax {
+            set: |s, text| {
+                s.log = text.to_owned();
+                Ok(())
+            },
+            allowed: "a filter of the tracing crate",
+        },
+    },
+];
