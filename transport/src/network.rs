@@ -20,8 +20,11 @@
 //! a rail, and takes it back when it returns, is in [`repair`].
 
 mod carrier;
+#[allow(dead_code, reason = "the keeper uses it")]
+mod detect;
 pub mod events;
 mod inbound;
+#[allow(dead_code, reason = "links that repair themselves are given one each")]
 pub mod keeper;
 mod layout;
 mod link;

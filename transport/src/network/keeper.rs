@@ -4,6 +4,16 @@
 //! takes a handshake, and a NIC may die while no call is under way. So both are done elsewhere, and
 //! the two talk through this narrow contract.
 
+mod arrivals;
+mod departures;
+mod greeter;
+mod mailbox;
+mod rails;
+mod redial;
+#[cfg(test)]
+mod tests;
+mod worker;
+
 use std::fmt;
 
 use crate::verbs::{Domain, QueuePair};

@@ -20,7 +20,7 @@ use crate::verbs::soft::socket::{self, Binding};
 use crate::{TransportError, clock};
 
 /// How long a stranger may take to say that it is none.
-const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take, so that the end of the meeting is noticed.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 /// Connections that are authenticated at the same time.
@@ -33,10 +33,12 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for somebody to connect before looking at the clock.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-const HELLO_BYTES: usize = 20;
+const HELLO_BYTES: usize = 24;
+/// The connections that a meeting makes; those that replace them have higher numbers.
+pub(super) const FIRST_INCARNATION: u32 = 0;
 
 /// The connections with one peer.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PeerPlan {
     pub(super) rank: Rank,
     /// Whether this end connects.
@@ -50,28 +52,33 @@ type Seat = (Rank, usize);
 
 /// What the connecting end says about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Hello {
-    communicator: u64,
-    from: Rank,
-    to: Rank,
-    index: u32,
+pub(super) struct Hello {
+    pub(super) communicator: u64,
+    pub(super) from: Rank,
+    pub(super) to: Rank,
+    /// Which of the connections between the two.
+    pub(super) index: u32,
+    /// How often that connection has been replaced, or a higher number.
+    pub(super) incarnation: u32,
 }
 
 impl Hello {
-    fn encode(self) -> [u8; HELLO_BYTES] {
+    pub(super) fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&self.communicator.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.from.0.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.to.0.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.index.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.index.to_le_bytes());
+        bytes[20..].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let communicator = u64::from(half(0)) | u64::from(half(4)) << 32;
-        Some(Self { communicator, from: Rank(half(8)), to: Rank(half(12)), index: half(16) })
+        let (from, to) = (Rank(half(8)), Rank(half(12)));
+        Some(Self { communicator, from, to, index: half(16), incarnation: half(20) })
     }
 }
 
@@ -196,6 +203,7 @@ impl<'a> Meeting<'a> {
             from: self.me,
             to: rank,
             index: u32::try_from(index).expect("there are few rails"),
+            incarnation: FIRST_INCARNATION,
         };
         let _handshake = Handshake::begin(self, &stream)?;
         auth::initiate(&stream, self.key, &hello.encode(), self.deadline)?;
@@ -225,12 +233,24 @@ impl<'a> Meeting<'a> {
 
     /// Authenticates whoever has connected to one of the rails.
     fn welcome(&self, stream: TcpStream, from: SocketAddr, (rail, rails): (usize, usize)) {
+        if !self.is_guest(&stream) {
+            return;
+        }
         match self.examine(&stream, (rail, rails)) {
             Ok(seat) => {
                 self.progress().seated.entry(seat).or_insert(stream);
             }
             Err(reason) => self.refuse(from, &reason),
         }
+    }
+
+    /// Whether somebody connected to say something: a peer that has met everybody already may only
+    /// want to know whether the network answers.
+    fn is_guest(&self, stream: &TcpStream) -> bool {
+        let Ok(_handshake) = Handshake::begin(self, stream) else { return false };
+        let spoken =
+            stream.set_read_timeout(Some(HANDSHAKE_LIMIT)).and_then(|()| stream.peek(&mut [0]));
+        !matches!(spoken, Ok(0) | Err(_))
     }
 
     fn examine(
@@ -250,7 +270,8 @@ impl<'a> Meeting<'a> {
         let index = usize::try_from(hello.index).ok()?;
         let peer = self.peers.iter().find(|peer| peer.rank == hello.from && !peer.dials)?;
         let is_ours = hello.communicator == self.communicator && hello.to == self.me;
-        (is_ours && index < peer.connections.len()).then_some((hello.from, index))
+        let is_first = hello.incarnation == FIRST_INCARNATION;
+        (is_ours && is_first && index < peer.connections.len()).then_some((hello.from, index))
     }
 
     /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.
@@ -328,8 +349,13 @@ mod tests {
 
     #[test]
     fn a_hello_survives_the_wire() {
-        let hello =
-            Hello { communicator: u64::MAX - 5, from: Rank(7), to: Rank(1 << 20), index: 3 };
+        let hello = Hello {
+            communicator: u64::MAX - 5,
+            from: Rank(7),
+            to: Rank(1 << 20),
+            index: 3,
+            incarnation: 9,
+        };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         assert_eq!(Hello::decode(&hello.encode()[1..]), None);
     }

@@ -1,5 +1,6 @@
 //! TCP sockets tied to one NIC.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ pub struct Binding {
 /// # Errors
 /// The address or the interface does not exist, or the system refuses.
 pub fn listen(binding: &Binding) -> Result<TcpListener, TransportError> {
-    let socket = bound(binding)?;
+    let socket = bound(binding).map_err(BindError::explain)?;
     socket
         .listen(BACKLOG)
         .and_then(|()| socket.set_nonblocking(true))
@@ -41,44 +42,61 @@ pub fn dial(
     peer: SocketAddr,
     limit: Duration,
 ) -> Result<TcpStream, TransportError> {
-    let socket = bound(binding)?;
+    let socket = bound(binding).map_err(BindError::explain)?;
     socket.connect_timeout(&SockAddr::from(peer), limit).map_err(|cause| {
         TransportError::system(format!("connect {} to {peer}", binding.address), cause)
     })?;
     Ok(socket.into())
 }
 
-fn bound(binding: &Binding) -> Result<Socket, TransportError> {
+/// Why a socket could not be tied to a NIC.
+#[derive(Debug)]
+pub(crate) struct BindError {
+    call: String,
+    pub(crate) cause: io::Error,
+}
+
+impl BindError {
+    fn new(call: String) -> impl FnOnce(io::Error) -> Self {
+        |cause| Self { call, cause }
+    }
+
+    fn explain(self) -> TransportError {
+        TransportError::system(self.call, self.cause)
+    }
+}
+
+/// A socket tied to the NIC and not connected yet.
+///
+/// # Errors
+/// The address or the interface does not exist, or the system refuses.
+pub(crate) fn bound(binding: &Binding) -> Result<Socket, BindError> {
     let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
-        .map_err(|cause| TransportError::system("create a TCP socket", cause))?;
+        .map_err(BindError::new("create a TCP socket".into()))?;
     if let Some(interface) = &binding.interface {
-        tie(&socket, interface)?;
+        tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
     let local = SockAddr::from(SocketAddr::new(binding.address, 0));
-    socket
-        .bind(&local)
-        .map_err(|cause| TransportError::system(format!("bind to {}", binding.address), cause))?;
+    socket.bind(&local).map_err(BindError::new(format!("bind to {}", binding.address)))?;
     Ok(socket)
 }
 
 /// Ties the socket to a NIC by name. Where that is not permitted the source address has to do: it
 /// selects the NIC wherever each NIC has its own subnet.
 #[cfg(target_os = "linux")]
-fn tie(socket: &Socket, interface: &str) -> Result<(), TransportError> {
+fn tie(socket: &Socket, interface: &str) -> io::Result<()> {
     match socket.bind_device(Some(interface.as_bytes())) {
         Err(cause) if cause.raw_os_error() == Some(libc::EPERM) => {
             tracing::debug!(interface, "binding to a device is not permitted");
             Ok(())
         }
-        outcome => {
-            outcome.map_err(|cause| TransportError::system(format!("bind to {interface}"), cause))
-        }
+        outcome => outcome,
     }
 }
 
 #[cfg(not(target_os = "linux"))]
-fn tie(_: &Socket, _: &str) -> Result<(), TransportError> {
+fn tie(_: &Socket, _: &str) -> io::Result<()> {
     Ok(())
 }
 

@@ -1,0 +1,207 @@
+//! Whether the NICs of this host work, as the kernel sees it.
+//!
+//! The kernel announces changes of links and addresses on a netlink socket. An announcement only says
+//! that it is time to look: what counts is the state that is found then, so announcements that are
+//! lost, merged or late do no harm, and nobody has to understand them. Because some kernels announce
+//! the loss of a carrier late or, where netlink is not permitted, never, the state is looked at every
+//! few milliseconds as well.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
+
+use crate::TransportError;
+use crate::verbs::soft::socket::{self, Binding};
+
+/// How often to look without having been told. A look at one NIC takes less than a microsecond.
+pub(in super::super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// `RTMGRP_IPV6_IFADDR`; the others have their constants.
+const IPV6_ADDRESSES: u32 = 0x100;
+/// Longest name of an interface, with the zero that ends it.
+const NAME_BYTES: usize = libc::IFNAMSIZ;
+
+/// A NIC that stopped working, or works again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Change {
+    /// Index of its rail.
+    pub(in super::super) rail: usize,
+    /// What is wrong with it; `None` if it works again.
+    pub(in super::super) ailment: Option<String>,
+}
+
+/// How thorough a look is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Look {
+    /// Carriers only.
+    Quick,
+    /// Addresses too, which takes a few microseconds for each.
+    Thorough,
+}
+
+/// The NICs of all rails.
+#[derive(Debug)]
+pub(in super::super) struct Nics {
+    nics: Vec<Nic>,
+    /// For questions about interfaces; any socket will do.
+    inquiry: OwnedFd,
+    events: Option<OwnedFd>,
+}
+
+#[derive(Debug)]
+struct Nic {
+    binding: Binding,
+    /// Whether there is a cable that could be lost.
+    has_carrier: bool,
+    is_severed: bool,
+}
+
+impl Nics {
+    /// Watches the NICs of these rails, which work as far as anybody knows.
+    ///
+    /// # Errors
+    /// The system has no socket left.
+    pub(in super::super) fn watch(bindings: Vec<Binding>) -> Result<Self, TransportError> {
+        let inquiry =
+            socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+                .map_err(|cause| TransportError::system("create a socket", cause))?;
+        let nic = |binding: Binding| {
+            let flags = binding.interface.as_deref().and_then(|name| flags(&inquiry, name).ok());
+            let has_carrier = flags.is_some_and(|flags| flags & libc::IFF_LOOPBACK == 0);
+            Nic { binding, has_carrier, is_severed: false }
+        };
+        let nics = bindings.into_iter().map(nic).collect();
+        Ok(Self { nics, inquiry, events: listen() })
+    }
+
+    /// Readable when something was announced.
+    pub(in super::super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.events.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether there is anything that only a look finds out.
+    pub(in super::super) fn needs_looks(&self) -> bool {
+        self.nics.iter().any(|nic| nic.has_carrier || nic.is_severed)
+    }
+
+    /// Takes all announcements; tells whether there were any.
+    pub(in super::super) fn was_told(&self) -> bool {
+        let Some(events) = &self.events else { return false };
+        let mut told = false;
+        loop {
+            match recv(events, &mut [0_u8; 64], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+                // Too many announcements for the socket are one as well.
+                Ok(_) | Err(rustix::io::Errno::NOBUFS) => told = true,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return told,
+            }
+        }
+    }
+
+    /// What has changed since the last look.
+    pub(in super::super) fn changes(&mut self, look: Look) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for (rail, nic) in self.nics.iter_mut().enumerate() {
+            let ailment = ailment(&self.inquiry, nic, look);
+            if ailment.is_some() != nic.is_severed {
+                nic.is_severed = ailment.is_some();
+                changes.push(Change { rail, ailment });
+            }
+        }
+        changes
+    }
+}
+
+/// What is wrong with a NIC. One that was severed is well again only when everything is.
+fn ailment(inquiry: &OwnedFd, nic: &Nic, look: Look) -> Option<String> {
+    if let (true, Some(name)) = (nic.has_carrier, &nic.binding.interface) {
+        match flags(inquiry, name) {
+            Ok(flags) if flags & libc::IFF_UP == 0 => return Some(format!("{name} is off")),
+            Ok(flags) if flags & libc::IFF_RUNNING == 0 => {
+                return Some(format!("{name} has no carrier"));
+            }
+            Err(libc::ENODEV) => return Some(format!("{name} does not exist any more")),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    if look == Look::Quick && !nic.is_severed {
+        return None;
+    }
+    let cause = socket::bound(&nic.binding).err()?.cause;
+    let is_gone = matches!(cause.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV));
+    is_gone.then(|| format!("this host has lost the address {}", nic.binding.address))
+}
+
+/// The flags of an interface, or the error number.
+fn flags(inquiry: &OwnedFd, interface: &str) -> Result<libc::c_int, libc::c_int> {
+    // SAFETY: all fields are integers or, in the union, pointers that nobody follows.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let name = interface.as_bytes();
+    if name.len() >= NAME_BYTES {
+        return Err(libc::ENODEV);
+    }
+    for (target, byte) in request.ifr_name.iter_mut().zip(name) {
+        *target = *byte as libc::c_char;
+    }
+    // SAFETY: the descriptor is open, and the kernel reads and writes one `ifreq` where it is told.
+    let result = unsafe { libc::ioctl(inquiry.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) };
+    if result != 0 {
+        return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(0));
+    }
+    // SAFETY: the kernel has filled in the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(libc::c_int::from(flags.cast_unsigned()))
+}
+
+/// A socket for announcements of links and addresses, if there may be one.
+fn listen() -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let kind = SocketType::RAW;
+    // The protocol that the kernel takes where none is named is that of routes.
+    let events = socket_with(AddressFamily::NETLINK, kind, flags, None).ok()?;
+    let groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR).cast_unsigned() | IPV6_ADDRESSES;
+    bind(&events, &SocketAddrNetlink::new(0, groups)).ok()?;
+    Some(events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binding(address: &str, interface: Option<&str>) -> Binding {
+        Binding { address: address.parse().unwrap(), interface: interface.map(str::to_owned) }
+    }
+
+    #[test]
+    fn loopback_has_nothing_to_lose() {
+        let rails = [None, Some("lo")].map(|interface| binding("127.3.4.5", interface));
+        let mut nics = Nics::watch(rails.into()).unwrap();
+        assert!(!nics.needs_looks());
+        for look in [Look::Quick, Look::Thorough] {
+            assert_eq!(nics.changes(look), []);
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_gone_is_told_once() {
+        let mut nics = Nics::watch(vec![binding("203.0.113.77", None)]).unwrap();
+        assert_eq!(nics.changes(Look::Quick), []);
+        let ailment = Some("this host has lost the address 203.0.113.77".to_owned());
+        assert_eq!(nics.changes(Look::Thorough), [Change { rail: 0, ailment }]);
+        assert!(nics.needs_looks());
+        for look in [Look::Quick, Look::Thorough] {
+            assert_eq!(nics.changes(look), []);
+        }
+    }
+
+    #[test]
+    fn interfaces_have_flags() {
+        let nics = Nics::watch(vec![]).unwrap();
+        assert_ne!(flags(&nics.inquiry, "lo").unwrap() & libc::IFF_LOOPBACK, 0);
+        for missing in ["nonesuch0", "a name that is longer than any"] {
+            assert_eq!(flags(&nics.inquiry, missing), Err(libc::ENODEV));
+        }
+    }
+}

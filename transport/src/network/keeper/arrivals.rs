@@ -1,0 +1,137 @@
+//! What comes to the keeper: connections to the listeners of its rails.
+//!
+//! Whoever connects and says nothing is left in peace: a peer may only want to know whether the
+//! network answers. Whoever speaks has to prove the key, and then to offer a connection that is newer
+//! than the present one.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::super::meet::{HANDSHAKE_LIMIT, Hello};
+use super::greeter::Verdict;
+use super::worker::{Visitor, Worker};
+use crate::TransportError;
+
+/// Visitors that have said nothing yet; one more replaces the oldest.
+const MAX_VISITORS: usize = 64;
+/// How long not to accept when the system has no descriptors left.
+const CLOSED_PAUSE: Duration = Duration::from_millis(100);
+
+impl Worker {
+    /// Accepts whoever has come, and turns to those who have spoken.
+    pub(super) fn receive(&mut self, now: Instant) {
+        self.closed_until = self.closed_until.filter(|until| *until > now);
+        if self.closed_until.is_none() {
+            for rail in 0..self.rails.len() {
+                self.accept(rail, now);
+            }
+        }
+        for visitor in std::mem::take(&mut self.visitors) {
+            self.attend(visitor, now);
+        }
+    }
+
+    fn accept(&mut self, rail: usize, now: Instant) {
+        for _ in 0..MAX_VISITORS {
+            match self.rails[rail].listener.accept() {
+                Ok((stream, from)) => {
+                    if self.visitors.len() >= MAX_VISITORS {
+                        self.visitors.remove(0);
+                    }
+                    let until = now + HANDSHAKE_LIMIT;
+                    self.visitors.push(Visitor { stream, from, rail, until });
+                }
+                Err(cause) => {
+                    let is_exhausted = matches!(
+                        cause.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    );
+                    if is_exhausted {
+                        self.closed_until = Some(now + CLOSED_PAUSE);
+                    }
+                    // Else nobody is there, or whoever was has left.
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Has a visitor authenticated that has begun to speak, and drops one that has left.
+    fn attend(&mut self, visitor: Visitor, now: Instant) {
+        let prepared = visitor.stream.set_nonblocking(true);
+        match prepared.and_then(|()| visitor.stream.peek(&mut [0])) {
+            Ok(1..) if !self.greeter.is_busy() => {
+                let Visitor { stream, from, rail, .. } = visitor;
+                if let Err(reason) = self.greeter.accept(stream, from, rail) {
+                    tracing::debug!(rank = self.identity.me.0, %reason, "a visitor was dropped");
+                }
+            }
+            Ok(0) => {}
+            Err(cause)
+                if !matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Ok(_) | Err(_) if now < visitor.until => self.visitors.push(visitor),
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// A visitor has proved the key, or not.
+    pub(super) fn visited(
+        &mut self,
+        rail: usize,
+        from: SocketAddr,
+        outcome: Result<(TcpStream, Hello), TransportError>,
+    ) {
+        let seated = outcome.and_then(|(stream, hello)| {
+            let seat = self.seat(&hello, rail);
+            let stranger = || TransportError::Refused("it belongs to another communicator".into());
+            Ok((seat.ok_or_else(stranger)?, hello.incarnation, stream))
+        });
+        match seated {
+            Ok((seat, incarnation, stream)) => {
+                if let Err(reason) = self.admit(seat, incarnation, stream) {
+                    let (link, path) = seat;
+                    let rank = self.identity.me.0;
+                    tracing::debug!(rank, link, path, incarnation, %reason, "a connection was not taken");
+                }
+            }
+            Err(reason) => self.refuse(from, &reason),
+        }
+    }
+
+    /// The link and the path that a peer means.
+    fn seat(&self, hello: &Hello, rail: usize) -> Option<(usize, usize)> {
+        let path = usize::try_from(hello.index).ok()?;
+        let is_ours =
+            hello.communicator == self.identity.communicator && hello.to == self.identity.me;
+        let link = self.links.iter().position(|link| {
+            link.as_ref().is_some_and(|link| link.peer == hello.from && !link.dials)
+        })?;
+        let paths = self.links[link].as_ref().map_or(0, |link| link.paths.len());
+        (is_ours && path < paths && path % self.rails.len() == rail).then_some((link, path))
+    }
+
+    /// Takes a connection if it is newer than the present one, and tells the peer.
+    fn admit(
+        &mut self,
+        (link, path): (usize, usize),
+        incarnation: u32,
+        stream: TcpStream,
+    ) -> Result<(), TransportError> {
+        let made = self.queue_pair(link, path)?;
+        let Some((kept, _)) = self.path(link, path) else { return Ok(()) };
+        if let Err(present) = kept.redial.admit(incarnation) {
+            Verdict::Outdone(present).tell(&stream)?;
+            return Err(TransportError::Refused(format!("connection {present} is as new")));
+        }
+        Verdict::Welcome.tell(&stream)?;
+        self.hand_over((link, path), incarnation, made, stream)
+    }
+
+    /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.
+    fn refuse(&mut self, from: SocketAddr, reason: &TransportError) {
+        if !std::mem::replace(&mut self.was_stranger_reported, true) {
+            tracing::warn!(%from, %reason, rank = self.identity.me.0, "refused a connection");
+        }
+    }
+}

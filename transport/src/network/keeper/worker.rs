@@ -1,0 +1,290 @@
+//! The keeper's thread: sleeps until somebody orders, knocks, answers, or until an attempt is due.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use ccl_core::ids::Rank;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
+
+use super::super::detect::Knock;
+use super::super::detect::nics::{Change, LOOK_EVERY, Look, Nics};
+use super::super::meet::PeerPlan;
+use super::super::{Instrument, RailAddress};
+use super::News;
+use super::greeter::{Greeter, Greeting};
+use super::mailbox::{Bell, Mailbox, Order};
+use super::rails::Identity;
+use super::redial::Redial;
+use crate::verbs::soft::SoftDevice;
+use crate::verbs::soft::socket::Binding;
+use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
+use crate::{TransportError, clock};
+
+/// One NIC of this rank.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) device: SoftDevice,
+    pub(super) listener: TcpListener,
+}
+
+/// A link, as its keeper knows it.
+#[derive(Debug)]
+pub(super) struct KeptLink {
+    pub(super) peer: Rank,
+    /// Whether this end connects.
+    pub(super) dials: bool,
+    pub(super) mailbox: Arc<Mailbox>,
+    depth: Depth,
+    pub(super) paths: Vec<KeptPath>,
+}
+
+/// One of its paths.
+#[derive(Debug)]
+pub(super) struct KeptPath {
+    pub(super) binding: Binding,
+    pub(super) address: SocketAddr,
+    pub(super) redial: Redial,
+}
+
+impl KeptLink {
+    pub(super) fn new(plan: PeerPlan, mailbox: Arc<Mailbox>, depth: Depth) -> Self {
+        let path = |(binding, address)| KeptPath { binding, address, redial: Redial::new() };
+        let paths = plan.connections.into_iter().map(path).collect();
+        Self { peer: plan.rank, dials: plan.dials, mailbox, depth, paths }
+    }
+}
+
+/// An attempt to reach the peer's kernel.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) knock: Knock,
+    pub(super) link: usize,
+    pub(super) path: usize,
+    pub(super) purpose: Purpose,
+}
+
+/// A queue pair that is not connected yet, and the domain that it belongs to.
+pub(super) type Fresh = (Box<dyn Domain>, Box<dyn QueuePair>);
+
+/// What an attempt is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Probe,
+    Connection,
+}
+
+/// Somebody who has connected to a rail and said nothing yet.
+#[derive(Debug)]
+pub(super) struct Visitor {
+    pub(super) stream: TcpStream,
+    pub(super) from: SocketAddr,
+    pub(super) rail: usize,
+    pub(super) until: Instant,
+}
+
+/// Everything the thread owns. The helpers are dropped, and so joined, first.
+pub(super) struct Worker {
+    pub(super) greeter: Greeter,
+    pub(super) identity: Identity,
+    pub(super) rails: Vec<Rail>,
+    /// By number; `None` once the link is gone.
+    pub(super) links: Vec<Option<KeptLink>>,
+    orders: Receiver<Order>,
+    bell: Arc<Bell>,
+    instrument: Instrument,
+    nics: Nics,
+    next_look: Instant,
+    pub(super) attempts: Vec<Attempt>,
+    pub(super) visitors: Vec<Visitor>,
+    /// When to accept again after the system ran out of something.
+    pub(super) closed_until: Option<Instant>,
+    pub(super) was_stranger_reported: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        identity: Identity,
+        rails: Vec<(RailAddress, TcpListener)>,
+        links: Vec<KeptLink>,
+        (orders, bell): (Receiver<Order>, Arc<Bell>),
+        (greeter, instrument): (Greeter, Instrument),
+    ) -> Result<Self, TransportError> {
+        let binding = |(rail, _): &(RailAddress, TcpListener)| Binding {
+            address: rail.address,
+            interface: rail.interface.clone(),
+        };
+        let nics = Nics::watch(rails.iter().map(binding).collect())?;
+        let rail = |(rail, listener): (RailAddress, TcpListener)| Rail {
+            device: SoftDevice::new(rail.name, rail.address),
+            listener,
+        };
+        Ok(Self {
+            greeter,
+            identity,
+            rails: rails.into_iter().map(rail).collect(),
+            links: links.into_iter().map(Some).collect(),
+            orders,
+            bell,
+            instrument,
+            nics,
+            next_look: clock::now(),
+            attempts: Vec::new(),
+            visitors: Vec::new(),
+            closed_until: None,
+            was_stranger_reported: false,
+        })
+    }
+
+    /// Works until no link is left.
+    pub(super) fn run(mut self) {
+        loop {
+            self.bell.damp();
+            self.take_orders();
+            if self.links.iter().all(Option::is_none) {
+                return;
+            }
+            let now = clock::now();
+            self.look_at_nics(now);
+            self.settle_attempts(now);
+            self.receive(now);
+            self.dial(now);
+            self.sleep(clock::now());
+        }
+    }
+
+    fn take_orders(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Probe { link, path } => self.probe(link, path),
+                Order::Reconnect { link, path, incarnation } => {
+                    if let Some(path) = self.path(link, path).filter(|(_, dials)| *dials) {
+                        path.0.redial.ask(clock::now(), incarnation);
+                    }
+                }
+                Order::Close { link } => self.close(link),
+                Order::Greeted(greeted) => {
+                    self.greeter.dismiss(greeted.number);
+                    self.greeted(greeted.greeting);
+                }
+            }
+        }
+    }
+
+    /// A path of a link that is still there, and whether this end connects it.
+    pub(super) fn path(&mut self, link: usize, path: usize) -> Option<(&mut KeptPath, bool)> {
+        let link = self.links.get_mut(link)?.as_mut()?;
+        Some((link.paths.get_mut(path)?, link.dials))
+    }
+
+    fn close(&mut self, link: usize) {
+        self.links[link] = None;
+        self.attempts.retain(|attempt| attempt.link != link);
+        self.greeter.interrupt(|other, _| other == link);
+    }
+
+    fn greeted(&mut self, greeting: Greeting) {
+        match greeting {
+            Greeting::Dialled { link, path, incarnation, outcome } => {
+                self.dialled((link, path), incarnation, outcome);
+            }
+            Greeting::Visited { rail, from, outcome } => self.visited(rail, from, outcome),
+        }
+    }
+
+    /// Tells a link about one of its paths.
+    pub(super) fn tell(&self, link: usize, news: News) {
+        if let Some(link) = &self.links[link] {
+            link.mailbox.deliver(news);
+        }
+    }
+
+    fn look_at_nics(&mut self, now: Instant) {
+        let was_told = self.nics.was_told();
+        let is_due = self.nics.needs_looks() && now >= self.next_look;
+        if !was_told && !is_due {
+            return;
+        }
+        self.next_look = now + LOOK_EVERY;
+        let look = if was_told { Look::Thorough } else { Look::Quick };
+        for Change { rail, ailment } in self.nics.changes(look) {
+            let name = self.rails[rail].device.name();
+            tracing::debug!(rank = self.identity.me.0, name, ?ailment, "a NIC changed");
+            match ailment {
+                Some(cause) => self.severed(rail, &cause),
+                None => self.hurry(rail, now),
+            }
+        }
+    }
+
+    fn severed(&self, rail: usize, cause: &str) {
+        for link in self.links.iter().flatten() {
+            for path in (rail..link.paths.len()).step_by(self.rails.len()) {
+                link.mailbox.deliver(News::Severed { path, cause: cause.to_owned() });
+            }
+        }
+    }
+
+    /// A queue pair that is ready to be connected, over a domain of its own.
+    pub(super) fn queue_pair(&self, link: usize, path: usize) -> Result<Fresh, TransportError> {
+        let rail = path % self.rails.len();
+        let depth = self.links[link].as_ref().expect("links that are gone get nothing").depth;
+        let domain = self.rails[rail].device.domain()?;
+        let mut pair = (self.instrument)(rail, domain.queue_pair(depth)?, depth);
+        pair.initialise().expect("a new queue pair can be initialised");
+        Ok((domain, pair))
+    }
+
+    /// Hands a new connection to its link.
+    pub(super) fn hand_over(
+        &self,
+        (link, path): (usize, usize),
+        incarnation: u32,
+        (domain, mut pair): Fresh,
+        stream: TcpStream,
+    ) -> Result<(), TransportError> {
+        super::super::detect::hasten(&stream);
+        pair.connect(Connection::Stream(stream))?;
+        let rank = self.identity.me.0;
+        tracing::debug!(rank, link, path, incarnation, "a path is connected again");
+        self.tell(link, News::Connected { path, incarnation, domain, pair });
+        Ok(())
+    }
+
+    /// Waits for the next thing to do.
+    fn sleep(&self, now: Instant) {
+        let mut polled: SmallVec<[PollFd<'_>; 32]> = SmallVec::new();
+        polled.push(PollFd::new(&self.bell, PollFlags::IN));
+        if let Some(events) = self.nics.descriptor() {
+            polled.push(PollFd::from_borrowed_fd(events, PollFlags::IN));
+        }
+        if self.closed_until.is_none() {
+            polled.extend(self.rails.iter().map(|rail| PollFd::new(&rail.listener, PollFlags::IN)));
+        }
+        if !self.greeter.is_busy() {
+            let visitors = self.visitors.iter();
+            polled.extend(visitors.map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)));
+        }
+        let attempts = self.attempts.iter();
+        polled.extend(attempts.map(|attempt| PollFd::new(&attempt.knock, PollFlags::OUT)));
+        let nap = self.alarm().map(|alarm| timespec(alarm.saturating_duration_since(now)));
+        // Interrupted or not, everything is looked at afterwards.
+        let _ = poll(&mut polled, nap.as_ref());
+    }
+
+    /// When there is something to do even if nothing happens.
+    fn alarm(&self) -> Option<Instant> {
+        let visitors = self.visitors.iter().map(|visitor| visitor.until);
+        let look = self.nics.needs_looks().then_some(self.next_look);
+        visitors.chain(look).chain(self.closed_until).chain(self.next_dial()).min()
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
