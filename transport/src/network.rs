@@ -20,11 +20,9 @@
 //! a rail, and takes it back when it returns, is in [`repair`].
 
 mod carrier;
-#[allow(dead_code, reason = "the keeper uses it")]
 mod detect;
 pub mod events;
 mod inbound;
-#[allow(dead_code, reason = "links that repair themselves are given one each")]
 pub mod keeper;
 mod layout;
 mod link;
@@ -49,7 +47,8 @@ use crate::verbs::soft::SoftDevice;
 use crate::verbs::soft::socket::{self, Binding};
 use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
-use keeper::{Keeper, NoKeeper};
+use keeper::Keeper;
+use keeper::rails::{Identity, RailKeeper};
 use layout::Geometry;
 use link::NetworkLink;
 use meet::{Meeting, PeerPlan};
@@ -221,14 +220,18 @@ impl Endpoint {
         let plans = peers.iter().map(|peer| self.plan(me, peer)).collect::<Result<Vec<_>, _>>()?;
         let meeting = Meeting::new(me, communicator, &self.key, &plans, deadline);
         let mut streams = meeting.hold(&self.listeners)?;
+        let identity = Identity { me, communicator, key: self.key.clone() };
+        let depth = |rails| Geometry { rails, shape }.depth();
+        let mut keeper = RailKeeper::new(identity, plans.clone(), depth)?;
         let mut links = Vec::new();
         for (peer, plan) in peers.iter().zip(&plans) {
             let geometry = Geometry { rails: plan.connections.len(), shape };
             let wires = self.wires(peer, plan, geometry.depth(), &mut streams)?;
-            let (terms, keeper) = (self.terms.clone(), Box::new(NoKeeper));
+            let (terms, keeper) = (self.terms.clone(), keeper.keeper_for(peer.rank));
             let link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
             links.push((peer.rank, link));
         }
+        keeper.begin(self.rails, self.listeners, self.instrument)?;
         announce(&mut links, deadline)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
@@ -265,27 +268,27 @@ impl Endpoint {
             let here = rail.capacity / uses(count, self.rails.len(), mine);
             let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
             let stream = streams.remove(&(plan.rank, index)).expect("everybody came");
-            let (domain, pair) = self.connected(mine, depth, stream)?;
+            let (domain, pair) = connected(rail, &self.instrument, (mine, depth), stream)?;
             let name = format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank);
             wires.push(Wire { name, rail: mine, capacity: here.min(there), domain, pair });
         }
         Ok(wires)
     }
+}
 
-    /// A queue pair over a connection of a rail.
-    fn connected(
-        &self,
-        rail: usize,
-        depth: Depth,
-        stream: TcpStream,
-    ) -> Result<Connected, TransportError> {
-        let device = SoftDevice::new(self.rails[rail].name.clone(), self.rails[rail].address);
-        let domain = device.domain()?;
-        let mut pair = (self.instrument)(rail, domain.queue_pair(depth)?, depth);
-        pair.initialise().expect("a new queue pair can be initialised");
-        pair.connect(Connection::Stream(stream))?;
-        Ok((domain, pair))
-    }
+/// A queue pair over a connection of a rail.
+fn connected(
+    address: &RailAddress,
+    instrument: &Instrument,
+    (rail, depth): (usize, Depth),
+    stream: TcpStream,
+) -> Result<Connected, TransportError> {
+    detect::hasten(&stream);
+    let domain = SoftDevice::new(address.name.clone(), address.address).domain()?;
+    let mut pair = instrument(rail, domain.queue_pair(depth)?, depth);
+    pair.initialise().expect("a new queue pair can be initialised");
+    pair.connect(Connection::Stream(stream))?;
+    Ok((domain, pair))
 }
 
 /// A link over queue pairs that are connected already, in the order of its paths; both ends do this.

@@ -8,7 +8,7 @@ mod arrivals;
 mod departures;
 mod greeter;
 mod mailbox;
-mod rails;
+pub(super) mod rails;
 mod redial;
 #[cfg(test)]
 mod tests;

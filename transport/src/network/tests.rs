@@ -1,5 +1,6 @@
 //! Links over loopback addresses as NICs, with real sockets.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::thread::{self, JoinHandle};
 
@@ -371,8 +372,33 @@ fn rails_that_break_are_survived_until_the_last() {
     }
     let events = record.0.lock().unwrap();
     let lost = events.iter().filter(|event| matches!(event.kind, RailEventKind::GivenUp { .. }));
-    assert_eq!(lost.map(|event| event.rail).collect::<Vec<_>>(), [0, 1, 2], "{events:?}");
+    assert_eq!(lost.map(|event| event.rail).collect::<BTreeSet<_>>(), [0, 1, 2].into());
     assert!(events.iter().any(|event| event.kind == RailEventKind::Resumed), "{events:?}");
+}
+
+/// A rail breaks, and carries tiles again over a new connection.
+#[test]
+fn a_rail_that_breaks_comes_back() {
+    let record = Arc::new(Record::default());
+    let terms = Terms { witness: Arc::clone(&record) as _, ..Terms::default() };
+    let near = endpoint(0, &[1.0; 2]).instrument(breaking(&[Some(30), None], false)).terms(terms);
+    let traffic = near.traffic();
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0; 2]));
+    let deadline = soon();
+    let returned = |event: &RailEvent| {
+        (event.kind == RailEventKind::Returned).then_some((event.rail, event.incarnation))
+    };
+    let back = loop {
+        assert!(clock::now() < deadline, "{record:?}");
+        stream(&mut *near, &mut *far, 10, 1000);
+        if let Some(back) = record.0.lock().unwrap().iter().find_map(returned) {
+            break back;
+        }
+    };
+    assert_eq!(back, (0, 1));
+    let before = traffic[0].tiles();
+    stream(&mut *near, &mut *far, 20, 1000);
+    assert!(traffic[0].tiles() > before);
 }
 
 #[test]
@@ -430,7 +456,7 @@ impl Impostor {
         let near = connect(&*domain, near);
         let traffic = Arc::new([RailTraffic::default()]);
         let wire = Wire { name: "rail 0".into(), rail: 0, capacity: 1.0, domain, pair: near };
-        let (terms, keeper) = (Terms::default(), Box::new(NoKeeper));
+        let (terms, keeper) = (Terms::default(), Box::new(keeper::NoKeeper));
         let mut link =
             NetworkLink::open(GEOMETRY, vec![wire], &(traffic as _), terms, keeper).unwrap();
         let domain = device.domain().unwrap();

@@ -8,6 +8,8 @@ use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
+use ccl_core::failover::fence::LAST_INCARNATION;
+
 use super::super::meet::{HANDSHAKE_LIMIT, Hello};
 use super::greeter::Verdict;
 use super::worker::{Visitor, Worker};
@@ -104,11 +106,13 @@ impl Worker {
         let path = usize::try_from(hello.index).ok()?;
         let is_ours =
             hello.communicator == self.identity.communicator && hello.to == self.identity.me;
+        let is_possible = hello.incarnation <= LAST_INCARNATION;
         let link = self.links.iter().position(|link| {
             link.as_ref().is_some_and(|link| link.peer == hello.from && !link.dials)
         })?;
         let paths = self.links[link].as_ref().map_or(0, |link| link.paths.len());
-        (is_ours && path < paths && path % self.rails.len() == rail).then_some((link, path))
+        (is_ours && is_possible && path < paths && path % self.rails.len() == rail)
+            .then_some((link, path))
     }
 
     /// Takes a connection if it is newer than the present one, and tells the peer.
@@ -118,14 +122,13 @@ impl Worker {
         incarnation: u32,
         stream: TcpStream,
     ) -> Result<(), TransportError> {
-        let made = self.queue_pair(link, path)?;
         let Some((kept, _)) = self.path(link, path) else { return Ok(()) };
         if let Err(present) = kept.redial.admit(incarnation) {
             Verdict::Outdone(present).tell(&stream)?;
             return Err(TransportError::Refused(format!("connection {present} is as new")));
         }
         Verdict::Welcome.tell(&stream)?;
-        self.hand_over((link, path), incarnation, made, stream)
+        self.hand_over((link, path), incarnation, stream)
     }
 
     /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.

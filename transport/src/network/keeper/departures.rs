@@ -129,9 +129,7 @@ impl Worker {
     ) {
         let Some((kept, _)) = self.path(link, path) else { return };
         let connected = match outcome {
-            Ok((stream, Verdict::Welcome)) => self
-                .queue_pair(link, path)
-                .and_then(|made| self.hand_over((link, path), incarnation, made, stream)),
+            Ok((stream, Verdict::Welcome)) => self.hand_over((link, path), incarnation, stream),
             Ok((_, Verdict::Outdone(by))) => {
                 kept.redial.outdone(by);
                 let text = format!("the peer has connection {by} of path {path} already");

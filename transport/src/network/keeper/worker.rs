@@ -12,21 +12,20 @@ use smallvec::SmallVec;
 use super::super::detect::Knock;
 use super::super::detect::nics::{Change, LOOK_EVERY, Look, Nics};
 use super::super::meet::PeerPlan;
-use super::super::{Instrument, RailAddress};
+use super::super::{Instrument, RailAddress, connected};
 use super::News;
 use super::greeter::{Greeter, Greeting};
 use super::mailbox::{Bell, Mailbox, Order};
 use super::rails::Identity;
 use super::redial::Redial;
-use crate::verbs::soft::SoftDevice;
+use crate::verbs::Depth;
 use crate::verbs::soft::socket::Binding;
-use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
 use crate::{TransportError, clock};
 
 /// One NIC of this rank.
 #[derive(Debug)]
 pub(super) struct Rail {
-    pub(super) device: SoftDevice,
+    address: RailAddress,
     pub(super) listener: TcpListener,
 }
 
@@ -65,9 +64,6 @@ pub(super) struct Attempt {
     pub(super) path: usize,
     pub(super) purpose: Purpose,
 }
-
-/// A queue pair that is not connected yet, and the domain that it belongs to.
-pub(super) type Fresh = (Box<dyn Domain>, Box<dyn QueuePair>);
 
 /// What an attempt is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,10 +113,7 @@ impl Worker {
             interface: rail.interface.clone(),
         };
         let nics = Nics::watch(rails.iter().map(binding).collect())?;
-        let rail = |(rail, listener): (RailAddress, TcpListener)| Rail {
-            device: SoftDevice::new(rail.name, rail.address),
-            listener,
-        };
+        let rail = |(address, listener)| Rail { address, listener };
         Ok(Self {
             greeter,
             identity,
@@ -210,7 +203,7 @@ impl Worker {
         self.next_look = now + LOOK_EVERY;
         let look = if was_told { Look::Thorough } else { Look::Quick };
         for Change { rail, ailment } in self.nics.changes(look) {
-            let name = self.rails[rail].device.name();
+            let name = &self.rails[rail].address.name;
             tracing::debug!(rank = self.identity.me.0, name, ?ailment, "a NIC changed");
             match ailment {
                 Some(cause) => self.severed(rail, &cause),
@@ -227,28 +220,19 @@ impl Worker {
         }
     }
 
-    /// A queue pair that is ready to be connected, over a domain of its own.
-    pub(super) fn queue_pair(&self, link: usize, path: usize) -> Result<Fresh, TransportError> {
-        let rail = path % self.rails.len();
-        let depth = self.links[link].as_ref().expect("links that are gone get nothing").depth;
-        let domain = self.rails[rail].device.domain()?;
-        let mut pair = (self.instrument)(rail, domain.queue_pair(depth)?, depth);
-        pair.initialise().expect("a new queue pair can be initialised");
-        Ok((domain, pair))
-    }
-
-    /// Hands a new connection to its link.
+    /// Makes a queue pair of a new connection and hands it to its link.
     pub(super) fn hand_over(
         &self,
         (link, path): (usize, usize),
         incarnation: u32,
-        (domain, mut pair): Fresh,
         stream: TcpStream,
     ) -> Result<(), TransportError> {
-        super::super::detect::hasten(&stream);
-        pair.connect(Connection::Stream(stream))?;
+        let Some(kept) = &self.links[link] else { return Ok(()) };
+        let rail = path % self.rails.len();
+        let (address, instrument) = (&self.rails[rail].address, &self.instrument);
+        let (domain, pair) = connected(address, instrument, (rail, kept.depth), stream)?;
         let rank = self.identity.me.0;
-        tracing::debug!(rank, link, path, incarnation, "a path is connected again");
+        tracing::debug!(rank, peer = kept.peer.0, path, incarnation, "connected again");
         self.tell(link, News::Connected { path, incarnation, domain, pair });
         Ok(())
     }
