@@ -12,6 +12,8 @@
 //! | [`engine`], [`statistics`] | how long did it take? |
 //! | [`table`], [`number`], [`report`], [`progress`] | what does the reader see? |
 //!
+//! Beside them is [`testbed`], which runs any of them, or anything else, on networks that break.
+//!
 //! Expected results are computed here, element by element, with code that shares nothing with the
 //! library: a wrong kernel cannot agree with itself.
 
@@ -36,6 +38,7 @@ pub mod split;
 pub mod statistics;
 pub mod stopwatch;
 pub mod table;
+pub mod testbed;
 pub mod traffic;
 
 use std::io::Write as _;
