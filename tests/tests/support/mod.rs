@@ -17,6 +17,7 @@
     reason = "the clock and the environment of the tests are not those of the library"
 )]
 
+pub(crate) mod bed;
 pub(crate) mod child;
 pub(crate) mod footprint;
 pub(crate) mod job;

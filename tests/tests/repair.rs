@@ -1,0 +1,95 @@
+//! Collectives finish, exact to the last bit, while network cards come and go under them.
+//!
+//! Every benchmark runs on a testbed of three hosts with four rails whose cables are cut and healed at
+//! random. docs/testbed.md has the same for hours and with larger sizes.
+#![allow(clippy::disallowed_methods, reason = "a test waits by the clock of its host")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::path::Path;
+
+use ccl_tests::testbed::journal::Event;
+use support::bed::{Finished, Testbed};
+use support::note;
+
+/// All eleven.
+const BENCHMARKS: [&str; 11] = [
+    env!("CARGO_BIN_EXE_all_reduce_perf"),
+    env!("CARGO_BIN_EXE_all_gather_perf"),
+    env!("CARGO_BIN_EXE_reduce_scatter_perf"),
+    env!("CARGO_BIN_EXE_broadcast_perf"),
+    env!("CARGO_BIN_EXE_reduce_perf"),
+    env!("CARGO_BIN_EXE_alltoall_perf"),
+    env!("CARGO_BIN_EXE_alltoallv_perf"),
+    env!("CARGO_BIN_EXE_gather_perf"),
+    env!("CARGO_BIN_EXE_scatter_perf"),
+    env!("CARGO_BIN_EXE_sendrecv_perf"),
+    env!("CARGO_BIN_EXE_hypercube_perf"),
+];
+
+/// Hosts, rails and what they carry; a run that hangs is ended, after the library has had the time
+/// to say for whom it waits. The first cut comes when all ranks have met.
+const FLAGS: [&str; 10] = [
+    "--hosts",
+    "3",
+    "--rails",
+    "4",
+    "--rate",
+    "200mbit",
+    "--limit",
+    "120s",
+    "--from",
+    "Using devices",
+];
+const DEADLINE_S: &str = "60";
+
+/// Sizes that fit into one tile and into a few; every operation is checked after the timed ones, too.
+const SIZES: [&str; 6] = ["-b", "1K", "-e", "64K", "-f", "4"];
+
+/// Runs a benchmark under `faults`; `None` if this machine cannot have a testbed. Returns also how
+/// many cuts there were.
+fn run(benchmark: &str, faults: &[&str], sizes: &[&str]) -> Option<(Finished, usize)> {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("journal");
+    let flags = [&FLAGS, faults, &["--json", journal.to_str().unwrap()]].concat();
+    let command = [&[benchmark], sizes, &["-T", DEADLINE_S]].concat();
+    let finished = Testbed::start(&flags, &command, "repair").finish()?;
+    let text = std::fs::read_to_string(&journal).unwrap();
+    let events = text.lines().map(|line| serde_json::from_str::<Event>(line).unwrap());
+    let is_cut = |event: &Event| matches!(event, Event::Fault { turn, .. } if turn == "cut");
+    Some((finished, events.filter(is_cut).count()))
+}
+
+fn name(benchmark: &str) -> &str {
+    Path::new(benchmark).file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn every_collective_survives_cables_that_come_and_go() {
+    for (seed, benchmark) in BENCHMARKS.into_iter().enumerate() {
+        let chaos = format!(
+            "{seed}:every=60ms,heal=150ms,most=3,hosts=2,second=5ms,faults=admin+carrier+silent+oneway"
+        );
+        let sizes = [&SIZES[..], &["-n", "40", "-c", "5"]].concat();
+        let Some((finished, cuts)) = run(benchmark, &["--chaos", &chaos], &sizes) else { return };
+        finished.assert_right(&format!("{} --chaos {chaos}", name(benchmark)));
+        assert!(cuts > 0, "{}: nothing was cut", name(benchmark));
+        note(&format!("{}: {cuts} cuts survived", name(benchmark)));
+    }
+}
+
+#[test]
+fn one_cut_of_every_kind_in_the_middle_of_a_large_operation_is_survived() {
+    let kinds = ["admin:", "carrier:", "silent:", "oneway:lose=outgoing,", "oneway:lose=incoming,"];
+    for kind in kinds {
+        // Two rails of different hosts, the second while the first is being repaired; neither heals.
+        let cuts = ["host=0,rail=1,at=100ms", "host=1,rail=2,at=105ms"];
+        let [first, second] = cuts.map(|place| format!("{kind}{place}"));
+        let sizes = ["-b", "16M", "-e", "16M", "-n", "2", "-w", "0"];
+        let faults = ["--fault", &first, "--fault", &second];
+        let Some((finished, cuts)) = run(BENCHMARKS[0], &faults, &sizes) else { return };
+        finished.assert_right(&format!("all_reduce_perf --fault {first} --fault {second}"));
+        assert_eq!(cuts, 2, "{kind}");
+    }
+}
