@@ -47,6 +47,8 @@ pub struct Settings {
     pub rail_last: Duration,
     /// How long a call waits when all rails to a peer are dead.
     pub rail_patience: Duration,
+    /// How long a rail that flaps stays out of use the first time.
+    pub rail_hold: Duration,
     /// Algorithms chosen by hand, in order of priority; empty: the planner chooses.
     pub algorithms: Vec<AlgorithmChoice>,
     /// Which network interfaces are used.
@@ -135,6 +137,7 @@ impl Settings {
             rail_grace: Duration::ZERO,
             rail_last: Duration::ZERO,
             rail_patience: Duration::ZERO,
+            rail_hold: Duration::ZERO,
             algorithms: Vec::new(),
             interfaces: InterfaceFilter::default(),
             host_identity: None,

@@ -21,6 +21,7 @@ use crate::guardian::{Found, Guardian};
 use crate::operation::Operation;
 use crate::plans::Planner;
 use crate::setup;
+use crate::timeline::{RailRecord, Timeline};
 
 /// How to create a communicator.
 #[derive(Clone, Debug, Default)]
@@ -69,6 +70,7 @@ struct Core {
     control: Control,
     queue: Queue,
     engine: Mutex<Engine>,
+    timeline: Arc<Timeline>,
     finalized: AtomicBool,
     splits: AtomicU32,
     /// Calls made so far, of any kind: who looks after the links sees whether one came between.
@@ -106,6 +108,7 @@ impl Communicator {
             control,
             queue: Queue::default(),
             engine: Mutex::new(engine),
+            timeline: connected.timeline,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
             activity: AtomicU64::new(0),
@@ -245,6 +248,12 @@ impl Communicator {
     /// The settings force an algorithm that does not exist.
     pub fn explain(&self, request: &Request) -> Result<String, Error> {
         lock(&self.core().engine).explain(request)
+    }
+
+    /// What happened to the rails between this rank and others since the last call, oldest first.
+    #[must_use]
+    pub fn rail_records(&self) -> Vec<RailRecord> {
+        self.core().timeline.take()
     }
 
     /// Whether both are the same member of the same group.

@@ -32,6 +32,7 @@ mod memory;
 mod operation;
 mod plans;
 mod setup;
+mod timeline;
 
 pub use bootstrap::UniqueId;
 pub use ccl_core::collective::{Collective, Request};
@@ -46,3 +47,4 @@ pub use driver::Pending;
 pub use group::Group;
 pub use memory::{Allocation, Registration};
 pub use operation::Operation;
+pub use timeline::RailRecord;

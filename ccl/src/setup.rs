@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::Control;
 use crate::executor::Links;
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
+use crate::timeline::Timeline;
 
 /// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
 const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
@@ -33,6 +35,8 @@ pub(crate) struct Connected {
     /// Ranks that share this host's processors, and how many those are.
     pub(crate) ranks_here: usize,
     pub(crate) cores: usize,
+    /// What happens to the rails.
+    pub(crate) timeline: Arc<Timeline>,
 }
 
 /// What a rank tells the others about itself.
@@ -63,6 +67,7 @@ struct Group<'a> {
     communicator: u64,
     key: &'a JobKey,
     settings: &'a Settings,
+    timeline: Arc<Timeline>,
     deadline: Instant,
 }
 
@@ -78,7 +83,8 @@ pub(crate) fn connect(
     settings: &Settings,
     deadline: Instant,
 ) -> Result<Connected, Error> {
-    Group { control, me, communicator, key, settings, deadline }.connect()
+    let timeline = Arc::default();
+    Group { control, me, communicator, key, settings, timeline, deadline }.connect()
 }
 
 impl Group<'_> {
@@ -136,7 +142,8 @@ impl Group<'_> {
         let own = &introductions[self.me.index()].machine;
         let here = || introductions.iter().filter(|other| other.machine == *own);
         let cores = usable_processors(here()) as usize;
-        Ok(Connected { links, topology, ranks_here: here().count(), cores })
+        let (ranks_here, timeline) = (here().count(), Arc::clone(&self.timeline));
+        Ok(Connected { links, topology, ranks_here, cores, timeline })
     }
 
     /// Listens on every NIC.
@@ -162,8 +169,13 @@ impl Group<'_> {
             last_ns: nanoseconds(self.settings.rail_last),
             ..Limits::default()
         };
-        let (patience, enabled) = (self.settings.rail_patience, self.settings.hot_repair);
-        Terms { limits, patience, enabled, ..Terms::default() }
+        Terms {
+            witness: Arc::clone(&self.timeline) as _,
+            limits,
+            patience: self.settings.rail_patience,
+            hold: self.settings.rail_hold,
+            enabled: self.settings.hot_repair,
+        }
     }
 
     fn link_network(

@@ -135,6 +135,10 @@ pub struct Arguments {
     /// Show what the planner could choose for every size, and why it chose what it did
     #[arg(long, help_heading = "Ours")]
     pub explain: bool,
+    /// Append what happens to the rails to a file, one JSON object in each line, and show it after the
+    /// table
+    #[arg(long, value_name = "FILE", help_heading = "Ours")]
+    pub timeline: Option<PathBuf>,
     /// Set for the processes that --ranks starts
     #[arg(long, hide = true)]
     pub member: Option<Member>,

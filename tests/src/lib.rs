@@ -39,6 +39,7 @@ pub mod statistics;
 pub mod stopwatch;
 pub mod table;
 pub mod testbed;
+mod timeline;
 pub mod traffic;
 
 use std::io::Write as _;

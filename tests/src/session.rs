@@ -19,6 +19,7 @@ use crate::progress::Progress;
 use crate::report::Report;
 use crate::split::Split;
 use crate::table::{self, Device, Measurement, Row};
+use crate::timeline;
 use crate::traffic::Traffic;
 
 /// Bytes in which a rank describes itself to rank 0.
@@ -120,6 +121,17 @@ impl Session<'_> {
         let mut totals = Totals::default();
         let outcome = self.table(&mut engine, &mut output, &mut totals);
         let outcome = outcome.and_then(|()| engine.release());
+        let lines = match (&outcome, &self.arguments.timeline) {
+            (Ok(()), Some(file)) => {
+                let records = world.rail_records();
+                timeline::append(file, world.rank().0, &records)?;
+                timeline::gather(world, &records).map_err(library)?
+            }
+            _ => Vec::new(),
+        };
+        if let Some(output) = &output {
+            output.progress.print(&lines)?;
+        }
         match output {
             Some(output) => output.end(&totals, engine.buffer_bytes(), outcome),
             None => outcome,

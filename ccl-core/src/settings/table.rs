@@ -136,6 +136,13 @@ pub const TABLE: &[Setting] = &[
         field: Field::Seconds { of: |s| &mut s.rail_patience, least: 0.0, most: 1e6 },
     },
     Setting {
+        name: "R2CCL_RAIL_HOLD",
+        default: "1",
+        help: "How long a rail stays out of use that dies within ten seconds of its return; twice as \
+               long each time, up to 64 s; 0: never.",
+        field: Field::Seconds { of: |s| &mut s.rail_hold, least: 0.0, most: 64.0 },
+    },
+    Setting {
         name: "R2CCL_ALGO",
         default: "",
         help: "Algorithm by hand: one name for every collective, or `allreduce:ring,broadcast:chain`; \

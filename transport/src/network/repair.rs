@@ -13,7 +13,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ccl_core::failover::quarantine::Quarantine;
+use ccl_core::failover::quarantine::{FIRST_HOLD_NS, Quarantine};
 use ccl_core::failover::watch::{Limits, Order, Reason, Sight, Watch};
 use ccl_core::ids::Timestamp;
 
@@ -38,6 +38,8 @@ pub struct Terms {
     pub limits: Limits,
     /// How long a link without any path waits for one before it fails.
     pub patience: Duration,
+    /// How long the second of two quick faults keeps a path out of use; twice as long each time.
+    pub hold: Duration,
     /// Whether a path that dies is survived at all; else it is the end of the link.
     pub enabled: bool,
 }
@@ -48,6 +50,7 @@ impl Default for Terms {
             witness: Arc::new(Log),
             limits: Limits::default(),
             patience: Duration::from_secs(5),
+            hold: Duration::from_nanos(FIRST_HOLD_NS),
             enabled: true,
         }
     }
@@ -81,11 +84,12 @@ pub(super) struct Repair {
 impl Repair {
     pub(super) fn new(paths: usize, terms: Terms, keeper: Box<dyn Keeper>) -> Self {
         let start = clock::now();
+        let hold_ns = u64::try_from(terms.hold.as_nanos()).unwrap_or(u64::MAX);
         Self {
             watch: Watch::new(paths, terms.limits),
             terms,
             keeper,
-            quarantines: vec![Quarantine::default(); paths],
+            quarantines: vec![Quarantine::new(hold_ns); paths],
             holds: vec![None; paths],
             start,
             next_look: start,
@@ -160,9 +164,11 @@ impl NetworkLink {
         let hold = self.repair.quarantines[path].fault(timestamp);
         self.repair.holds[path] = Some(now + Duration::from_nanos(hold));
         if self.fences.is_severed() {
+            // A path that may flap is better than none.
             self.repair.severed = Some(now);
+            self.repair.holds.iter_mut().flatten().for_each(|hold| *hold = now);
         }
-        self.end_hold(path, now);
+        (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
     }
 
     /// A tile of a lost path was handed to `_path`.
