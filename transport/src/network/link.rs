@@ -252,6 +252,7 @@ impl NetworkLink {
             return false;
         }
         carrier.traffic[carrier.rail].count(bytes);
+        self.posted();
         self.split.give(path, bytes);
         if self.window.post(sequence, path, bytes) {
             self.resent(path, bytes);
@@ -293,6 +294,7 @@ impl NetworkLink {
     }
 
     fn post_credit_on(&mut self, path: usize, notice: Option<Notice>) -> bool {
+        self.posted();
         let place = self.geometry.credit(path);
         self.outbound.store(place, self.inbound.consumed);
         let live = &mut self.carriers[path].live;
@@ -396,7 +398,8 @@ impl Drop for NetworkLink {
     fn drop(&mut self) {
         let deadline = clock::now() + LINGER;
         let mut said = false;
-        while self.failure.is_none() && clock::now() < deadline {
+        let is_over = |link: &Self| link.failure.is_some() || link.fences.is_severed();
+        while !is_over(self) && clock::now() < deadline {
             self.poll_paths();
             self.mend();
             self.post_staged();

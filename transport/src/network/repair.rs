@@ -24,8 +24,11 @@ use super::link::NetworkLink;
 use crate::verbs::{Domain, QueuePair};
 use crate::{TransportError, clock};
 
-/// How often the paths are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// How often the paths are looked at, which costs a system call for each.
+const LOOK_EVERY: Duration = Duration::from_millis(4);
+/// Looks without anything new on the way before they stop: what was sent last was a credit, and nobody
+/// confirms that to this end.
+const LAST_LOOKS: u32 = 500;
 /// A peer that closed every path without a word has ended, unless it comes back within this time.
 const CLOSED_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -68,6 +71,8 @@ pub(super) struct Repair {
     /// The beginning of time.
     start: Instant,
     next_look: Instant,
+    /// Looks since something was posted.
+    quiet_looks: u32,
     /// When the last path was given up, while there is none.
     severed: Option<Instant>,
     /// Whether every path since then ended by being closed at the other end.
@@ -93,6 +98,7 @@ impl Repair {
             holds: vec![None; paths],
             start,
             next_look: start,
+            quiet_looks: 0,
             severed: None,
             only_closed: true,
             mending: None,
@@ -110,6 +116,11 @@ impl Repair {
 }
 
 impl NetworkLink {
+    /// Something was handed to a path.
+    pub(super) fn posted(&mut self) {
+        self.repair.quiet_looks = 0;
+    }
+
     /// Tells the witness about a path.
     pub(super) fn tell(&self, path: usize, kind: RailEventKind) {
         let carrier = &self.carriers[path];
@@ -198,7 +209,10 @@ impl NetworkLink {
         let now = clock::now();
         if now >= self.repair.next_look {
             self.repair.next_look = now + LOOK_EVERY;
-            self.look_at_paths(now);
+            self.repair.quiet_looks = self.repair.quiet_looks.saturating_add(1);
+            if !self.window.is_settled() || self.repair.quiet_looks < LAST_LOOKS {
+                self.look_at_paths(now);
+            }
             (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
         }
         if let Some(severed) = self.repair.severed {
