@@ -9,7 +9,7 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use support::child::{self, Ending};
 use support::job::{DEADLINE, Job};
@@ -245,34 +245,17 @@ fn strangers_at_the_store_disturb_nobody() {
     stop(job, 3);
 }
 
-/// Ports for data exist only while a group forms, so strangers have to be quick: they watch until
-/// they have met one, in as many groups as it takes. Many rails make it take longer.
+/// Ports for data stay open, so that a rail that died can connect again.
 #[test]
 fn strangers_at_the_rails_disturb_nobody() {
-    const MOST_GROUPS: usize = 20;
-    const RAILS: u8 = 64;
-    for group in 1..=MOST_GROUPS {
-        let mut job = Job::of(3, "endless").on_hosts(RAILS, |rank| rank + 1).start();
-        let got_in = attack_rails_once();
-        job.underway(&all_of(3)).unwrap();
-        assert_eq!(Job::rail_ports(), [], "ports for data stay open");
-        stop(job, 3);
-        if got_in > 0 {
-            return note(&format!("{got_in} strangers at the rails of group {group}"));
-        }
-    }
-    panic!("no port for data was met in {MOST_GROUPS} groups");
-}
-
-/// Attacks the first ports that open on the rails; tells how many strangers got in.
-fn attack_rails_once() -> usize {
-    let end = Instant::now() + Duration::from_secs(1);
-    loop {
-        let met = Job::rail_ports();
-        if !met.is_empty() || Instant::now() > end {
-            return attack(&met);
-        }
-    }
+    let mut job = Job::of(3, "endless").on_hosts(4, |rank| rank + 1).start();
+    job.underway(&all_of(3)).unwrap();
+    let ports = Job::rail_ports();
+    assert_eq!(ports.len(), 12, "{ports:?}");
+    assert!(attack(&ports) > 0);
+    ports.iter().for_each(|port| stranger_is_refused(*port));
+    stop(job, 3);
+    assert_eq!(Job::rail_ports(), [], "ports for data outlive their processes");
 }
 
 #[test]
