@@ -190,7 +190,7 @@ fn cables_that_do_not_exist_are_refused() {
 
 #[test]
 fn ranks_are_told_who_they_are_and_the_worst_status_counts() {
-    let script = r#"echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $R2CCL_HOST_ID $(uname -n)"; exit $((RANK + 3))"#;
+    let script = r#"echo "$RANK $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR $R2CCL_HOST_ID $(uname -n) $(pwd -P)"; exit $((RANK + 3))"#;
     let flags = ["--hosts", "2", "--rails", "1", "--ranks-per-host", "2", "--limit", "60s"];
     let testbed = Testbed::start(&flags, &["sh", "-c", script], &marker("told"));
     let Some(finished) = testbed.finish() else { return };
@@ -202,7 +202,9 @@ fn ranks_are_told_who_they_are_and_the_worst_status_counts() {
         "[host1 rank 2] 2 4 0 10.255.0.1 host1 host1",
         "[host1 rank 3] 3 4 1 10.255.0.1 host1 host1",
     ];
-    assert_eq!(lines, BTreeSet::from(expected));
+    let folder = std::env::current_dir().unwrap().canonicalize().unwrap();
+    let expected = expected.map(|line| format!("{line} {}", folder.display()));
+    assert_eq!(lines, expected.iter().map(String::as_str).collect());
 }
 
 #[test]

@@ -55,12 +55,15 @@ impl Namespace {
 
     /// Does `work` as if it ran here: sockets that it opens and processes that it starts belong here.
     pub(super) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Outcome<T> {
-        let enter = || -> nix::Result<()> {
+        let enter = || -> io::Result<()> {
+            let folder = std::env::current_dir()?;
             // Threads of a process share their idea of the file system, until one of them does not.
             unshare(CloneFlags::CLONE_FS)?;
             setns(self.mounts.as_fd(), CloneFlags::CLONE_NEWNS)?;
             setns(self.name.as_fd(), CloneFlags::CLONE_NEWUTS)?;
-            setns(self.network.as_fd(), CloneFlags::CLONE_NEWNET)
+            setns(self.network.as_fd(), CloneFlags::CLONE_NEWNET)?;
+            // Other mounts, other root: the working folder is lost with the old ones.
+            std::env::set_current_dir(folder)
         };
         let visit = || {
             enter().map_err(|cause| Failure::system("entering a namespace", cause))?;
