@@ -71,7 +71,7 @@ fn every_collective_survives_cables_that_come_and_go() {
         let chaos = format!(
             "{seed}:every=60ms,heal=150ms,most=3,hosts=2,second=5ms,faults=admin+carrier+silent+oneway"
         );
-        let sizes = [&SIZES[..], &["-n", "5", "-c", "100"]].concat();
+        let sizes = [&SIZES[..], &["-n", "5", "-c", "50"]].concat();
         let Some((finished, cuts)) = run(benchmark, &["--chaos", &chaos], &sizes) else { return };
         finished.assert_right(&format!("{} --chaos {chaos}", name(benchmark)));
         assert!(cuts > 0, "{}: nothing was cut", name(benchmark));
