@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// Position of a process in its communicator, `0..size`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rank(pub u32);
 
 /// Index of a host among the hosts of a communicator, in order of their lowest rank.
@@ -11,7 +13,7 @@ pub struct Rank(pub u32);
 pub struct Node(pub u32);
 
 /// Index of one network path (a NIC pair) between two hosts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rail(pub u8);
 
 /// Index of one part of the data of a collective; see [`crate::layout`].
@@ -19,11 +21,15 @@ pub struct Rail(pub u8);
 pub struct Chunk(pub u32);
 
 /// Version of the plan that all ranks agreed on; it grows when the health of the rails changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Epoch(pub u32);
 
 /// A moment, in nanoseconds since some start that is the same for everybody who compares.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {

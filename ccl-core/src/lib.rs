@@ -7,8 +7,10 @@
 pub mod collective;
 pub mod cost;
 pub mod datatype;
+pub mod epoch;
 pub mod error;
 pub mod failover;
+pub mod health;
 pub mod ids;
 pub mod layout;
 pub mod program;

@@ -4,10 +4,12 @@
 //! its place and counts for nothing, so that planning again after a fault is the same computation
 //! on a smaller number.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{Node, Rail, Rank};
 
 /// What one rail of one node can carry.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RailCapacity {
     /// Bytes per second in each direction while the rail is up.
     pub bytes_per_second: f64,
