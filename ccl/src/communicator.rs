@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
-use ccl_core::ids::Rank;
+use ccl_core::health::RailHealth;
+use ccl_core::ids::{Epoch, Rank};
 use ccl_core::settings::Settings;
 use ccl_transport::clock;
 use ccl_transport::wait::Ladder;
 
-use crate::bootstrap::{Control, ControlEvent, UniqueId, rendezvous};
+use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
 use crate::driver::{Pending, Queue, lock};
 use crate::engine::{Engine, Limits};
 use crate::environment::{self, Environment};
 use crate::executor::Executor;
 use crate::guardian::{Found, Guardian};
+use crate::health::{Health, HealthBoard};
 use crate::operation::Operation;
 use crate::plans::Planner;
 use crate::setup;
@@ -71,6 +73,7 @@ struct Core {
     queue: Queue,
     engine: Mutex<Engine>,
     timeline: Arc<Timeline>,
+    health: Arc<Health>,
     finalized: AtomicBool,
     splits: AtomicU32,
     /// Calls made so far, of any kind: who looks after the links sees whether one came between.
@@ -100,7 +103,10 @@ impl Communicator {
         let planner = Planner::new(rank, connected.topology, settings.clone());
         let executor = Executor::new(rank, connected.links);
         let ladder = Ladder::new(connected.ranks_here, connected.cores);
-        let engine = Engine::new(rank, size, executor, planner, ladder);
+        let health = Health::new(rank, &connected.rails, connected.board, control.letters());
+        let listener: Arc<dyn Listener> = health.clone();
+        control.listen(&listener);
+        let engine = Engine::new(rank, size, executor, planner, Arc::clone(&health), ladder);
         let core = Core {
             rank,
             size,
@@ -109,6 +115,7 @@ impl Communicator {
             queue: Queue::default(),
             engine: Mutex::new(engine),
             timeline: connected.timeline,
+            health,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
             activity: AtomicU64::new(0),
@@ -256,9 +263,42 @@ impl Communicator {
         self.core().timeline.take()
     }
 
+    /// How all rails of all ranks are, in order of rank and rail. What is said of other ranks is as of
+    /// their last report, which comes with every change.
+    #[must_use]
+    pub fn health(&self) -> Vec<RailHealth> {
+        self.core().health.rails()
+    }
+
+    /// The epoch of the plans of the last collective: how often plans have changed because rails did.
+    /// Waits for a collective that is under way.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        lock(&self.core().engine).epoch()
+    }
+
+    /// Where this rank's rails are reported, by the transport or by somebody who knows better: an
+    /// operator who is about to pull a cable.
+    #[must_use]
+    pub fn health_board(&self) -> Arc<HealthBoard> {
+        Arc::clone(self.core().health.board())
+    }
+
     /// Whether both are the same member of the same group.
     pub(crate) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.handle, &other.handle)
+    }
+
+    /// The latest epoch that was agreed on, whichever call it begins with.
+    #[cfg(test)]
+    pub(crate) fn agreed_epoch(&self) -> Epoch {
+        self.core().health.agreed_epoch()
+    }
+
+    /// Makes this rank's plans change without asking the others.
+    #[cfg(test)]
+    pub(crate) fn expect_epoch(&self, commit: ccl_core::epoch::Commit) {
+        lock(&self.core().engine).expect(commit);
     }
 
     fn core(&self) -> &Core {

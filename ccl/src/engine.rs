@@ -1,11 +1,12 @@
 //! One rank's working parts, used by one call at a time.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::error::Error;
-use ccl_core::ids::Rank;
+use ccl_core::ids::{Epoch, Rank};
 use ccl_core::layout::Ragged;
 use ccl_core::program::{Buffer, Program, point_to_point};
 use ccl_core::wire::Stamp;
@@ -18,6 +19,7 @@ use smallvec::SmallVec;
 
 use crate::bootstrap::Control;
 use crate::executor::{Arithmetic, Executor, Failure, LEAST_LOAN_BYTES, Task};
+use crate::health::{Health, Turn};
 use crate::operation::Operation;
 use crate::plans::{Planner, barrier_request};
 
@@ -37,6 +39,7 @@ pub(crate) struct Engine {
     ranks: u32,
     executor: Executor,
     planner: Planner,
+    health: Arc<Health>,
     /// Collectives called so far.
     calls: u64,
     history: [Option<Stamp>; REMEMBERED_CALLS],
@@ -64,7 +67,7 @@ pub(crate) struct Limits<'a> {
 
 impl Limits<'_> {
     /// What ended the communicator, here or elsewhere.
-    fn fault(self) -> Option<Error> {
+    pub(crate) fn fault(self) -> Option<Error> {
         self.control.fault().map(|fault| Error::clone(fault))
     }
 
@@ -85,6 +88,7 @@ impl Engine {
         ranks: u32,
         executor: Executor,
         planner: Planner,
+        health: Arc<Health>,
         ladder: Ladder,
     ) -> Self {
         Self {
@@ -92,6 +96,7 @@ impl Engine {
             ranks,
             executor,
             planner,
+            health,
             calls: 0,
             history: [None; REMEMBERED_CALLS],
             token: Scratch::new(1),
@@ -113,6 +118,16 @@ impl Engine {
     /// Looks after the links between calls. Tells whether the peers have everything.
     pub(crate) fn tend(&mut self) -> bool {
         self.executor.tend()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn expect(&mut self, commit: ccl_core::epoch::Commit) {
+        self.planner.expect(commit);
+    }
+
+    /// The epoch of the plans.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.planner.epoch()
     }
 
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
@@ -168,8 +183,8 @@ impl Engine {
         output: Region<'_>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let plan = self.planner.plan(request)?;
-        let stamp = self.next(plan.signature);
+        let plan = self.enter(limits, |planner| planner.plan(request))?;
+        let stamp = self.stamp(plan.signature);
         let arithmetic = Some(arithmetic(request, self.ranks));
         let call = Call { program: &plan.program, stamp, arithmetic };
         if request.collective == Collective::AllToAll && input.address() == output.address() {
@@ -192,8 +207,8 @@ impl Engine {
         output: Region<'_>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let plan = self.planner.ragged(datatype, counts.clone())?;
-        let stamp = self.next(plan.signature);
+        let plan = self.enter(limits, |planner| planner.ragged(datatype, counts.clone()))?;
+        let stamp = self.stamp(plan.signature);
         let call = Call { program: &plan.program, stamp, arithmetic: None };
         if input.address() == output.address() {
             return self.drive_aside(call, input, output, limits);
@@ -203,8 +218,8 @@ impl Engine {
 
     /// Lets nobody pass before everybody has come, under the name of `request`.
     fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Result<(), Error> {
-        let plan = self.planner.synchronising(request)?;
-        let stamp = self.next(plan.signature);
+        let plan = self.enter(limits, |planner| planner.synchronising(request))?;
+        let stamp = self.stamp(plan.signature);
         let arithmetic = Some(arithmetic(&barrier_request(), self.ranks));
         let mut token = std::mem::take(&mut self.token);
         let memory = [token.region(); 2];
@@ -311,9 +326,28 @@ impl Engine {
         }
     }
 
-    /// The stamp of the next collective, which is remembered.
-    fn next(&mut self, signature: Signature) -> Stamp {
-        self.calls += 1;
+    /// Begins the next collective with a plan of the epoch that it is in. If there is no plan, it has
+    /// not begun.
+    fn enter<T>(
+        &mut self,
+        limits: Limits<'_>,
+        plan: impl FnOnce(&mut Planner) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let executor = &mut self.executor;
+        // Peers may still need something of the collective before.
+        let tend = || {
+            executor.tend();
+        };
+        let Turn { sequence, switches } = self.health.enter(limits, tend)?;
+        switches.into_iter().for_each(|commit| self.planner.expect(commit));
+        self.planner.advance(sequence);
+        let plan = plan(&mut self.planner).inspect_err(|_| self.health.cancel())?;
+        self.calls = sequence;
+        Ok(plan)
+    }
+
+    /// The stamp of the collective that has begun, which is remembered.
+    fn stamp(&mut self, signature: Signature) -> Stamp {
         #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
         let stamp = Stamp { sequence: self.calls as u32, signature };
         self.history[stamp.sequence as usize % REMEMBERED_CALLS] = Some(stamp);

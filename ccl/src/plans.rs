@@ -1,21 +1,27 @@
 //! From a request to a program, remembered: every rank of a group makes the same choices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use ccl_algorithms::{Choice, choose, explain, names};
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_core::epoch::Commit;
 use ccl_core::error::Error;
-use ccl_core::ids::Rank;
+use ccl_core::ids::{Epoch, Rank};
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
 use ccl_core::settings::{AlgorithmChoice, Settings};
 use ccl_core::topology::Topology;
 
+use crate::health::with_health;
+
 /// More plans than this are not remembered; the oldest half would only cost memory.
 const REMEMBERED: usize = 1024;
+
+/// Spreads epochs over the digests of plans; odd, so that no two epochs coincide.
+const EPOCH_STRIDE: u32 = 0x9e37_79b1;
 
 /// A program and what the ranks compare before they run it.
 #[derive(Debug)]
@@ -28,7 +34,14 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct Planner {
     me: Rank,
+    /// The topology before anything failed.
+    introduced: Topology,
+    /// The topology of the epoch.
     topology: Topology,
+    epoch: Epoch,
+    /// Epochs that begin with a later collective, in order. Ranks can be ahead of each other by few
+    /// collectives, and epochs in between are rare, so that these are few.
+    ahead: VecDeque<Commit>,
     model: CostModel,
     settings: Settings,
     remembered: HashMap<Key, Arc<Plan>>,
@@ -41,9 +54,44 @@ type Key = (Collective, usize, DataType, u8, Rank);
 
 impl Planner {
     pub(crate) fn new(me: Rank, topology: Topology, settings: Settings) -> Self {
-        let mut model = CostModel::default_for(&topology);
-        model.tile_bytes = settings.tile_bytes;
-        Self { me, topology, model, settings, remembered: HashMap::new(), latest: None }
+        let model = model(&topology, &settings);
+        Self {
+            me,
+            introduced: topology.clone(),
+            topology,
+            epoch: Epoch(0),
+            ahead: VecDeque::new(),
+            model,
+            settings,
+            remembered: HashMap::new(),
+            latest: None,
+        }
+    }
+
+    /// Takes note of an epoch that begins later.
+    pub(crate) fn expect(&mut self, commit: Commit) {
+        // An epoch that begins where the next one does is never used.
+        while self.ahead.back().is_some_and(|earlier| earlier.first >= commit.first) {
+            self.ahead.pop_back();
+        }
+        self.ahead.push_back(commit);
+    }
+
+    /// From here on plans are for collective number `sequence` or later ones.
+    pub(crate) fn advance(&mut self, sequence: u64) {
+        while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
+            self.topology = with_health(&self.introduced, &commit.table);
+            self.epoch = commit.epoch;
+            self.model = model(&self.topology, &self.settings);
+            // No call goes back to the epoch before.
+            self.remembered.clear();
+            self.latest = None;
+        }
+    }
+
+    /// The epoch of the plans.
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.epoch
     }
 
     /// The plan of a collective that is described by a request.
@@ -67,7 +115,7 @@ impl Planner {
             return Ok(Arc::clone(plan));
         }
         let choice = self.choose(request)?;
-        let signature = request.signature(choice.digest);
+        let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
         let plan = Arc::new(Plan { program, signature });
@@ -93,7 +141,7 @@ impl Planner {
         let choice = self.choose(&request)?;
         let layout = Layout::ragged(self.me, self.topology.ranks(), counts);
         let program = self.lower(&choice, &layout, datatype);
-        Ok(Plan { program, signature: request.signature(choice.digest) })
+        Ok(Plan { program, signature: request.signature(self.digest(choice.digest)) })
     }
 
     /// A plan that only synchronises, under the name of `request`: for calls with nothing to move.
@@ -102,7 +150,7 @@ impl Planner {
     /// As [`Self::plan`].
     pub(crate) fn synchronising(&mut self, request: &Request) -> Result<Plan, Error> {
         let barrier = self.plan(&barrier_request())?;
-        Ok(Plan { program: barrier.program.clone(), signature: request.signature(0) })
+        Ok(Plan { program: barrier.program.clone(), signature: request.signature(self.digest(0)) })
     }
 
     /// The candidates for `request`, as text.
@@ -111,6 +159,12 @@ impl Planner {
     /// As [`Self::plan`].
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
         Ok(explain(&self.choose(request)?))
+    }
+
+    /// Ranks in different epochs must not take each other's plans for their own, even where they are
+    /// equal by chance: the next ones would not be.
+    fn digest(&self, plan: u32) -> u32 {
+        plan.wrapping_add(self.epoch.0.wrapping_mul(EPOCH_STRIDE))
     }
 
     fn lower(&self, choice: &Choice, layout: &Layout, datatype: DataType) -> Program {
@@ -129,6 +183,12 @@ impl Planner {
         );
         Ok(choice)
     }
+}
+
+fn model(topology: &Topology, settings: &Settings) -> CostModel {
+    let mut model = CostModel::default_for(topology);
+    model.tile_bytes = settings.tile_bytes;
+    model
 }
 
 /// One byte from everybody to everybody.

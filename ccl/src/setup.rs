@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::Links;
+use crate::health::HealthBoard;
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
 use crate::timeline::Timeline;
 
@@ -32,6 +33,10 @@ const SMALLEST_TILE_BYTES: usize = 4096;
 pub(crate) struct Connected {
     pub(crate) links: Links,
     pub(crate) topology: Topology,
+    /// The rails of every rank, in bytes per second.
+    pub(crate) rails: Vec<Vec<f64>>,
+    /// Where this rank's rails are reported.
+    pub(crate) board: Arc<HealthBoard>,
     /// Ranks that share this host's processors, and how many those are.
     pub(crate) ranks_here: usize,
     pub(crate) cores: usize,
@@ -103,6 +108,7 @@ impl Group<'_> {
             },
         )?;
         let topology = topology(&introductions);
+        let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
         let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
         let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));
         let remote: Vec<Rank> = remote.collect();
@@ -143,7 +149,8 @@ impl Group<'_> {
         let here = || introductions.iter().filter(|other| other.machine == *own);
         let cores = usable_processors(here()) as usize;
         let (ranks_here, timeline) = (here().count(), Arc::clone(&self.timeline));
-        Ok(Connected { links, topology, ranks_here, cores, timeline })
+        let rails = introductions.into_iter().map(|rank| rank.rails).collect();
+        Ok(Connected { links, topology, rails, board, ranks_here, cores, timeline })
     }
 
     /// Listens on every NIC.

@@ -1,5 +1,6 @@
 //! Finds the store and proves the key, again and again until a deadline.
 
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,8 @@ use super::unique_id::UniqueId;
 const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 /// How long a stranger at the address may keep us waiting for its proof.
 const PROOF_TIME: Duration = Duration::from_secs(10);
+/// How long a rank that lost the store tries one address.
+const RETURN_TIME: Duration = Duration::from_millis(500);
 /// First and longest pause between rounds of attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -64,6 +67,52 @@ pub(super) fn connect(
     }
 }
 
+/// What a rank found that looked for the store it was connected to.
+#[derive(Debug)]
+pub(super) enum Return {
+    /// The store, there.
+    Connected(TcpStream, SocketAddr),
+    /// Where it was, nobody listens any more, or somebody else does.
+    Ended(String),
+    /// Its host takes connections, but nobody speaks: the process is stopped or very busy.
+    Silent,
+    /// The network leads nowhere.
+    Unreachable(String),
+}
+
+/// Tries all `places` once. A refusal counts only at those where the store was met before: at others
+/// something else may be.
+pub(super) fn return_to(
+    id: &UniqueId,
+    rank: Rank,
+    places: &[SocketAddr],
+    met: &[SocketAddr],
+) -> Return {
+    let mut found = Vec::new();
+    let mut silent = false;
+    for place in places.iter().copied() {
+        let stream = match TcpStream::connect_timeout(&place, RETURN_TIME) {
+            Ok(stream) => stream,
+            Err(cause) if cause.kind() == ErrorKind::ConnectionRefused && met.contains(&place) => {
+                return Return::Ended(format!("{place}: {cause}"));
+            }
+            Err(cause) => {
+                found.push(format!("{place}: {cause}"));
+                continue;
+            }
+        };
+        match prove(id, &stream, rank, clock::now() + RETURN_TIME) {
+            Ok(()) => return Return::Connected(stream, place),
+            Err(TransportError::TimedOut(_)) => silent = true,
+            Err(cause) if met.contains(&place) => {
+                return Return::Ended(format!("{place}: {cause}"));
+            }
+            Err(cause) => found.push(format!("{place}: {cause}")),
+        }
+    }
+    if silent { Return::Silent } else { Return::Unreachable(found.join("; ")) }
+}
+
 /// Tries every address of the store once.
 pub(super) fn attempt(
     id: &UniqueId,
@@ -106,9 +155,18 @@ fn open(
         // A port in the ephemeral range on which nobody listens can connect to itself.
         return Err(TransportError::system("connect", "the connection leads to itself"));
     }
+    prove(id, &stream, rank, deadline.min(clock::now() + PROOF_TIME))?;
+    Ok(stream)
+}
+
+/// Both ends prove to each other that they know the key.
+fn prove(
+    id: &UniqueId,
+    stream: &TcpStream,
+    rank: Rank,
+    deadline: Instant,
+) -> Result<(), TransportError> {
     let hello = Hello { communicator: id.communicator(), rank: rank.0 };
     let hello = message::encode(&hello).map_err(TransportError::Protocol)?;
-    let proved_by = deadline.min(clock::now() + PROOF_TIME);
-    auth::initiate(&stream, &id.key(), &hello[message::LENGTH_BYTES..], proved_by)?;
-    Ok(stream)
+    auth::initiate(stream, &id.key(), &hello[message::LENGTH_BYTES..], deadline)
 }

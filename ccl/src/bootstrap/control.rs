@@ -1,10 +1,9 @@
 //! A rank's connection to the store, for as long as its communicator lives.
 
-use std::io::Write;
-use std::net::{Shutdown, TcpStream};
+use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -13,17 +12,18 @@ use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
 use super::connect::{NoConnection, connect};
-use super::message::{self, ControlEvent, Numbered, Reply, Request, name_ranks};
+use super::heard::{Answer, Awaited, Heard, Listener, lock};
+use super::message::{self, ControlEvent, Envelope, Numbered, Reply, Request, name_ranks};
 use super::server::this_process;
 use super::unique_id::UniqueId;
-use super::watcher::{Answer, Awaited, Heard, lock, watch};
+use super::watcher::{Post, Watcher};
 
 /// How long after a deadline the store may take to say who is missing.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long the store may take to note that a rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
-/// How long the kernel may take to accept a request; the store reads all the time.
-const SEND_TIME: Duration = Duration::from_secs(10);
+/// Most bytes of requests that the store has not confirmed; the blobs of a few calls at once.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 /// What a communicator keeps of the bootstrap: blobs are gathered through it, and the death, the abort or
 /// the departure of any rank arrives on it.
@@ -34,8 +34,7 @@ pub struct Control {
     rank: Rank,
     size: u32,
     heard: Arc<Heard>,
-    /// Written by one call at a time; read by the watcher alone.
-    stream: Mutex<TcpStream>,
+    post: Arc<Post>,
     /// The number of the next request.
     next: AtomicU64,
     watcher: Option<JoinHandle<()>>,
@@ -56,7 +55,7 @@ impl Control {
             NoConnection::Refused(error) => error,
             NoConnection::Unreachable(waiting) => join_deadline(seconds, waiting),
         })?;
-        let control = Self::on(stream, rank, size)?;
+        let control = Self::on(stream, id, rank, size)?;
         let formed = control.heard.expect(Awaited::Formed)?;
         control.send(Request::Join { size, process: this_process() })?;
         let answer = match receive(&formed, deadline) {
@@ -74,22 +73,15 @@ impl Control {
         }
     }
 
-    fn on(stream: TcpStream, rank: Rank, size: u32) -> Result<Self, Error> {
-        stream
-            .set_read_timeout(None)
-            .and_then(|()| stream.set_write_timeout(Some(SEND_TIME)))
-            .map_err(|cause| Error::system("prepare the control connection", cause))?;
-        let listening = stream
-            .try_clone()
-            .map_err(|cause| Error::system("duplicate the control connection", cause))?;
+    fn on(stream: TcpStream, id: &UniqueId, rank: Rank, size: u32) -> Result<Self, Error> {
         let heard = Arc::new(Heard::new());
-        let hearing = Arc::clone(&heard);
+        let post = Arc::new(Post::new()?);
+        let watcher = Watcher::new(id, rank, stream, &post, &heard)?;
         let watcher = thread::Builder::new()
             .name("r2ccl-watch".to_owned())
-            .spawn(move || watch(&listening, &hearing))
+            .spawn(move || watcher.run())
             .map_err(|cause| Error::system("start the watching thread", cause))?;
-        let stream = Mutex::new(stream);
-        Ok(Self { rank, size, heard, stream, next: AtomicU64::new(0), watcher: Some(watcher) })
+        Ok(Self { rank, size, heard, post, next: AtomicU64::new(0), watcher: Some(watcher) })
     }
 
     /// The rank that joined.
@@ -174,6 +166,18 @@ impl Control {
         sent
     }
 
+    /// From now on `listener` gets the letters of other ranks, from the thread that speaks with the store.
+    pub fn listen(&self, listener: &Arc<dyn Listener>) {
+        self.heard.listen(listener);
+        self.post.wake();
+    }
+
+    /// What the listener needs of this connection.
+    #[must_use]
+    pub fn letters(&self) -> Letters {
+        Letters { heard: Arc::clone(&self.heard), post: Arc::clone(&self.post) }
+    }
+
     /// The first fatal event, once there is one. Costs one atomic load, so that a waiting loop can
     /// ask in every turn.
     #[must_use]
@@ -247,34 +251,68 @@ impl Control {
     }
 
     fn write(&self, number: u64, request: Request) -> Result<(), Error> {
-        let frame = message::encode(&Numbered { number, request }).map_err(Error::Internal)?;
-        let mut stream = lock(&self.stream);
-        stream.write_all(&frame).map_err(|cause| {
-            // Half a frame may be out: nothing sensible can follow it.
-            let _ = stream.shutdown(Shutdown::Both);
-            self.store_lost(&cause)
-        })
-    }
-
-    /// The watcher may know better than `cause` why the store cannot be reached.
-    fn store_lost(&self, cause: &std::io::Error) -> Error {
-        self.fault().map_or_else(
-            || Error::system("send to the store of the communicator", cause),
-            |fault| Error::clone(fault),
-        )
+        write(&self.post, &self.heard, number, request)
     }
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
         self.heard.leaving.store(true, Ordering::Release);
-        // Ends the read of the watcher, and tells the store.
-        let _ = lock(&self.stream).shutdown(Shutdown::Both);
+        // Ends the watcher, and with it the connection, which tells the store.
+        self.post.close();
         if let Some(watcher) = self.watcher.take() {
             // The thread has nothing to report, and its panic was printed.
             let _ = watcher.join();
         }
+        self.heard.stop_listening();
     }
+}
+
+/// Writes letters to other ranks. Never waits.
+#[derive(Clone, Debug)]
+pub struct Letters {
+    heard: Arc<Heard>,
+    post: Arc<Post>,
+}
+
+impl Letters {
+    /// Sends `letter` to these ranks. If that is impossible the communicator has failed, and its fault
+    /// says why.
+    pub fn send(&self, to: &[Rank], letter: Vec<u8>) {
+        let to = to.iter().map(|rank| rank.0).collect();
+        if let Err(cause) = write(&self.post, &self.heard, 0, Request::Relay { to, letter }) {
+            tracing::debug!(%cause, "a letter was not sent");
+        }
+    }
+
+    /// Calls [`Listener::wake`] soon.
+    pub fn wake(&self) {
+        self.post.wake();
+    }
+
+    /// A NIC has failed: the connection to the store is worth a look.
+    pub fn doubt(&self) {
+        self.post.doubt();
+    }
+}
+
+/// Leaves a request for the watcher to send.
+fn write(post: &Post, heard: &Heard, number: u64, request: Request) -> Result<(), Error> {
+    let envelope = Envelope::Message(Numbered { number, request });
+    let frame = message::encode(&envelope).map_err(Error::Internal)?;
+    let mut outbox = lock(&post.outbox);
+    let full = outbox.kept_bytes() > MAX_QUEUED_BYTES;
+    if full || post.is_closed() {
+        let cause = if full { "it does not take them" } else { "the connection has ended" };
+        return Err(heard.fault().map_or_else(
+            || Error::system("send to the store of the communicator", cause),
+            |fault| Error::clone(fault),
+        ));
+    }
+    outbox.push(frame.into());
+    drop(outbox);
+    post.wake();
+    Ok(())
 }
 
 /// What arrives before `deadline`.

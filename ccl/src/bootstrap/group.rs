@@ -9,6 +9,7 @@
 //! strangers cannot disturb it: a late claim of a rank fails alone.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use super::message::{
     ControlEvent, Failure, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_PUSH_BYTES, MAX_RANKS, Numbered,
@@ -48,6 +49,8 @@ struct Member {
 #[derive(Debug)]
 pub(super) struct Group {
     host: Process,
+    /// Where ranks whose connection broke find the store.
+    places: Vec<SocketAddr>,
     phase: Phase,
     size: u32,
     members: BTreeMap<u32, Member>,
@@ -61,10 +64,11 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// A group without members; `host` is the process of the store.
-    pub(super) fn new(host: Process) -> Self {
+    /// A group without members; `host` is the process of the store, and `places` where it is found.
+    pub(super) fn new(host: Process, places: Vec<SocketAddr>) -> Self {
         Self {
             host,
+            places,
             phase: Phase::Gathering,
             size: 0,
             members: BTreeMap::new(),
@@ -121,6 +125,7 @@ impl Group {
             Request::Announce(event) => {
                 out.push(Output { to: self.others(rank), push: Push::Event(event) });
             }
+            Request::Relay { to, letter } => self.relay(rank, &to, letter, out),
             Request::Leave { calls } => self.leave(peer, number, rank, calls, out),
         }
         Ok(())
@@ -164,7 +169,7 @@ impl Group {
             self.phase = Phase::Formed;
             out.push(Output {
                 to: self.everyone(),
-                push: Push::Formed { host_rank: self.host_rank() },
+                push: Push::Formed { host_rank: self.host_rank(), places: self.places.clone() },
             });
         }
     }
@@ -293,6 +298,12 @@ impl Group {
         out.push(Output { to: self.everyone(), push });
     }
 
+    /// Passes a letter on. Who has gone needs none.
+    fn relay(&self, from: u32, to: &[u32], letter: Vec<u8>, out: &mut Vec<Output>) {
+        let to = to.iter().filter_map(|rank| self.members.get(rank)).map(|member| member.peer);
+        out.push(Output { to: to.collect(), push: Push::Relayed { from, letter } });
+    }
+
     fn leave(&mut self, peer: Peer, number: u64, rank: u32, calls: u64, out: &mut Vec<Output>) {
         self.members.remove(&rank);
         self.left.push(rank);
@@ -376,7 +387,7 @@ mod tests {
     }
 
     fn formed(size: u32) -> Group {
-        let mut group = Group::new(process(1));
+        let mut group = Group::new(process(1), Vec::new());
         for rank in 0..size {
             say(&mut group, rank, Request::Join { size, process: process(rank) });
         }
@@ -390,16 +401,16 @@ mod tests {
 
     #[test]
     fn the_last_rank_forms_the_group() {
-        let mut group = Group::new(process(1));
+        let mut group = Group::new(process(1), Vec::new());
         let join = |pid| Request::Join { size: 2, process: process(pid) };
         assert_eq!(say(&mut group, 1, join(1)), []);
-        let push = Push::Formed { host_rank: Some(1) };
+        let push = Push::Formed { host_rank: Some(1), places: Vec::new() };
         assert_eq!(say(&mut group, 0, join(0)), [Output { to: peers(&[0, 1]), push }]);
     }
 
     #[test]
     fn sizes_must_agree() {
-        let mut group = Group::new(process(1));
+        let mut group = Group::new(process(1), Vec::new());
         say(&mut group, 0, Request::Join { size: 2, process: process(0) });
         let out = say(&mut group, 2, Request::Join { size: 3, process: process(2) });
         let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2".to_owned();
@@ -474,6 +485,15 @@ mod tests {
         let rank = ccl_core::ids::Rank(1);
         let push = Push::Event(ControlEvent::Lost { rank, reason: "closed".into() });
         assert_eq!(out, [Output { to: peers(&[2]), push }]);
+    }
+
+    #[test]
+    fn letters_go_to_those_who_are_there() {
+        let mut group = formed(3);
+        say(&mut group, 2, Request::Leave { calls: 0 });
+        let out = say(&mut group, 0, Request::Relay { to: vec![1, 2, 9], letter: vec![5] });
+        let push = Push::Relayed { from: 0, letter: vec![5] };
+        assert_eq!(out, [Output { to: peers(&[1]), push }]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A frame is its length (4 bytes, little-endian) and a message in the encoding of postcard.
 
 use std::fmt;
+use std::net::SocketAddr;
 
 use ccl_core::Error;
 use ccl_core::ids::Rank;
@@ -23,6 +24,29 @@ pub(super) const MAX_PUSH_BYTES: usize = 256 << 20;
 const MAX_TEXT_BYTES: usize = 8 << 10;
 /// Bytes in front of a message.
 pub(super) const LENGTH_BYTES: usize = 4;
+
+/// What travels on a connection. Only messages are numbered, by counting: a connection may break at any
+/// of them, and the next one of the same session goes on behind the last that arrived.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) enum Envelope<T> {
+    /// The next message.
+    Message(T),
+    /// A sign of life: how many messages of the other end have arrived.
+    Received(u64),
+    /// Asks for a sign of life.
+    Ping,
+    /// The first words of a rank on its first connection.
+    Open(Session),
+    /// The first words of a rank on every other one, with how many messages have arrived there.
+    Resume { session: Session, received: u64 },
+    /// The store's answer to that.
+    Resumed { received: u64 },
+    /// Or this: the rank has been given up.
+    Unknown,
+}
+
+/// The name of a session, which its rank has chosen.
+pub(super) type Session = [u8; 16];
 
 /// What a rank says when it proves that it knows the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +87,8 @@ pub(super) enum Request {
     Missing { name: String },
     /// To be passed on to all others.
     Announce(ControlEvent),
+    /// To be passed on to these ranks.
+    Relay { to: Vec<u32>, letter: Vec<u8> },
     /// The rank goes after this many calls; answered by [`Reply::Done`].
     Leave { calls: u64 },
 }
@@ -77,9 +103,12 @@ pub(super) struct Numbered {
 /// From the store to a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Push {
-    /// All ranks have come; `host_rank` is the one in whose process the store is.
+    /// All ranks have come; `host_rank` is the one in whose process the store is, which can be reached
+    /// at `places` from now on. An unspecified address there stands for the one at which the rank met
+    /// the store.
     Formed {
         host_rank: Option<u32>,
+        places: Vec<SocketAddr>,
     },
     /// The group will never be complete.
     Failed(Failure),
@@ -99,6 +128,11 @@ pub(super) enum Push {
     Left {
         rank: u32,
         calls: u64,
+    },
+    /// From another rank.
+    Relayed {
+        from: u32,
+        letter: Vec<u8>,
     },
 }
 

@@ -9,26 +9,33 @@
 //! ```text
 //! group      what the store decides: a pure machine, requests in, pushes out
 //! server     its thread: sockets, poll(2), back-pressure
-//! control    a rank's end; watcher, the thread that listens to the store
+//! session    a conversation that survives its connections
+//! control    a rank's end; watcher, its thread; heard, what that thread leaves for the others
 //! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher
 //! ```
 //!
-//! Silence means nothing here: a connection whose NIC is dead is not a dead rank, which is for the rails
-//! to judge. Only the end of a connection does, which the kernel announces when a process ends.
+//! The end of a connection and its silence are different things. When a process ends its kernel closes
+//! its connections, and at the store nobody answers any more: that is a death, known at once. Silence
+//! is a NIC or a cable, or a process that is stopped: the rank goes on over another address of the
+//! store, with nothing lost, and only if no address leads anywhere for long is it a loss.
 
 mod connect;
+mod connection;
 mod control;
 mod group;
+mod heard;
 mod message;
 mod private_file;
 mod rendezvous;
 mod server;
+mod session;
 #[cfg(test)]
 mod tests;
 mod unique_id;
 mod watcher;
 
-pub use control::Control;
+pub use control::{Control, Letters};
+pub use heard::Listener;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
 pub use rendezvous::{meet, rendezvous};
 pub use unique_id::{UNIQUE_ID_BYTES, UniqueId};

@@ -77,7 +77,7 @@ fn meet_at(
     if rank == Rank(0) {
         let loopback = [IpAddr::from([127, 0, 0, 1])];
         let id = UniqueId::at_fixed_port(&loopback, endpoint.port, job, settings);
-        let store = NewStore::on_port_of(id)?;
+        let store = NewStore::on_port_of(id, settings)?;
         let id = store.id;
         store.start()?;
         return Ok(id);

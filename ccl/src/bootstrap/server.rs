@@ -3,25 +3,30 @@
 //! One thread serves all ranks with poll(2) and never waits for any of them: what a rank does not read is
 //! queued, up to a limit. Only the proof of the key, which goes back and forth, has a short-lived thread
 //! for each newcomer, so that strangers who say nothing delay nobody.
+//!
+//! A rank speaks over one connection at a time and may replace it. A connection that the rank's kernel
+//! closes is the end of the rank; one that the network breaks is not, before [`PATIENCE`] is over.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ccl_core::Error;
 use ccl_transport::auth::{self, JobKey};
 use ccl_transport::clock;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::connection::Connection;
 use super::group::{Group, Output, Peer};
 use super::message::{
-    self, Hello, LENGTH_BYTES, MAX_PUSH_BYTES, MAX_REQUEST_BYTES, Numbered, Process,
+    self, Envelope, Hello, MAX_PUSH_BYTES, MAX_REQUEST_BYTES, Process, Push, Session,
 };
+use super::session::Ended;
 use crate::hosts::{HostIdentity, host_name};
 
 /// How long a newcomer may take to prove that it knows the key.
@@ -32,17 +37,26 @@ const MAX_NEWCOMERS: usize = 256;
 const LINGER: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 /// Pause after the kernel had no descriptor for a newcomer.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
-/// Most bytes queued for a rank that does not read.
+/// Most bytes kept for a rank that does not confirm them.
 const MAX_QUEUED_BYTES: usize = 2 * MAX_PUSH_BYTES;
-/// Bytes read from one rank before the others get their turn.
-const READ_BYTES: usize = 256 << 10;
+/// How often the store shows that it lives.
+pub(super) const BEAT: Duration = Duration::from_secs(1);
+/// How long the network may keep a rank and the store apart before each counts as lost to the other.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Who is let in.
 pub(super) struct Admission {
     pub(super) key: JobKey,
     pub(super) communicator: u64,
-    /// Whether the port is given back once the group is complete or has failed.
-    pub(super) until_settled: bool,
+}
+
+/// Where ranks come in.
+pub(super) struct Doors {
+    pub(super) listener: TcpListener,
+    /// Takes the place of `listener`, whose port is given back, once the group is complete or has failed.
+    pub(super) returns: Option<TcpListener>,
+    /// How ranks reach the door that stays.
+    pub(super) places: Vec<SocketAddr>,
 }
 
 /// This process, as the members see it.
@@ -54,19 +68,23 @@ pub(super) fn this_process() -> Process {
     }
 }
 
-/// Starts the store behind `listener`. `settled` runs in its thread once the group is complete or has
+/// Starts the store behind `doors`. `settled` runs in its thread once the group is complete or has
 /// failed, before any rank is told.
 pub(super) fn start(
-    listener: TcpListener,
+    doors: Doors,
     admission: Admission,
     settled: Box<dyn FnOnce() + Send>,
 ) -> Result<(), Error> {
-    listener.set_nonblocking(true).map_err(|cause| Error::system("set O_NONBLOCK", cause))?;
+    let Doors { listener, returns, places } = doors;
+    for door in [Some(&listener), returns.as_ref()].into_iter().flatten() {
+        door.set_nonblocking(true).map_err(|cause| Error::system("set O_NONBLOCK", cause))?;
+    }
     let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|cause| Error::system("eventfd", cause))?;
     let (sender, newcomers) = channel();
     let server = Server {
-        listener: Some(listener),
+        listener,
+        returns,
         admission: Arc::new(admission),
         settled: Some(settled),
         wake: Arc::new(wake),
@@ -76,7 +94,8 @@ pub(super) fn start(
         refused: 0,
         next_peer: 0,
         connections: BTreeMap::new(),
-        group: Group::new(this_process()),
+        group: Group::new(this_process(), places),
+        beat_at: clock::now() + BEAT,
     };
     thread::Builder::new()
         .name("r2ccl-store".to_owned())
@@ -89,7 +108,8 @@ pub(super) fn start(
 type Newcomer = Result<(TcpStream, Hello), String>;
 
 struct Server {
-    listener: Option<TcpListener>,
+    listener: TcpListener,
+    returns: Option<TcpListener>,
     admission: Arc<Admission>,
     settled: Option<Box<dyn FnOnce() + Send>>,
     wake: Arc<OwnedFd>,
@@ -100,6 +120,7 @@ struct Server {
     next_peer: u64,
     connections: BTreeMap<Peer, Connection>,
     group: Group,
+    beat_at: Instant,
 }
 
 /// What poll(2) said.
@@ -129,6 +150,11 @@ impl Server {
             for (peer, flags) in ready.connections {
                 self.serve(peer, flags);
             }
+            let now = clock::now();
+            if now >= self.beat_at {
+                self.beat_at = now + BEAT;
+                self.beat(now);
+            }
         }
     }
 
@@ -138,19 +164,28 @@ impl Server {
 
     /// Sleeps until there is something to do; `None` if nothing will come any more.
     fn wait(&self) -> rustix::io::Result<Option<Ready>> {
-        let listener = self.listener.as_ref().filter(|_| self.proving < MAX_NEWCOMERS);
+        let listens = self.proving < MAX_NEWCOMERS;
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-        fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
+        fds.extend(listens.then(|| PollFd::new(&self.listener, PollFlags::IN)));
         let first = fds.len();
-        fds.extend(
-            self.connections
-                .values()
-                .map(|connection| PollFd::new(&connection.stream, connection.interest())),
-        );
-        let lingers = !self.group.is_gathering() && self.connections.is_empty();
+        let mut peers = Vec::with_capacity(self.connections.len());
+        for (peer, connection) in &self.connections {
+            if let Some(stream) = &connection.stream {
+                peers.push(*peer);
+                fds.push(PollFd::new(stream, connection.interest()));
+            }
+        }
+        let idle = self.connections.is_empty();
+        let lingers = idle && !self.group.is_gathering();
         loop {
-            match poll(&mut fds, lingers.then_some(&LINGER)) {
-                Ok(0) => return Ok(None),
+            let until_beat = self.beat_at.saturating_duration_since(clock::now());
+            let limit = match (idle, lingers) {
+                (true, true) => Some(LINGER),
+                (true, false) => None,
+                (false, _) => Some(timespec(until_beat)),
+            };
+            match poll(&mut fds, limit.as_ref()) {
+                Ok(0) if lingers => return Ok(None),
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(cause) => return Err(cause),
@@ -159,15 +194,14 @@ impl Server {
         let flags = fds[first..].iter().map(PollFd::revents);
         Ok(Some(Ready {
             wake: !fds[0].revents().is_empty(),
-            listener: first == 2 && !fds[1].revents().is_empty(),
-            connections: self.connections.keys().copied().zip(flags).collect(),
+            listener: listens && !fds[1].revents().is_empty(),
+            connections: peers.into_iter().zip(flags).collect(),
         }))
     }
 
     fn accept(&mut self) {
         while self.proving < MAX_NEWCOMERS {
-            let Some(listener) = &self.listener else { return };
-            match listener.accept() {
+            match self.listener.accept() {
                 Ok((stream, _)) => self.prove(stream),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
@@ -239,22 +273,80 @@ impl Server {
         let ended = connection.read().err();
         let mut out = Vec::new();
         let breach = loop {
-            match connection.next_request() {
+            let Some(connection) = self.connections.get_mut(&peer) else { break None };
+            let taken = match connection.inbox.next(MAX_REQUEST_BYTES) {
                 Ok(None) => break None,
-                Ok(Some(numbered)) => {
-                    if let Err(reason) = self.group.handle(peer, rank, numbered, &mut out) {
-                        break Some(reason);
-                    }
+                Ok(Some(Envelope::Resume { session, received }))
+                    if connection.session.is_none() =>
+                {
+                    self.send(std::mem::take(&mut out));
+                    return self.return_to(peer, session, received);
                 }
-                Err(reason) => break Some(reason),
+                Ok(Some(Envelope::Message(numbered))) if connection.session.is_some() => {
+                    self.group.handle(peer, rank, numbered, &mut out)
+                }
+                Ok(Some(envelope)) => connection.take(envelope),
+                Err(reason) => Err(reason),
+            };
+            if let Err(reason) = taken {
+                break Some(reason);
             }
         };
         self.send(out);
         if let Some(reason) = breach {
             tracing::warn!(rank, reason, "a rank broke the protocol of the store");
             self.drop_connection(peer, &format!("it broke the protocol of the store: {reason}"));
-        } else if let Some(reason) = ended {
-            self.drop_connection(peer, &reason);
+        } else if let Some(ended) = ended {
+            self.end(peer, ended);
+        } else {
+            self.flush(peer);
+        }
+    }
+
+    /// A rank goes on with its session over the connection of `newcomer`.
+    fn return_to(&mut self, newcomer: Peer, session: Session, received: u64) {
+        let Some(mut connection) = self.connections.remove(&newcomer) else { return };
+        let known = self
+            .connections
+            .iter_mut()
+            .find(|(_, other)| other.rank == connection.rank && other.session == Some(session));
+        let resumed = known.map(|(peer, other)| {
+            let resumed = other.outbox.resume(received);
+            (*peer, other, resumed)
+        });
+        match resumed {
+            Some((peer, other, Ok(()))) => {
+                tracing::info!(rank = other.rank, "a rank returned over another connection");
+                other.stream = connection.stream.take();
+                other.parted_at = None;
+                other.inbox.resume(std::mem::take(&mut connection.inbox));
+                other.outbox.sign::<Push>(&Envelope::Resumed { received: other.inbox.received() });
+                self.read(peer);
+            }
+            Some((_, _, Err(_))) | None => {
+                connection.outbox.sign::<Push>(&Envelope::Unknown);
+                // It learns the same from the end of the connection.
+                let _ = connection.flush();
+            }
+        }
+    }
+
+    /// A connection ended: with its rank, or without.
+    fn end(&mut self, peer: Peer, ended: Ended) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        match ended {
+            Ended::Closed => {
+                let reason = "its process ended, or closed the connection without leaving";
+                self.drop_connection(peer, reason);
+            }
+            Ended::Broken(cause) if connection.session.is_none() => {
+                self.drop_connection(peer, &cause);
+            }
+            Ended::Broken(cause) => {
+                tracing::warn!(rank = connection.rank, cause, "a control connection broke");
+                connection.stream = None;
+                connection.parted_at = Some(clock::now());
+            }
         }
     }
 
@@ -265,10 +357,26 @@ impl Server {
         self.send(out);
     }
 
+    /// Shows all ranks that the store lives, and gives up those that have been away for too long.
+    fn beat(&mut self, now: Instant) {
+        let peers: Vec<Peer> = self.connections.keys().copied().collect();
+        for peer in peers {
+            let Some(connection) = self.connections.get_mut(&peer) else { continue };
+            let away = connection.parted_at.map(|since| now.saturating_duration_since(since));
+            if away.is_some_and(|away| away > PATIENCE) {
+                let seconds = PATIENCE.as_secs();
+                self.drop_connection(peer, &format!("the network lost it for {seconds} s"));
+            } else {
+                connection.confirm();
+                self.flush(peer);
+            }
+        }
+    }
+
     fn send(&mut self, outputs: Vec<Output>) {
         self.settle();
         for Output { to, push } in outputs {
-            let frame = match message::encode(&push) {
+            let frame = match message::encode(&Envelope::Message(push)) {
                 Ok(frame) => Arc::<[u8]>::from(frame),
                 Err(cause) => {
                     tracing::error!(cause, "the store cannot encode a message");
@@ -277,7 +385,7 @@ impl Server {
             };
             for peer in to {
                 if let Some(connection) = self.connections.get_mut(&peer) {
-                    connection.enqueue(&frame);
+                    connection.outbox.push(Arc::clone(&frame));
                 }
                 self.flush(peer);
             }
@@ -290,15 +398,18 @@ impl Server {
         }
         if let Some(settled) = self.settled.take() {
             settled();
-            if self.admission.until_settled {
-                self.listener = None;
+            if let Some(returns) = self.returns.take() {
+                self.listener = returns;
             }
         }
     }
 
     fn flush(&mut self, peer: Peer) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
-        if let Err(reason) = connection.flush() {
+        if let Err(ended) = connection.flush() {
+            self.end(peer, ended);
+        } else if connection.outbox.kept_bytes() > MAX_QUEUED_BYTES {
+            let reason = format!("it left more than {MAX_QUEUED_BYTES} bytes unread");
             self.drop_connection(peer, &reason);
         }
     }
@@ -314,84 +425,19 @@ fn admit(stream: TcpStream, admission: &Admission) -> Newcomer {
     if hello.communicator != admission.communicator {
         return Err(name(format!("it belongs to communicator {:016x}", hello.communicator)));
     }
-    stream.set_nonblocking(true).map_err(|cause| name(cause.to_string()))?;
+    prepare(&stream).map_err(|cause| name(cause.to_string()))?;
     Ok((stream, hello))
 }
 
-/// An authenticated connection with what was not yet understood and not yet sent.
-struct Connection {
-    stream: TcpStream,
-    rank: u32,
-    received: Vec<u8>,
-    queue: VecDeque<Arc<[u8]>>,
-    queued_bytes: usize,
-    /// How much of the first frame of the queue is sent.
-    sent_bytes: usize,
+/// What the peer's kernel does not acknowledge ends the connection after [`PATIENCE`]. A process that
+/// is stopped is not lost that way: its kernel acknowledges.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_user_timeout(Some(PATIENCE))?;
+    socket.set_tcp_nodelay(true)?;
+    stream.set_nonblocking(true)
 }
 
-impl Connection {
-    fn new(stream: TcpStream, rank: u32) -> Self {
-        Self {
-            stream,
-            rank,
-            received: Vec::new(),
-            queue: VecDeque::new(),
-            queued_bytes: 0,
-            sent_bytes: 0,
-        }
-    }
-
-    fn interest(&self) -> PollFlags {
-        if self.queue.is_empty() { PollFlags::IN } else { PollFlags::IN | PollFlags::OUT }
-    }
-
-    /// Takes what has arrived, up to a turn's worth. The error says how the connection ended.
-    fn read(&mut self) -> Result<(), String> {
-        let mut turn = (&self.stream).take(READ_BYTES as u64);
-        match turn.read_to_end(&mut self.received) {
-            Ok(READ_BYTES) => Ok(()),
-            Ok(_) => Err("its process ended, or closed the connection without leaving".to_owned()),
-            Err(cause) if cause.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(cause) if cause.kind() == ErrorKind::Interrupted => Ok(()),
-            Err(cause) => Err(format!("its control connection broke: {cause}")),
-        }
-    }
-
-    /// The next complete request. The error is a breach of the protocol.
-    fn next_request(&mut self) -> Result<Option<Numbered>, String> {
-        let Some((header, rest)) = self.received.split_first_chunk::<LENGTH_BYTES>() else {
-            return Ok(None);
-        };
-        let bytes = message::body_bytes(*header, MAX_REQUEST_BYTES)?;
-        let Some(body) = rest.get(..bytes) else { return Ok(None) };
-        let request = message::decode(body)?;
-        self.received.drain(..LENGTH_BYTES + bytes);
-        Ok(Some(request))
-    }
-
-    fn enqueue(&mut self, frame: &Arc<[u8]>) {
-        self.queued_bytes += frame.len();
-        self.queue.push_back(Arc::clone(frame));
-    }
-
-    /// Sends what the socket takes. The error says how the connection ended.
-    fn flush(&mut self) -> Result<(), String> {
-        while let Some(frame) = self.queue.front() {
-            match (&self.stream).write(&frame[self.sent_bytes..]) {
-                Ok(count) => self.sent_bytes += count,
-                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) if cause.kind() == ErrorKind::WouldBlock => break,
-                Err(cause) => return Err(format!("its control connection broke: {cause}")),
-            }
-            if self.sent_bytes == frame.len() {
-                self.queued_bytes -= frame.len();
-                self.sent_bytes = 0;
-                self.queue.pop_front();
-            }
-        }
-        if self.queued_bytes > MAX_QUEUED_BYTES {
-            return Err(format!("it left more than {MAX_QUEUED_BYTES} bytes unread"));
-        }
-        Ok(())
-    }
+fn timespec(duration: Duration) -> Timespec {
+    Timespec::try_from(duration).unwrap_or(LINGER)
 }

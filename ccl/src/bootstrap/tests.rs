@@ -1,8 +1,11 @@
 //! Store, control and rendezvous over real sockets, with threads as ranks.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,9 +14,9 @@ use ccl_core::ids::Rank;
 use ccl_core::settings::{Endpoint, Settings};
 use ccl_transport::clock;
 
-use super::message::{self, Numbered, Request};
+use super::message::{self, Envelope, Numbered, Request};
 use super::server::this_process;
-use super::{Control, ControlEvent, UniqueId, connect, meet};
+use super::{Control, ControlEvent, Listener, UniqueId, connect, meet};
 use crate::environment::Environment;
 use crate::launch::{Launch, Launcher, Meeting};
 
@@ -220,14 +223,22 @@ fn limits_are_the_callers_error() {
     assert_eq!(controls[0].all_gather("g", blob, deadline()).unwrap(), [blob]);
 }
 
+/// The first words of a rank, and a request, as they travel.
+fn open(stream: &mut TcpStream) {
+    let frame = message::encode(&Envelope::<Numbered>::Open([1; 16])).unwrap();
+    stream.write_all(&frame).unwrap();
+}
+
+fn frame_of(request: Request) -> Vec<u8> {
+    message::encode(&Envelope::Message(Numbered { number: 0, request })).unwrap()
+}
+
 #[test]
 fn who_does_not_read_delays_nobody() {
     let id = new_id();
     let mut mute = connect::connect(&id, Rank(2), deadline()).unwrap();
-    let mut say = |request| {
-        let frame = message::encode(&Numbered { number: 0, request }).unwrap();
-        mute.write_all(&frame).unwrap();
-    };
+    open(&mut mute);
+    let mut say = |request| mute.write_all(&frame_of(request)).unwrap();
     say(Request::Join { size: 3, process: this_process() });
     let controls = join_all(&id, &[0, 1], 3, deadline());
     let blob = vec![7; 1 << 20];
@@ -250,13 +261,164 @@ fn who_does_not_read_delays_nobody() {
 fn who_breaks_the_protocol_is_lost() {
     let id = new_id();
     let mut liar = connect::connect(&id, Rank(1), deadline()).unwrap();
-    let join = Request::Join { size: 2, process: this_process() };
-    liar.write_all(&message::encode(&Numbered { number: 0, request: join }).unwrap()).unwrap();
+    open(&mut liar);
+    liar.write_all(&frame_of(Request::Join { size: 2, process: this_process() })).unwrap();
     let control = Control::join(&id, Rank(0), 2, deadline()).unwrap();
     liar.write_all(&[0xff; 8]).unwrap();
     let error = fault_of(&control);
     assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error:?}");
     assert!(error.to_string().contains("broke the protocol"), "{error}");
+}
+
+/// A network between one rank and the store that can die without telling anybody.
+struct Network {
+    port: u16,
+    dead: Arc<AtomicBool>,
+}
+
+impl Network {
+    /// Carries one connection to the store of `id`.
+    fn to(id: &UniqueId) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let dead = Arc::<AtomicBool>::default();
+        let network = Self { port, dead: Arc::clone(&dead) };
+        let store = id.places()[0];
+        thread::spawn(move || {
+            let (near, _) = listener.accept().unwrap();
+            let far = TcpStream::connect(store).unwrap();
+            for (mut from, mut to) in [(&near, &far), (&far, &near)]
+                .map(|(from, to)| (from.try_clone().unwrap(), to.try_clone().unwrap()))
+            {
+                let dead = Arc::clone(&dead);
+                thread::spawn(move || {
+                    let mut bytes = [0; 100];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        if !dead.load(Ordering::Relaxed) && to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        network
+    }
+
+    /// `id`, as it is seen through this network only.
+    fn view(&self, id: &UniqueId) -> UniqueId {
+        let mut bytes = id.to_bytes();
+        bytes[11] = 1;
+        bytes[12..14].copy_from_slice(&self.port.to_le_bytes());
+        bytes[24..32].fill(0);
+        let loopback = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+        bytes[64..80].copy_from_slice(&loopback.octets());
+        UniqueId::from_bytes(&bytes).unwrap()
+    }
+
+    /// From now on everything vanishes, also what is in it.
+    fn die(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Two ranks; the second one reaches the store through a network that can die.
+fn formed_through_a_network() -> (Network, Vec<Control>) {
+    let id = new_id();
+    let network = Network::to(&id);
+    let view = network.view(&id);
+    let controls = thread::scope(|scope| {
+        let near = scope.spawn(|| Control::join(&id, Rank(0), 2, deadline()).unwrap());
+        let far = scope.spawn(|| Control::join(&view, Rank(1), 2, deadline()).unwrap());
+        vec![near.join().unwrap(), far.join().unwrap()]
+    });
+    (network, controls)
+}
+
+fn gather_through(controls: &[Control], rounds: std::ops::Range<usize>) {
+    for round in rounds {
+        let name = format!("round {round}");
+        let blob = vec![round as u8; 1000 * round];
+        thread::scope(|scope| {
+            for control in controls {
+                scope.spawn(|| {
+                    let values = control.all_gather(&name, &blob, deadline()).unwrap();
+                    assert_eq!(values, [blob.clone(), blob.clone()]);
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_connection_that_falls_silent_is_replaced_and_nothing_is_lost() {
+    let (network, controls) = formed_through_a_network();
+    gather_through(&controls, 0..5);
+    thread::scope(|scope| {
+        scope.spawn(|| gather_through(&controls, 5..50));
+        network.die();
+    });
+    assert!(controls.iter().all(|control| control.fault().is_none()));
+    controls.iter().for_each(|control| control.leave(0));
+}
+
+#[test]
+fn a_doubt_makes_the_replacement_quick() {
+    let (network, controls) = formed_through_a_network();
+    network.die();
+    controls[1].letters().doubt();
+    gather_through(&controls, 0..20);
+    assert!(controls.iter().all(|control| control.fault().is_none()));
+}
+
+#[test]
+fn the_end_of_a_replaced_connection_is_the_end_of_its_rank() {
+    let (network, mut controls) = formed_through_a_network();
+    network.die();
+    controls[1].letters().doubt();
+    gather_through(&controls, 0..2);
+    drop(controls.pop());
+    let error = fault_of(&controls[0]);
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error:?}");
+}
+
+/// Keeps what it hears.
+#[derive(Debug)]
+struct Pigeonhole(Sender<(Rank, Vec<u8>)>);
+
+impl Listener for Pigeonhole {
+    fn letter(&self, from: Rank, letter: &[u8]) {
+        self.0.send((from, letter.to_vec())).unwrap();
+    }
+
+    fn gone(&self, rank: Rank, calls: Option<u64>) {
+        self.0.send((rank, format!("{calls:?}").into_bytes())).unwrap();
+    }
+
+    fn wake(&self) {}
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+#[test]
+fn letters_arrive_in_order_and_before_the_news_that_their_writer_left() {
+    let mut controls = formed(3);
+    let last = controls.pop().unwrap();
+    for number in 0..100u8 {
+        last.letters().send(&[Rank(0), Rank(1)], vec![number]);
+    }
+    last.leave(7);
+    for control in &controls {
+        let (sender, receiver) = channel();
+        let listener: Arc<dyn Listener> = Arc::new(Pigeonhole(sender));
+        control.listen(&listener);
+        let heard: Vec<_> =
+            (0..101).map(|_| receiver.recv_timeout(Duration::from_secs(60)).unwrap()).collect();
+        let mut expected: Vec<_> = (0..100u8).map(|number| (Rank(2), vec![number])).collect();
+        expected.push((Rank(2), b"Some(7)".to_vec()));
+        assert_eq!(heard, expected);
+    }
 }
 
 fn launch(rank: u32, meeting: &Meeting) -> Launch {

@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::server::{self, Admission};
+use super::server::{self, Admission, Doors};
 use crate::hosts::{self, HostIdentity};
 
 /// Size of a [`UniqueId`] outside this process.
@@ -171,6 +171,10 @@ impl fmt::Debug for UniqueId {
 pub(super) struct NewStore {
     pub(super) id: UniqueId,
     listener: TcpListener,
+    /// Where ranks return to when the listener has given its port back.
+    returns: Option<TcpListener>,
+    /// The addresses of this host, one for each rail.
+    homes: Vec<IpAddr>,
     /// Runs once the group is complete or has failed, before anybody is told.
     pub(super) settled: Box<dyn FnOnce() + Send>,
 }
@@ -189,25 +193,30 @@ impl NewStore {
             secret: random()?,
             addresses: take(&addresses),
         };
-        Ok(Self { id, listener, settled: Box::new(|| {}) })
+        Ok(Self { id, listener, returns: None, homes: addresses, settled: Box::new(|| {}) })
     }
 
-    /// Takes the port of `id`, which is told to nobody: everybody knows it.
-    pub(super) fn on_port_of(id: UniqueId) -> Result<Self, Error> {
+    /// Takes the port of `id`, which is told to nobody: everybody knows it. Ranks that return use
+    /// another one, since the next job may want this one.
+    pub(super) fn on_port_of(id: UniqueId, settings: &Settings) -> Result<Self, Error> {
         let listener = listen(id.port)?;
         let id = UniqueId { host: host_digest(), ..id };
-        Ok(Self { id, listener, settled: Box::new(|| {}) })
+        // Settings that admit no NIC are reported where the rails are made.
+        let nics = hosts::nics(settings).unwrap_or_default();
+        let homes = nics.into_iter().map(|nic| nic.address).collect();
+        let returns = Some(listen(0)?);
+        Ok(Self { id, listener, returns, homes, settled: Box::new(|| {}) })
     }
 
     /// Starts the thread of the store.
     pub(super) fn start(self) -> Result<(), Error> {
-        let admission = Admission {
-            key: self.id.key(),
-            communicator: self.id.communicator,
-            // Everybody who knows a random port has the id; a given one is wanted by the next job.
-            until_settled: self.id.fixed,
-        };
-        server::start(self.listener, admission, self.settled)
+        let port = self.returns.as_ref().map_or(Ok(self.id.port), port_of)?;
+        let wherever = IpAddr::from([0, 0, 0, 0]);
+        let homes = [wherever].into_iter().chain(self.homes);
+        let places = homes.map(|home| SocketAddr::new(home, port)).collect();
+        let admission = Admission { key: self.id.key(), communicator: self.id.communicator };
+        let doors = Doors { listener: self.listener, returns: self.returns, places };
+        server::start(doors, admission, self.settled)
     }
 }
 
@@ -269,7 +278,7 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     taken
 }
 
-fn random<const N: usize>() -> Result<[u8; N], Error> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     getrandom(&mut bytes[..], GetRandomFlags::empty())
         .map_err(|cause| Error::system("getrandom", cause))?;

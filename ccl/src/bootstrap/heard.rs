@@ -1,0 +1,309 @@
+//! What a rank has heard from the store, where the fast path looks without a lock: one atomic load says
+//! that nothing has happened.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+use ccl_core::Error;
+use ccl_core::ids::Rank;
+
+use super::message::{ControlEvent, Push, Reply};
+
+/// Something a call waits for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Awaited {
+    Formed,
+    Reply(u64),
+    Gathered(String),
+}
+
+/// What came instead of nothing.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Formed,
+    Reply(Reply),
+    Gathered(Vec<Vec<u8>>),
+    Failed(Error),
+}
+
+/// Somebody in this process whom other ranks write letters to. All calls come from one thread, which
+/// must not wait in them.
+pub trait Listener: Send + Sync + fmt::Debug {
+    /// A letter arrived.
+    fn letter(&self, from: Rank, letter: &[u8]);
+
+    /// A rank is dead, or left after so many calls. Everything that it wrote has arrived.
+    fn gone(&self, rank: Rank, calls: Option<u64>);
+
+    /// The time at which the listener wanted to be called has come, or something else has happened.
+    fn wake(&self);
+
+    /// When [`Self::wake`] should be called next.
+    fn deadline(&self) -> Option<Instant>;
+}
+
+/// Who listens, or what has arrived for it.
+#[derive(Debug)]
+enum Mail {
+    Early(Vec<Letter>),
+    Taken(Arc<dyn Listener>),
+    Closed,
+}
+
+#[derive(Clone, Debug)]
+enum Letter {
+    Letter(Rank, Vec<u8>),
+    Gone(Rank, Option<u64>),
+}
+
+/// What a rank has heard from the store.
+#[derive(Debug)]
+pub(super) struct Heard {
+    fault: OnceLock<Arc<Error>>,
+    /// Fewest calls that a rank made before it left; `u64::MAX` while all are there.
+    fewest_calls: AtomicU64,
+    departed: Mutex<BTreeMap<Rank, u64>>,
+    pending: Mutex<BTreeMap<Awaited, Sender<Answer>>>,
+    host_rank: OnceLock<Option<Rank>>,
+    /// Where the store can be reached once the group is formed.
+    places: OnceLock<Vec<SocketAddr>>,
+    mail: Mutex<Mail>,
+    /// This rank has left; the end of the connection is no news.
+    pub(super) leaving: AtomicBool,
+}
+
+impl Heard {
+    pub(super) fn new() -> Self {
+        Self {
+            fault: OnceLock::new(),
+            fewest_calls: AtomicU64::new(u64::MAX),
+            departed: Mutex::default(),
+            pending: Mutex::default(),
+            host_rank: OnceLock::new(),
+            places: OnceLock::new(),
+            mail: Mutex::new(Mail::Early(Vec::new())),
+            leaving: AtomicBool::new(false),
+        }
+    }
+
+    /// The first fatal event.
+    pub(super) fn fault(&self) -> Option<&Arc<Error>> {
+        self.fault.get()
+    }
+
+    /// A rank that left after fewer than `calls` calls.
+    pub(super) fn departed_before(&self, calls: u64) -> Option<Rank> {
+        if self.fewest_calls.load(Ordering::Acquire) >= calls {
+            return None;
+        }
+        let departed = lock(&self.departed);
+        departed.iter().find(|(_, made)| **made < calls).map(|(rank, _)| *rank)
+    }
+
+    /// Whether `rank` left.
+    pub(super) fn has_departed(&self, rank: Rank) -> bool {
+        lock(&self.departed).contains_key(&rank)
+    }
+
+    /// Where the answer will arrive; fails if there was a fault, or if it is awaited already.
+    pub(super) fn expect(&self, awaited: Awaited) -> Result<Receiver<Answer>, Error> {
+        let (sender, receiver) = channel();
+        let mut pending = lock(&self.pending);
+        // Looked at under the lock: a fault that comes later finds the entry.
+        if let Some(fault) = self.fault() {
+            return Err(Error::clone(fault));
+        }
+        if pending.contains_key(&awaited) {
+            return Err(Error::InvalidUsage(format!("{awaited:?} is awaited twice")));
+        }
+        pending.insert(awaited, sender);
+        Ok(receiver)
+    }
+
+    /// Where the answer will arrive, whatever has happened before.
+    pub(super) fn expect_even_after_fault(&self, awaited: Awaited) -> Receiver<Answer> {
+        let (sender, receiver) = channel();
+        lock(&self.pending).insert(awaited, sender);
+        receiver
+    }
+
+    /// Nobody waits for it any longer.
+    pub(super) fn forget(&self, awaited: &Awaited) {
+        lock(&self.pending).remove(awaited);
+    }
+
+    /// Remembers the first fatal event and ends all waiting with it.
+    pub(super) fn fail(&self, error: Error) {
+        let fault = self.fault.get_or_init(|| Arc::new(error));
+        self.fail_pending(fault);
+    }
+
+    fn fail_pending(&self, error: &Error) {
+        let pending = std::mem::take(&mut *lock(&self.pending));
+        for sender in pending.into_values() {
+            // Who gave up waiting does not want to know.
+            let _ = sender.send(Answer::Failed(error.clone()));
+        }
+    }
+
+    fn answer(&self, awaited: &Awaited, answer: Answer) {
+        if let Some(sender) = lock(&self.pending).remove(awaited) {
+            let _ = sender.send(answer);
+        }
+    }
+
+    /// Where the store can be reached, if the group is formed.
+    pub(super) fn places(&self) -> &[SocketAddr] {
+        self.places.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// From now on `listener` gets what arrives, after what has arrived before.
+    pub(super) fn listen(&self, listener: &Arc<dyn Listener>) {
+        let mut mail = lock(&self.mail);
+        if let Mail::Early(letters) = std::mem::replace(&mut *mail, Mail::Closed) {
+            letters.into_iter().for_each(|letter| letter.deliver(&**listener));
+        }
+        *mail = Mail::Taken(Arc::clone(listener));
+    }
+
+    /// From now on nobody listens.
+    pub(super) fn stop_listening(&self) {
+        *lock(&self.mail) = Mail::Closed;
+    }
+
+    pub(super) fn listener(&self) -> Option<Arc<dyn Listener>> {
+        match &*lock(&self.mail) {
+            Mail::Taken(listener) => Some(Arc::clone(listener)),
+            Mail::Early(_) | Mail::Closed => None,
+        }
+    }
+
+    fn deliver(&self, letter: Letter) {
+        let mut mail = lock(&self.mail);
+        match &mut *mail {
+            Mail::Early(letters) => letters.push(letter),
+            Mail::Taken(listener) => {
+                let listener = Arc::clone(listener);
+                drop(mail);
+                letter.deliver(&*listener);
+            }
+            Mail::Closed => {}
+        }
+    }
+
+    pub(super) fn take(&self, push: Push) {
+        match push {
+            Push::Formed { host_rank, places } => {
+                self.places.get_or_init(|| places);
+                self.host_rank.get_or_init(|| host_rank.map(Rank));
+                self.answer(&Awaited::Formed, Answer::Formed);
+            }
+            Push::Failed(failure) => self.fail(failure.into()),
+            Push::Reply { number, reply } => {
+                self.answer(&Awaited::Reply(number), Answer::Reply(reply));
+            }
+            Push::Gathered { name, values } => {
+                self.answer(&Awaited::Gathered(name), Answer::Gathered(values));
+            }
+            Push::GatherFailed { name, failure } => {
+                self.answer(&Awaited::Gathered(name), Answer::Failed(failure.into()));
+            }
+            Push::Event(event) => {
+                if let ControlEvent::Lost { rank, .. } = event {
+                    self.deliver(Letter::Gone(rank, None));
+                }
+                self.fail(event.into_error());
+            }
+            Push::Left { rank, calls } => {
+                lock(&self.departed).insert(Rank(rank), calls);
+                self.fewest_calls.fetch_min(calls, Ordering::Release);
+                self.deliver(Letter::Gone(Rank(rank), Some(calls)));
+            }
+            Push::Relayed { from, letter } => self.deliver(Letter::Letter(Rank(from), letter)),
+        }
+    }
+
+    /// The connection to the store ended.
+    pub(super) fn lose_store(&self, cause: &str) {
+        if self.leaving.load(Ordering::Acquire) {
+            let gone = Error::InvalidUsage("this rank has left the communicator".to_owned());
+            return self.fail_pending(&gone);
+        }
+        match self.host_rank.get() {
+            Some(Some(rank)) if self.has_departed(*rank) => self.fail_pending(&Error::PeerLost {
+                rank: *rank,
+                reason: "it left the communicator, and the store with it".to_owned(),
+            }),
+            Some(Some(rank)) => {
+                let reason = format!("its process, in which the store is, ended ({cause})");
+                self.fail(Error::PeerLost { rank: *rank, reason });
+            }
+            Some(None) | None => {
+                self.fail(Error::system("the control connection to the store", cause));
+            }
+        }
+    }
+}
+
+impl Letter {
+    fn deliver(self, listener: &dyn Listener) {
+        match self {
+            Self::Letter(from, letter) => listener.letter(from, &letter),
+            Self::Gone(rank, calls) => listener.gone(rank, calls),
+        }
+    }
+}
+
+/// A panic elsewhere leaves these maps whole: every change is one call.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosted_by_rank_0() -> Heard {
+        let heard = Heard::new();
+        heard.take(Push::Formed { host_rank: Some(0), places: Vec::new() });
+        heard
+    }
+
+    #[test]
+    fn the_end_of_the_store_is_the_loss_of_its_rank() {
+        let heard = hosted_by_rank_0();
+        let waiting = heard.expect(Awaited::Reply(1)).unwrap();
+        heard.lose_store("closed");
+        let fault = Error::clone(heard.fault().unwrap());
+        assert!(matches!(fault, Error::PeerLost { rank: Rank(0), .. }), "{fault:?}");
+        assert!(matches!(waiting.recv().unwrap(), Answer::Failed(error) if error == fault));
+        assert!(heard.expect(Awaited::Reply(2)).is_err_and(|error| error == fault));
+    }
+
+    #[test]
+    fn the_end_of_the_store_is_no_loss_after_its_rank_left() {
+        let heard = hosted_by_rank_0();
+        let waiting = heard.expect(Awaited::Reply(1)).unwrap();
+        heard.take(Push::Left { rank: 0, calls: 3 });
+        heard.lose_store("closed");
+        assert_eq!(heard.fault(), None);
+        let Answer::Failed(error) = waiting.recv().unwrap() else { panic!() };
+        assert!(matches!(error, Error::PeerLost { rank: Rank(0), .. }), "{error:?}");
+        assert_eq!(heard.departed_before(3), None);
+        assert_eq!(heard.departed_before(4), Some(Rank(0)));
+    }
+
+    #[test]
+    fn the_first_fault_stays() {
+        let heard = hosted_by_rank_0();
+        let first = Error::Aborted { rank: Rank(1), reason: "enough".into() };
+        heard.fail(first.clone());
+        heard.lose_store("closed");
+        assert_eq!(heard.fault().map(|fault| Error::clone(fault)), Some(first));
+    }
+}

@@ -1,0 +1,239 @@
+//! Where the transport reports how this rank's rails are. Cheap, and never in the way: counters are
+//! atomics, and a report takes a lock that nobody holds for long.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+use ccl_core::health::{RailCounters, RailState, Verdict};
+use ccl_core::ids::{Rail, Timestamp};
+use ccl_transport::clock;
+
+use super::{MAX_EVIDENCE_BYTES, RailNews};
+use crate::bootstrap::Letters;
+use crate::driver::lock;
+
+/// A measured capacity counts as changed when it differs from the one that plans use by this factor:
+/// plans are not made anew for noise.
+const CAPACITY_STEP: f64 = 1.25;
+
+/// The rails of one rank, numbered as in its introduction. Reports about rails that it does not have
+/// are ignored.
+#[derive(Debug)]
+pub struct HealthBoard {
+    rails: Vec<RailBoard>,
+    changed: AtomicBool,
+    bell: OnceLock<Letters>,
+    start: Instant,
+}
+
+#[derive(Debug)]
+struct RailBoard {
+    standing: Mutex<Standing>,
+    faults: AtomicU64,
+    returns: AtomicU64,
+    tiles: AtomicU64,
+    bytes: AtomicU64,
+    resent_tiles: AtomicU64,
+    resent_bytes: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Standing {
+    state: RailState,
+    bytes_per_second: f64,
+    verdict: Verdict,
+    evidence: String,
+    last_fault: Option<Timestamp>,
+}
+
+impl HealthBoard {
+    /// Rails that work, with these capacities in bytes per second.
+    #[must_use]
+    pub fn new(capacities: &[f64]) -> Self {
+        Self {
+            rails: capacities.iter().copied().map(RailBoard::new).collect(),
+            changed: AtomicBool::new(false),
+            bell: OnceLock::new(),
+            start: clock::now(),
+        }
+    }
+
+    /// How many rails there are.
+    #[must_use]
+    pub fn rails(&self) -> usize {
+        self.rails.len()
+    }
+
+    /// A rail of this rank is in `state`, because of `verdict`, as `evidence` shows. The other ranks
+    /// hear of it, and the plans change once all have agreed. To report the same again does nothing.
+    pub fn report(&self, rail: Rail, state: RailState, verdict: Verdict, evidence: &str) {
+        let Some(board) = self.rails.get(rail.index()) else { return };
+        let mut standing = lock(&board.standing);
+        if (standing.state, standing.verdict) == (state, verdict) {
+            return;
+        }
+        let (was, is) = (standing.state.is_usable(), state.is_usable());
+        if was && !is {
+            board.faults.fetch_add(1, Ordering::Relaxed);
+            let elapsed = clock::now().saturating_duration_since(self.start).as_nanos();
+            standing.last_fault = Some(Timestamp(u64::try_from(elapsed).unwrap_or(u64::MAX)));
+        }
+        if !was && is {
+            board.returns.fetch_add(1, Ordering::Relaxed);
+        }
+        standing.state = state;
+        standing.verdict = verdict;
+        let end = evidence.floor_char_boundary(MAX_EVIDENCE_BYTES);
+        evidence[..end].clone_into(&mut standing.evidence);
+        drop(standing);
+        tracing::warn!(
+            rail = rail.0,
+            state = state.name(),
+            verdict = verdict.name(),
+            evidence,
+            "rail"
+        );
+        self.ring(was && !is);
+    }
+
+    /// A rail carries this much. Plans follow when it differs much from what they assume.
+    pub fn measured(&self, rail: Rail, bytes_per_second: f64) {
+        let Some(board) = self.rails.get(rail.index()) else { return };
+        let mut standing = lock(&board.standing);
+        let ratio = bytes_per_second / standing.bytes_per_second;
+        let sensible = bytes_per_second.is_finite() && bytes_per_second > 0.0;
+        if sensible && !(1.0 / CAPACITY_STEP..=CAPACITY_STEP).contains(&ratio) {
+            standing.bytes_per_second = bytes_per_second;
+            drop(standing);
+            self.ring(false);
+        }
+    }
+
+    /// Tiles went out on a rail.
+    pub fn sent(&self, rail: Rail, tiles: u64, bytes: u64) {
+        if let Some(board) = self.rails.get(rail.index()) {
+            board.tiles.fetch_add(tiles, Ordering::Relaxed);
+            board.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Tiles that had gone out on a rail went out again, on any.
+    pub fn resent(&self, rail: Rail, tiles: u64, bytes: u64) {
+        if let Some(board) = self.rails.get(rail.index()) {
+            board.resent_tiles.fetch_add(tiles, Ordering::Relaxed);
+            board.resent_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Whom to wake after a report.
+    pub(super) fn ring_with(&self, bell: Letters) {
+        // There is one for each communicator, and one board.
+        let _ = self.bell.set(bell);
+        if self.changed.load(Ordering::Acquire) {
+            self.ring(false);
+        }
+    }
+
+    /// Whether something was reported since the last call.
+    pub(super) fn take_change(&self) -> bool {
+        self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::AcqRel)
+    }
+
+    /// All rails as they are now.
+    pub(super) fn news(&self) -> Vec<RailNews> {
+        self.rails.iter().map(RailBoard::news).collect()
+    }
+
+    fn ring(&self, failed: bool) {
+        self.changed.store(true, Ordering::Release);
+        if let Some(bell) = self.bell.get() {
+            bell.wake();
+            if failed {
+                // The control connection may have used the same NIC.
+                bell.doubt();
+            }
+        }
+    }
+}
+
+impl RailBoard {
+    fn new(bytes_per_second: f64) -> Self {
+        Self {
+            standing: Mutex::new(Standing {
+                state: RailState::Up,
+                bytes_per_second,
+                verdict: Verdict::Unknown,
+                evidence: String::new(),
+                last_fault: None,
+            }),
+            faults: AtomicU64::new(0),
+            returns: AtomicU64::new(0),
+            tiles: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            resent_tiles: AtomicU64::new(0),
+            resent_bytes: AtomicU64::new(0),
+        }
+    }
+
+    fn news(&self) -> RailNews {
+        let standing = lock(&self.standing);
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        RailNews {
+            state: standing.state,
+            bytes_per_second: standing.bytes_per_second,
+            verdict: standing.verdict,
+            evidence: standing.evidence.clone(),
+            counters: RailCounters {
+                faults: count(&self.faults),
+                returns: count(&self.returns),
+                tiles: count(&self.tiles),
+                bytes: count(&self.bytes),
+                resent_tiles: count(&self.resent_tiles),
+                resent_bytes: count(&self.resent_bytes),
+            },
+            last_fault: standing.last_fault,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_and_returns_are_counted_once() {
+        let board = HealthBoard::new(&[1e9, 1e9]);
+        let rail = Rail(1);
+        for state in [RailState::Suspect, RailState::Down, RailState::Down, RailState::Quarantined]
+        {
+            board.report(rail, state, Verdict::LocalNic, "no carrier");
+        }
+        assert!(board.take_change() && !board.take_change());
+        board.report(rail, RailState::Up, Verdict::Unknown, "");
+        board.report(Rail(9), RailState::Down, Verdict::Path, "there is no such rail");
+        board.resent(rail, 2, 300);
+        let news = &board.news()[1];
+        let expected = RailCounters {
+            faults: 1,
+            returns: 1,
+            resent_tiles: 2,
+            resent_bytes: 300,
+            ..RailCounters::default()
+        };
+        assert_eq!((news.state, news.counters), (RailState::Up, expected));
+        assert!(news.last_fault.is_some());
+        assert_eq!(board.news()[0].counters, RailCounters::default());
+    }
+
+    #[test]
+    fn only_a_great_difference_of_capacity_counts() {
+        let board = HealthBoard::new(&[1e9]);
+        for (measured, counts) in [(0.9e9, false), (1.2e9, false), (f64::NAN, false), (0.5e9, true)]
+        {
+            board.measured(Rail(0), measured);
+            assert_eq!(board.take_change(), counts, "{measured}");
+        }
+        assert_eq!(board.news()[0].bytes_per_second, 0.5e9);
+    }
+}

@@ -1,0 +1,69 @@
+//! From agreed health to the topology that plans are made for.
+
+use ccl_core::epoch::Table;
+use ccl_core::ids::{Node, Rank};
+use ccl_core::topology::{Host, RailCapacity, Topology};
+
+/// `introduced`, with the rails as they are in `table`.
+///
+/// The ranks of a host share its NICs: a rail that is bad for one of them is not counted on, and it is as
+/// fast as for the slowest. A host without any good rail is planned for as if all were good: no plan
+/// helps it, and the links decide what becomes of it.
+pub(crate) fn with_health(introduced: &Topology, table: &Table) -> Topology {
+    let node_of = (0..introduced.ranks()).map(|rank| introduced.node_of(Rank(rank))).collect();
+    let hosts = (0..introduced.nodes()).map(|node| host(introduced, Node(node), table)).collect();
+    Topology::new(node_of, hosts)
+}
+
+fn host(introduced: &Topology, node: Node, table: &Table) -> Host {
+    let cores = introduced.cores(node);
+    let nominal = introduced.rails(node);
+    let mut rails = nominal.to_vec();
+    for row in introduced.ranks_of(node).iter().filter_map(|rank| table.row(*rank)) {
+        for (rail, seen) in rails.iter_mut().zip(&row.rails) {
+            *rail = RailCapacity {
+                bytes_per_second: rail.bytes_per_second.min(seen.bytes_per_second),
+                up: rail.up && seen.up,
+            };
+        }
+    }
+    let hopeless = rails.iter().all(|rail| !rail.up);
+    Host { rails: if hopeless { nominal.to_vec() } else { rails }, cores }
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::epoch::Row;
+
+    use super::*;
+
+    fn seen(rails: &[(f64, bool)]) -> Row {
+        let rail = |(bytes_per_second, up): &(f64, bool)| RailCapacity {
+            bytes_per_second: *bytes_per_second,
+            up: *up,
+        };
+        Row { version: 1, rails: rails.iter().map(rail).collect() }
+    }
+
+    fn capacities(rows: &[(u32, Row)]) -> Vec<f64> {
+        let host = Host { rails: vec![RailCapacity::up(2.0), RailCapacity::up(4.0)], cores: 1 };
+        let topology = Topology::new(vec![Node(0), Node(0), Node(1)], vec![host.clone(), host]);
+        let mut table = Table::default();
+        rows.iter().for_each(|(rank, row)| table.learn(Rank(*rank), row));
+        with_health(&topology, &table).capacities()
+    }
+
+    #[test]
+    fn a_host_has_what_all_its_ranks_have() {
+        assert_eq!(capacities(&[]), [6.0, 6.0]);
+        assert_eq!(capacities(&[(1, seen(&[(2.0, false), (4.0, true)]))]), [4.0, 6.0]);
+        assert_eq!(capacities(&[(2, seen(&[(2.0, true), (1.0, true)]))]), [6.0, 3.0]);
+        let one = (0, seen(&[(2.0, false), (4.0, true)]));
+        assert_eq!(capacities(&[one, (1, seen(&[(2.0, true), (3.0, true)]))]), [3.0, 6.0]);
+    }
+
+    #[test]
+    fn a_host_without_rails_is_planned_for_as_before() {
+        assert_eq!(capacities(&[(2, seen(&[(2.0, false), (4.0, false)]))]), [6.0, 6.0]);
+    }
+}
