@@ -38,6 +38,8 @@ use gate::{Entry, Gate};
 
 /// How often a call that is held back looks after the links, and whether it should give up.
 const LOOK_PERIOD: Duration = Duration::from_millis(2);
+/// Least time between two reports of this rank's rails: one that flaps must not keep everybody busy.
+const PUBLISH_PERIOD: Duration = Duration::from_millis(10);
 /// Longest evidence that travels; more is cut.
 const MAX_EVIDENCE_BYTES: usize = 1024;
 
@@ -63,6 +65,8 @@ struct State {
     switches: Vec<Commit>,
     /// The rails of every rank.
     rails: Vec<Vec<RailNews>>,
+    /// From when on this rank's rails may be reported again.
+    publish_at: Instant,
 }
 
 /// A rail, as its rank tells the others about it.
@@ -100,6 +104,7 @@ impl Health {
         board: Arc<HealthBoard>,
         letters: Letters,
     ) -> Arc<Self> {
+        let start = clock::now();
         let ranks = u32::try_from(introduced.len()).unwrap_or(u32::MAX);
         let rails = introduced.iter().map(|rails| rails.iter().map(RailNews::introduced).collect());
         let state = State {
@@ -107,6 +112,7 @@ impl Health {
             row: Row::as_introduced(),
             switches: Vec::new(),
             rails: rails.collect(),
+            publish_at: start,
         };
         board.ring_with(letters.clone());
         Arc::new(Self {
@@ -116,7 +122,7 @@ impl Health {
             gate: Gate::default(),
             state: Mutex::new(state),
             released: Condvar::new(),
-            start: clock::now(),
+            start,
         })
     }
 
@@ -252,18 +258,23 @@ impl Listener for Health {
     }
 
     fn wake(&self) {
-        if self.board.take_change() {
-            self.publish(&mut lock(&self.state));
-        }
         let mut state = lock(&self.state);
+        let now = clock::now();
+        if now >= state.publish_at && self.board.take_change() {
+            state.publish_at = now + PUBLISH_PERIOD;
+            self.publish(&mut state);
+        }
         if state.agreement.deadline().is_some_and(|at| at <= self.now()) {
             self.handle(&mut state, Input::Tick);
         }
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let at = lock(&self.state).agreement.deadline();
-        at.map(|Timestamp(nanoseconds)| self.start + Duration::from_nanos(nanoseconds))
+        let state = lock(&self.state);
+        let due = state.agreement.deadline();
+        let due = due.map(|Timestamp(at)| self.start + Duration::from_nanos(at));
+        let report = self.board.has_changed().then_some(state.publish_at);
+        [due, report].into_iter().flatten().min()
     }
 }
 

@@ -204,6 +204,7 @@ impl Control {
         if self.heard.leaving.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.heard.stop_listening();
         let deadline = clock::now() + LEAVE_TIME;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let awaited = Awaited::Reply(number);

@@ -87,11 +87,8 @@ enum Line {
     /// None works; another one is looked for.
     None,
     Open(TcpStream),
-    /// The store was asked to go on here. The connection before is kept, unread, until it does.
-    Resuming {
-        stream: TcpStream,
-        _before: Option<TcpStream>,
-    },
+    /// The store was asked to go on here.
+    Resuming(TcpStream),
 }
 
 /// What the thread owns.
@@ -103,6 +100,8 @@ pub(super) struct Watcher {
     post: Arc<Post>,
     heard: Arc<Heard>,
     line: Line,
+    /// The connection before, unread: it stays open until the store has gone on with another one.
+    before: Option<TcpStream>,
     inbox: Inbox,
     /// Where the connection leads, and all places where it has led.
     place: SocketAddr,
@@ -138,6 +137,7 @@ impl Watcher {
             post: Arc::clone(post),
             heard: Arc::clone(heard),
             line: Line::Open(stream),
+            before: None,
             inbox: Inbox::default(),
             place,
             met: vec![place],
@@ -195,7 +195,7 @@ impl Watcher {
             Line::Open(stream) if unwritten => {
                 fds.push(PollFd::new(stream, PollFlags::IN | PollFlags::OUT));
             }
-            Line::Open(stream) | Line::Resuming { stream, .. } => {
+            Line::Open(stream) | Line::Resuming(stream) => {
                 fds.push(PollFd::new(stream, PollFlags::IN));
             }
             Line::None => {}
@@ -221,7 +221,7 @@ impl Watcher {
     }
 
     fn read(&mut self) -> Result<(), String> {
-        let (Line::Open(stream) | Line::Resuming { stream, .. }) = &self.line else {
+        let (Line::Open(stream) | Line::Resuming(stream)) = &self.line else {
             return Ok(());
         };
         let read = self.inbox.read(stream);
@@ -258,11 +258,12 @@ impl Watcher {
     }
 
     fn resumed(&mut self, received: u64) -> Result<(), String> {
-        let Line::Resuming { stream, .. } = std::mem::replace(&mut self.line, Line::None) else {
+        let Line::Resuming(stream) = std::mem::replace(&mut self.line, Line::None) else {
             return Err("the store resumed what was not interrupted".to_owned());
         };
         lock(&self.post.outbox).resume(received)?;
         self.line = Line::Open(stream);
+        self.before = None;
         self.hear_something();
         tracing::info!(rank = self.rank.0, place = %self.place, "the control connection was replaced");
         Ok(())
@@ -288,7 +289,7 @@ impl Watcher {
         }
         let (stream, messages) = match &self.line {
             Line::Open(stream) => (stream, true),
-            Line::Resuming { stream, .. } => (stream, false),
+            Line::Resuming(stream) => (stream, false),
             Line::None => return Ok(()),
         };
         let written = lock(&self.post.outbox).write(stream, messages);
@@ -354,12 +355,9 @@ impl Watcher {
             tracing::warn!(%cause, "a control connection cannot be prepared");
             return Ok(());
         }
-        let before = match std::mem::replace(&mut self.line, Line::None) {
-            Line::Open(stream) => Some(stream),
-            Line::Resuming { _before, .. } => _before,
-            Line::None => None,
-        };
-        self.line = Line::Resuming { stream, _before: before };
+        if let Line::Open(before) = std::mem::replace(&mut self.line, Line::Resuming(stream)) {
+            self.before = Some(before);
+        }
         self.place = place;
         if !self.met.contains(&place) {
             self.met.push(place);

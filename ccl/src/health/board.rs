@@ -87,13 +87,7 @@ impl HealthBoard {
         let end = evidence.floor_char_boundary(MAX_EVIDENCE_BYTES);
         evidence[..end].clone_into(&mut standing.evidence);
         drop(standing);
-        tracing::warn!(
-            rail = rail.0,
-            state = state.name(),
-            verdict = verdict.name(),
-            evidence,
-            "rail"
-        );
+        log(rail, state, verdict, evidence);
         self.ring(was && !is);
     }
 
@@ -130,14 +124,19 @@ impl HealthBoard {
     pub(super) fn ring_with(&self, bell: Letters) {
         // There is one for each communicator, and one board.
         let _ = self.bell.set(bell);
-        if self.changed.load(Ordering::Acquire) {
+        if self.has_changed() {
             self.ring(false);
         }
     }
 
+    /// Whether something was reported since the last [`Self::take_change`].
+    pub(super) fn has_changed(&self) -> bool {
+        self.changed.load(Ordering::Acquire)
+    }
+
     /// Whether something was reported since the last call.
     pub(super) fn take_change(&self) -> bool {
-        self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::AcqRel)
+        self.changed.swap(false, Ordering::AcqRel)
     }
 
     /// All rails as they are now.
@@ -153,6 +152,18 @@ impl HealthBoard {
                 // The control connection may have used the same NIC.
                 bell.doubt();
             }
+        }
+    }
+}
+
+/// Suspicions come and go.
+fn log(rail: Rail, state: RailState, verdict: Verdict, evidence: &str) {
+    let (rail, name, verdict) = (rail.0, state.name(), verdict.name());
+    match state {
+        RailState::Up => tracing::info!(rail, state = name, evidence, "a rail works"),
+        RailState::Suspect => tracing::debug!(rail, state = name, evidence, "a rail is odd"),
+        RailState::Down | RailState::Quarantined => {
+            tracing::warn!(rail, state = name, verdict, evidence, "a rail does not work");
         }
     }
 }
