@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! board      where the transport reports this rank's rails
+//! judge      what the fates of single paths say about a rail
 //! gate       counts the collectives that this rank starts, and stops it
 //! capacity   from agreed health to the topology that plans are made for
 //! ```
@@ -13,11 +14,13 @@
 mod board;
 mod capacity;
 mod gate;
+mod judge;
 #[cfg(test)]
 mod tests;
 
 pub use board::HealthBoard;
 pub(crate) use capacity::with_health;
+pub(crate) use judge::{Judge, Paths};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

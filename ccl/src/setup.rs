@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::Links;
-use crate::health::HealthBoard;
+use crate::health::{HealthBoard, Judge, Paths};
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
 use crate::timeline::Timeline;
 
@@ -72,7 +72,6 @@ struct Group<'a> {
     communicator: u64,
     key: &'a JobKey,
     settings: &'a Settings,
-    timeline: Arc<Timeline>,
     deadline: Instant,
 }
 
@@ -88,8 +87,28 @@ pub(crate) fn connect(
     settings: &Settings,
     deadline: Instant,
 ) -> Result<Connected, Error> {
-    let timeline = Arc::default();
-    Group { control, me, communicator, key, settings, timeline, deadline }.connect()
+    Group { control, me, communicator, key, settings, deadline }.connect()
+}
+
+/// How many paths this rank has over each of its rails, and to how many hosts.
+fn paths(
+    introductions: &[Introduction],
+    topology: &Topology,
+    me: Rank,
+    remote: &[Rank],
+) -> Vec<Paths> {
+    let mine = introductions[me.index()].rails.len();
+    let over = |rail: usize, peer: &Rank| {
+        let connections = mine.max(introductions[peer.index()].rails.len());
+        (rail..connections).step_by(mine).count()
+    };
+    let on_rail = |rail: usize| {
+        let count = remote.iter().map(|peer| over(rail, peer)).sum();
+        let reached = remote.iter().filter(|peer| over(rail, peer) > 0);
+        let hosts: BTreeSet<_> = reached.map(|peer| topology.node_of(*peer)).collect();
+        Paths::new(count, hosts.len())
+    };
+    (0..mine).map(on_rail).collect()
 }
 
 impl Group<'_> {
@@ -112,6 +131,8 @@ impl Group<'_> {
         let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
         let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));
         let remote: Vec<Rank> = remote.collect();
+        let paths = paths(&introductions, &topology, self.me, &remote);
+        let timeline = Arc::new(Timeline::new(Judge::new(Arc::clone(&board), paths)));
 
         let segment = match here.len() {
             1 => None,
@@ -120,7 +141,7 @@ impl Group<'_> {
                 Some(created.map_err(from_transport)?)
             }
         };
-        let endpoint = if remote.is_empty() { None } else { Some(self.bind(rails)?) };
+        let endpoint = if remote.is_empty() { None } else { Some(self.bind(rails, &timeline)?) };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
             &Whereabouts {
@@ -142,19 +163,20 @@ impl Group<'_> {
                 addresses: whereabouts[rank.index()].rails.clone(),
                 capacities: introductions[rank.index()].rails.clone(),
             };
+            board.read_traffic(endpoint.traffic());
             self.link_network(endpoint, remote.iter().map(peer).collect(), &mut links)?;
         }
         self.exchange::<bool>("connected", &true)?;
         let own = &introductions[self.me.index()].machine;
         let here = || introductions.iter().filter(|other| other.machine == *own);
         let cores = usable_processors(here()) as usize;
-        let (ranks_here, timeline) = (here().count(), Arc::clone(&self.timeline));
+        let ranks_here = here().count();
         let rails = introductions.into_iter().map(|rank| rank.rails).collect();
         Ok(Connected { links, topology, rails, board, ranks_here, cores, timeline })
     }
 
     /// Listens on every NIC.
-    fn bind(&self, rails: Vec<Nic>) -> Result<Endpoint, Error> {
+    fn bind(&self, rails: Vec<Nic>, timeline: &Arc<Timeline>) -> Result<Endpoint, Error> {
         let rails = rails.into_iter().map(|nic| RailAddress {
             name: nic.name,
             address: nic.address,
@@ -163,11 +185,11 @@ impl Group<'_> {
             capacity: nic.speed_bytes_per_second as f64,
         });
         let endpoint = Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)?;
-        Ok(endpoint.terms(self.terms()))
+        Ok(endpoint.terms(self.terms(timeline)))
     }
 
     /// How the links survive the death of a rail.
-    fn terms(&self) -> Terms {
+    fn terms(&self, timeline: &Arc<Timeline>) -> Terms {
         let nanoseconds =
             |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let limits = Limits {
@@ -177,7 +199,7 @@ impl Group<'_> {
             ..Limits::default()
         };
         Terms {
-            witness: Arc::clone(&self.timeline) as _,
+            witness: Arc::clone(timeline) as _,
             limits,
             patience: self.settings.rail_patience,
             hold: self.settings.rail_hold,

@@ -8,6 +8,7 @@ use ccl_transport::network::events::{Log, RailEvent, RailEventKind, Witness};
 use serde::Serialize;
 
 use crate::driver::lock;
+use crate::health::Judge;
 
 /// Older records than the last so many are forgotten.
 const REMEMBERED: usize = 4096;
@@ -76,13 +77,18 @@ impl RailRecord {
     }
 }
 
-/// Writes events to the log and remembers them.
-#[derive(Debug, Default)]
+/// Writes events to the log, remembers them, and lets the rails be judged by them.
+#[derive(Debug)]
 pub(crate) struct Timeline {
     records: Mutex<VecDeque<RailRecord>>,
+    judge: Judge,
 }
 
 impl Timeline {
+    pub(crate) fn new(judge: Judge) -> Self {
+        Self { records: Mutex::default(), judge }
+    }
+
     /// What happened since the last call.
     pub(crate) fn take(&self) -> Vec<RailRecord> {
         lock(&self.records).drain(..).collect()
@@ -97,6 +103,7 @@ impl Witness for Timeline {
         }
         records.push_back(RailRecord::new(&event));
         drop(records);
+        self.judge.hear(&event);
         Log.witness(event);
     }
 }

@@ -2,12 +2,13 @@
 //! atomics, and a report takes a lock that nobody holds for long.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use ccl_core::health::{RailCounters, RailState, Verdict};
 use ccl_core::ids::{Rail, Timestamp};
 use ccl_transport::clock;
+use ccl_transport::network::RailTraffic;
 
 use super::{MAX_EVIDENCE_BYTES, RailNews};
 use crate::bootstrap::Letters;
@@ -24,6 +25,7 @@ pub struct HealthBoard {
     rails: Vec<RailBoard>,
     changed: AtomicBool,
     bell: OnceLock<Letters>,
+    traffic: OnceLock<Arc<[RailTraffic]>>,
     start: Instant,
 }
 
@@ -55,6 +57,7 @@ impl HealthBoard {
             rails: capacities.iter().copied().map(RailBoard::new).collect(),
             changed: AtomicBool::new(false),
             bell: OnceLock::new(),
+            traffic: OnceLock::new(),
             start: clock::now(),
         }
     }
@@ -112,6 +115,12 @@ impl HealthBoard {
         }
     }
 
+    /// Where the transport counts what goes out on the rails.
+    pub(crate) fn read_traffic(&self, traffic: Arc<[RailTraffic]>) {
+        // There is one network for each board.
+        let _ = self.traffic.set(traffic);
+    }
+
     /// Tiles that had gone out on a rail went out again, on any.
     pub fn resent(&self, rail: Rail, tiles: u64, bytes: u64) {
         if let Some(board) = self.rails.get(rail.index()) {
@@ -141,7 +150,13 @@ impl HealthBoard {
 
     /// All rails as they are now.
     pub(super) fn news(&self) -> Vec<RailNews> {
-        self.rails.iter().map(RailBoard::news).collect()
+        let mut news: Vec<RailNews> = self.rails.iter().map(RailBoard::news).collect();
+        let traffic = self.traffic.get().map_or(&[][..], |traffic| traffic);
+        for (news, traffic) in news.iter_mut().zip(traffic) {
+            news.counters.tiles += traffic.tiles();
+            news.counters.bytes += traffic.bytes();
+        }
+        news
     }
 
     fn ring(&self, failed: bool) {

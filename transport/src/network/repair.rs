@@ -276,7 +276,9 @@ impl NetworkLink {
                 self.fences.renew(path, incarnation);
                 let now = self.repair.timestamp(clock::now());
                 self.repair.quarantines[path].returned(now);
-                (self.repair.severed, self.repair.only_closed) = (None, true);
+                self.repair.severed = None;
+                let paths = 0..self.carriers.len();
+                self.repair.only_closed |= { paths }.all(|path| self.fences.is_up(path));
                 self.repair.holds[path] = None;
                 self.repair.revision += 1;
             }

@@ -19,6 +19,9 @@ use crate::{TransportError, clock};
 /// Connections that are authenticated at the same time.
 const MAX_GREETINGS: usize = 32;
 const VERDICT_BYTES: usize = 8;
+/// How long a peer that has answered may take to be convinced: a rail that is back may die meanwhile,
+/// and the next attempt repeats what was lost.
+const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// The kernel takes no time-out of zero.
 const HEARING_MINIMUM: Duration = Duration::from_millis(1);
 
@@ -137,7 +140,7 @@ impl Greeter {
         let key = self.key.clone();
         let Dial { link, path, hello } = dial;
         self.employ(stream, Some((link, path)), move |stream| {
-            let deadline = clock::now() + HANDSHAKE_LIMIT;
+            let deadline = clock::now() + GREETING_LIMIT;
             let outcome = auth::initiate(&stream, &key, &hello.encode(), deadline)
                 .and_then(|()| Verdict::hear(&stream, deadline))
                 .map(|verdict| (stream, verdict));
