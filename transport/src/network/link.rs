@@ -11,7 +11,7 @@ use ccl_core::failover::window::Window;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::carrier::{CONTROL, Carrier, Live, Wire};
-use super::events::{Evidence, RailEventKind};
+use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::layout::{CREDIT_BYTES, Geometry, Notice, TileHeader};
@@ -205,9 +205,7 @@ impl NetworkLink {
         if let Some(live) = &mut self.carriers[path].live {
             live.block = Some(announcement.block);
             self.split.open(path);
-            if self.fences.incarnation(path) > 0 {
-                self.tell(path, RailEventKind::Returned);
-            }
+            self.usable(path);
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ pub(super) struct Repair {
     next_look: Instant,
     /// Looks since something was posted.
     quiet_looks: u32,
-    /// When the last path was given up, while there is none.
+    /// Since when there is no path that can carry tiles.
     severed: Option<Instant>,
     /// Whether every path since then ended by being closed at the other end.
     only_closed: bool,
@@ -176,7 +176,7 @@ impl NetworkLink {
         self.repair.holds[path] = Some(now + Duration::from_nanos(hold));
         if self.fences.is_severed() {
             // A path that may flap is better than none.
-            self.repair.severed = Some(now);
+            self.repair.severed.get_or_insert(now);
             self.repair.holds.iter_mut().flatten().for_each(|hold| *hold = now);
         }
         (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
@@ -276,9 +276,6 @@ impl NetworkLink {
                 self.fences.renew(path, incarnation);
                 let now = self.repair.timestamp(clock::now());
                 self.repair.quarantines[path].returned(now);
-                self.repair.severed = None;
-                let paths = 0..self.carriers.len();
-                self.repair.only_closed |= { paths }.all(|path| self.fences.is_up(path));
                 self.repair.holds[path] = None;
                 self.repair.revision += 1;
             }
@@ -287,6 +284,16 @@ impl NetworkLink {
                 self.carriers[path].cause = cause.to_string();
                 self.repair.holds[path] = Some(clock::now());
             }
+        }
+    }
+
+    /// A path can carry tiles. A connection that never came so far does not count.
+    pub(super) fn usable(&mut self, path: usize) {
+        self.repair.severed = None;
+        let mut paths = 0..self.carriers.len();
+        self.repair.only_closed |= paths.all(|path| self.fences.is_up(path));
+        if self.fences.incarnation(path) > 0 {
+            self.tell(path, RailEventKind::Returned);
         }
     }
 
@@ -339,7 +346,8 @@ impl NetworkLink {
 
     /// Without any path the link has failed, once `patience` is used up.
     fn end_if_severed(&mut self, patience: Duration) {
-        let is_over = self.fences.is_severed() || !self.repair.terms.enabled;
+        let is_over = self.repair.severed.is_some() || self.fences.is_severed();
+        let is_over = is_over || !self.repair.terms.enabled;
         if !is_over || !patience.is_zero() || self.failure.is_some() {
             return;
         }

@@ -405,7 +405,14 @@ fn a_rail_that_breaks_comes_back() {
 fn without_a_rail_left_all_are_named() {
     let terms = Terms { patience: Duration::from_millis(50), ..Terms::default() };
     let near = endpoint(0, &[1.0, 1.0]).terms(terms.clone());
-    let near = near.instrument(breaking(&[Some(20), Some(30)], false));
+    let connected = std::sync::atomic::AtomicUsize::new(0);
+    let broken: Instrument = Box::new(move |rail, pair, depth| {
+        let is_first = connected.fetch_add(1, Ordering::Relaxed) < 2;
+        let posted = if is_first { 20 + 10 * rail as u64 } else { 0 };
+        let fail_after = Some((posted, Status::RetryExceeded));
+        Box::new(Faulty::new(pair, depth.sends, Script { fail_after, ..Script::default() }))
+    });
+    let near = near.instrument(broken);
     let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms));
     let deadline = soon();
     let mut sent = 0;
