@@ -63,7 +63,7 @@ impl Knock {
     /// What is known at once: the NIC is gone, or there is no route.
     pub(super) fn begin(binding: &Binding, peer: SocketAddr) -> Result<Self, Reply> {
         let failed = |cause: &io::Error| Reply::from_error(cause);
-        let socket = socket::bound(binding).map_err(|error| failed(&error.cause))?;
+        let socket = socket::bound(binding, 0).map_err(|error| failed(&error.cause))?;
         socket.set_nonblocking(true).map_err(|cause| failed(&cause))?;
         match socket.connect(&SockAddr::from(peer)) {
             Err(cause) if cause.raw_os_error() != Some(libc::EINPROGRESS) => Err(failed(&cause)),

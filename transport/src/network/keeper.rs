@@ -8,6 +8,8 @@ mod arrivals;
 mod departures;
 mod greeter;
 mod mailbox;
+#[cfg(test)]
+mod namespaces;
 pub(super) mod rails;
 mod redial;
 #[cfg(test)]

@@ -9,6 +9,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::net::netdevice::name_to_index;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
@@ -28,8 +29,18 @@ const NAME_BYTES: usize = libc::IFNAMSIZ;
 pub(in super::super) struct Change {
     /// Index of its rail.
     pub(in super::super) rail: usize,
-    /// What is wrong with it; `None` if it works again.
-    pub(in super::super) ailment: Option<String>,
+    pub(in super::super) kind: ChangeKind,
+}
+
+/// What happened to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) enum ChangeKind {
+    /// It does not work, because of this.
+    Severed(String),
+    /// It works again.
+    Restored,
+    /// In its place there is another interface of the same name, which listeners do not hear.
+    Replaced,
 }
 
 /// How thorough a look is.
@@ -55,7 +66,11 @@ struct Nic {
     binding: Binding,
     /// Whether there is a cable that could be lost.
     has_carrier: bool,
+    /// The kernel's number of the interface.
+    index: Option<u32>,
     is_severed: bool,
+    /// A connection over it was faster than the kernel, which still says that it has no carrier.
+    is_proved: bool,
 }
 
 impl Nics {
@@ -70,7 +85,8 @@ impl Nics {
         let nic = |binding: Binding| {
             let flags = binding.interface.as_deref().and_then(|name| flags(&inquiry, name).ok());
             let has_carrier = flags.is_some_and(|flags| flags & libc::IFF_LOOPBACK == 0);
-            Nic { binding, has_carrier, is_severed: false }
+            let index = index(&inquiry, &binding);
+            Nic { binding, has_carrier, index, is_severed: false, is_proved: false }
         };
         let nics = bindings.into_iter().map(nic).collect();
         Ok(Self { nics, inquiry, events: listen() })
@@ -84,6 +100,17 @@ impl Nics {
     /// Whether there is anything that only a look finds out.
     pub(in super::super) fn needs_looks(&self) -> bool {
         self.nics.iter().any(|nic| nic.has_carrier || nic.is_severed)
+    }
+
+    /// Whether the NIC of a rail did not work at the last look.
+    pub(in super::super) fn is_severed(&self, rail: usize) -> bool {
+        self.nics[rail].is_severed
+    }
+
+    /// A new connection over a NIC shows that it has a carrier. The kernel may find that out up to a
+    /// second later, and until then what it says about the carrier is old.
+    pub(in super::super) fn prove(&mut self, rail: usize) {
+        self.nics[rail].is_proved = true;
     }
 
     /// Takes all announcements; tells whether there were any.
@@ -105,23 +132,40 @@ impl Nics {
         let mut changes = Vec::new();
         for (rail, nic) in self.nics.iter_mut().enumerate() {
             let ailment = ailment(&self.inquiry, nic, look);
-            if ailment.is_some() != nic.is_severed {
-                nic.is_severed = ailment.is_some();
-                changes.push(Change { rail, ailment });
+            if ailment.is_some() == nic.is_severed {
+                continue;
             }
+            nic.is_severed = ailment.is_some();
+            let kind = match ailment {
+                Some(ailment) => ChangeKind::Severed(ailment),
+                None if nic.is_another(&self.inquiry) => ChangeKind::Replaced,
+                None => ChangeKind::Restored,
+            };
+            changes.push(Change { rail, kind });
         }
         changes
     }
 }
 
+impl Nic {
+    /// Whether the interface is not the one that it was at the last look.
+    fn is_another(&mut self, inquiry: &OwnedFd) -> bool {
+        let before = std::mem::replace(&mut self.index, index(inquiry, &self.binding));
+        before != self.index
+    }
+}
+
+fn index(inquiry: &OwnedFd, binding: &Binding) -> Option<u32> {
+    name_to_index(inquiry, binding.interface.as_deref()?).ok()
+}
+
 /// What is wrong with a NIC. One that was severed is well again only when everything is.
-fn ailment(inquiry: &OwnedFd, nic: &Nic, look: Look) -> Option<String> {
+fn ailment(inquiry: &OwnedFd, nic: &mut Nic, look: Look) -> Option<String> {
     if let (true, Some(name)) = (nic.has_carrier, &nic.binding.interface) {
         match flags(inquiry, name) {
             Ok(flags) if flags & libc::IFF_UP == 0 => return Some(format!("{name} is off")),
-            Ok(flags) if flags & libc::IFF_RUNNING == 0 => {
-                return Some(format!("{name} has no carrier"));
-            }
+            Ok(flags) if flags & libc::IFF_RUNNING != 0 => nic.is_proved = false,
+            Ok(_) if !nic.is_proved => return Some(format!("{name} has no carrier")),
             Err(libc::ENODEV) => return Some(format!("{name} does not exist any more")),
             Ok(_) | Err(_) => {}
         }
@@ -129,7 +173,7 @@ fn ailment(inquiry: &OwnedFd, nic: &Nic, look: Look) -> Option<String> {
     if look == Look::Quick && !nic.is_severed {
         return None;
     }
-    let cause = socket::bound(&nic.binding).err()?.cause;
+    let cause = socket::bound(&nic.binding, 0).err()?.cause;
     let is_gone = matches!(cause.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV));
     is_gone.then(|| format!("this host has lost the address {}", nic.binding.address))
 }
@@ -188,8 +232,9 @@ mod tests {
     fn an_address_that_is_gone_is_told_once() {
         let mut nics = Nics::watch(vec![binding("203.0.113.77", None)]).unwrap();
         assert_eq!(nics.changes(Look::Quick), []);
-        let ailment = Some("this host has lost the address 203.0.113.77".to_owned());
-        assert_eq!(nics.changes(Look::Thorough), [Change { rail: 0, ailment }]);
+        let ailment = "this host has lost the address 203.0.113.77".to_owned();
+        let kind = ChangeKind::Severed(ailment);
+        assert_eq!(nics.changes(Look::Thorough), [Change { rail: 0, kind }]);
         assert!(nics.needs_looks());
         for look in [Look::Quick, Look::Thorough] {
             assert_eq!(nics.changes(look), []);

@@ -173,7 +173,6 @@ impl Worker {
             let place = (attempt.link, attempt.path);
             attempt.purpose == Purpose::Probe || !pointless.contains(&place)
         });
-        self.greeter.interrupt(|_, path| path % rails == rail);
     }
 
     /// When an attempt is due, or one that is under way is given up.

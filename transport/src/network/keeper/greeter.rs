@@ -118,8 +118,8 @@ struct Helper {
     thread: JoinHandle<()>,
     /// To end the conversation early.
     stream: TcpStream,
-    /// The path that this end connects, if it does.
-    dials: Option<(usize, usize)>,
+    /// The link for which this end connects, if it does.
+    dials_for: Option<usize>,
 }
 
 impl Greeter {
@@ -139,7 +139,7 @@ impl Greeter {
     pub(super) fn initiate(&mut self, stream: TcpStream, dial: Dial) -> Result<(), TransportError> {
         let key = self.key.clone();
         let Dial { link, path, hello } = dial;
-        self.employ(stream, Some((link, path)), move |stream| {
+        self.employ(stream, Some(link), move |stream| {
             let deadline = clock::now() + GREETING_LIMIT;
             let outcome = auth::initiate(&stream, &key, &hello.encode(), deadline)
                 .and_then(|()| Verdict::hear(&stream, deadline))
@@ -171,7 +171,7 @@ impl Greeter {
     fn employ(
         &mut self,
         stream: TcpStream,
-        dials: Option<(usize, usize)>,
+        dials_for: Option<usize>,
         task: impl FnOnce(TcpStream) -> Greeting + Send + 'static,
     ) -> Result<(), TransportError> {
         let clone = stream
@@ -188,7 +188,7 @@ impl Greeter {
             .name("r2ccl-greeter".into())
             .spawn(work)
             .map_err(|cause| TransportError::system("start a thread", cause))?;
-        self.helpers.insert(number, Helper { thread, stream: clone, dials });
+        self.helpers.insert(number, Helper { thread, stream: clone, dials_for });
         Ok(())
     }
 
@@ -200,10 +200,10 @@ impl Greeter {
         }
     }
 
-    /// Ends the conversations over the connections that this end makes on some paths.
-    pub(super) fn interrupt(&self, which: impl Fn(usize, usize) -> bool) {
+    /// Ends the conversations over the connections that this end makes for a link.
+    pub(super) fn interrupt(&self, link: usize) {
         for helper in self.helpers.values() {
-            if helper.dials.is_some_and(|(link, path)| which(link, path)) {
+            if helper.dials_for == Some(link) {
                 // It fails only if the peer has closed already.
                 let _ = helper.stream.shutdown(Shutdown::Both);
             }

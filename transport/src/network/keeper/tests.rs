@@ -21,7 +21,7 @@ use crate::{TransportError, clock};
 const COMMUNICATOR: u64 = 99;
 const DEPTH: Depth = Depth { sends: 4, receives: 4 };
 
-fn soon() -> Instant {
+pub(super) fn soon() -> Instant {
     clock::now() + Duration::from_secs(60)
 }
 
@@ -30,14 +30,14 @@ fn key() -> JobKey {
 }
 
 /// A rank before it knows its peer.
-struct Candidate {
+pub(super) struct Candidate {
     rank: u32,
     rails: Vec<RailAddress>,
     listeners: Vec<TcpListener>,
 }
 
 impl Candidate {
-    fn new(rank: u32, rails: Vec<RailAddress>) -> Self {
+    pub(super) fn new(rank: u32, rails: Vec<RailAddress>) -> Self {
         let listeners = rails.iter().map(|rail| socket::listen(&binding(rail)).unwrap()).collect();
         Self { rank, rails, listeners }
     }
@@ -53,12 +53,12 @@ impl Candidate {
         Self::new(rank, (0..rails).map(rail).collect())
     }
 
-    fn addresses(&self) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.iter().map(|listener| listener.local_addr().unwrap()).collect()
     }
 
     /// Keeps the rails to the peer that listens at `addresses`.
-    fn keep(self, peer: u32, addresses: &[SocketAddr]) -> Kept {
+    pub(super) fn keep(self, peer: u32, addresses: &[SocketAddr]) -> Kept {
         let connections = self.rails.iter().map(binding).zip(addresses.iter().copied()).collect();
         let plan = PeerPlan { rank: Rank(peer), dials: self.rank > peer, connections };
         let identity = Identity { me: Rank(self.rank), communicator: COMMUNICATOR, key: key() };
@@ -75,16 +75,16 @@ fn binding(rail: &RailAddress) -> Binding {
 }
 
 /// The link's end of a keeper.
-struct Kept {
-    keeper: Box<dyn Keeper>,
+pub(super) struct Kept {
+    pub(super) keeper: Box<dyn Keeper>,
     news: Vec<News>,
 }
 
-type Connected = (usize, u32, Box<dyn Domain>, Box<dyn QueuePair>);
+pub(super) type Connected = (usize, u32, Box<dyn Domain>, Box<dyn QueuePair>);
 
 impl Kept {
     /// The next news.
-    fn hear(&mut self) -> News {
+    pub(super) fn hear(&mut self) -> News {
         let limit = soon();
         while self.news.is_empty() {
             assert!(clock::now() < limit, "no news");
@@ -96,7 +96,7 @@ impl Kept {
         self.news.remove(0)
     }
 
-    fn hear_connected(&mut self) -> Connected {
+    pub(super) fn hear_connected(&mut self) -> Connected {
         match self.hear() {
             News::Connected { path, incarnation, domain, pair } => {
                 assert_eq!(pair.state(), State::ReadyToSend);
@@ -108,7 +108,7 @@ impl Kept {
         }
     }
 
-    fn answer(&mut self, path: usize) -> String {
+    pub(super) fn answer(&mut self, path: usize) -> String {
         self.keeper.probe(path);
         format!("{:?}", self.hear())
     }
@@ -123,7 +123,7 @@ fn couple(network: u8, rails: u8) -> (Kept, Kept) {
 }
 
 /// Moves some bytes from one queue pair to the other.
-fn send(from: &mut Connected, to: &mut Connected) {
+pub(super) fn send(from: &mut Connected, to: &mut Connected) {
     let memories = [Memory::allocate(8).unwrap(), Memory::allocate(8).unwrap()];
     let source = from.2.register(&memories[0], Access::LOCAL).unwrap();
     let target = to.2.register(&memories[1], Access::LOCAL).unwrap();
@@ -144,7 +144,12 @@ fn send(from: &mut Connected, to: &mut Connected) {
 }
 
 /// Both ends ask for a new connection, and get the same one.
-fn replace(near: &mut Kept, far: &mut Kept, path: usize, given_up: u32) -> (Connected, Connected) {
+pub(super) fn replace(
+    near: &mut Kept,
+    far: &mut Kept,
+    path: usize,
+    given_up: u32,
+) -> (Connected, Connected) {
     for end in [&mut *near, &mut *far] {
         end.keeper.reconnect(path, given_up);
         end.keeper.reconnect(path, given_up);

@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use super::super::detect::Knock;
-use super::super::detect::nics::{Change, LOOK_EVERY, Look, Nics};
+use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
 use super::super::meet::PeerPlan;
 use super::super::{Instrument, RailAddress, connected};
 use super::News;
@@ -19,7 +19,7 @@ use super::mailbox::{Bell, Mailbox, Order};
 use super::rails::Identity;
 use super::redial::Redial;
 use crate::verbs::Depth;
-use crate::verbs::soft::socket::Binding;
+use crate::verbs::soft::socket::{self, Binding};
 use crate::{TransportError, clock};
 
 /// One NIC of this rank.
@@ -108,11 +108,7 @@ impl Worker {
         (orders, bell): (Receiver<Order>, Arc<Bell>),
         (greeter, instrument): (Greeter, Instrument),
     ) -> Result<Self, TransportError> {
-        let binding = |(rail, _): &(RailAddress, TcpListener)| Binding {
-            address: rail.address,
-            interface: rail.interface.clone(),
-        };
-        let nics = Nics::watch(rails.iter().map(binding).collect())?;
+        let nics = Nics::watch(rails.iter().map(|(address, _)| binding(address)).collect())?;
         let rail = |(address, listener)| Rail { address, listener };
         Ok(Self {
             greeter,
@@ -175,7 +171,7 @@ impl Worker {
     fn close(&mut self, link: usize) {
         self.links[link] = None;
         self.attempts.retain(|attempt| attempt.link != link);
-        self.greeter.interrupt(|other, _| other == link);
+        self.greeter.interrupt(link);
     }
 
     fn greeted(&mut self, greeting: Greeting) {
@@ -200,15 +196,35 @@ impl Worker {
         if !was_told && !is_due {
             return;
         }
+        self.look(if was_told { Look::Thorough } else { Look::Quick }, now);
+    }
+
+    fn look(&mut self, look: Look, now: Instant) {
         self.next_look = now + LOOK_EVERY;
-        let look = if was_told { Look::Thorough } else { Look::Quick };
-        for Change { rail, ailment } in self.nics.changes(look) {
+        for Change { rail, kind } in self.nics.changes(look) {
             let name = &self.rails[rail].address.name;
-            tracing::debug!(rank = self.identity.me.0, name, ?ailment, "a NIC changed");
-            match ailment {
-                Some(cause) => self.severed(rail, &cause),
-                None => self.hurry(rail, now),
+            tracing::debug!(rank = self.identity.me.0, name, ?kind, "a NIC changed");
+            match kind {
+                ChangeKind::Severed(cause) => self.severed(rail, &cause),
+                ChangeKind::Restored => self.hurry(rail, now),
+                ChangeKind::Replaced => {
+                    self.listen_again(rail);
+                    self.hurry(rail, now);
+                }
             }
+        }
+    }
+
+    /// A listener that was tied to an interface which is gone hears nothing from the new one. The peers
+    /// know its port.
+    fn listen_again(&mut self, rail: usize) {
+        let Rail { address, listener } = &mut self.rails[rail];
+        let binding = binding(address);
+        let port = listener.local_addr().map_or(0, |known| known.port());
+        match socket::listen_on(&binding, port) {
+            Ok(another) => *listener = another,
+            // Where sockets may not be tied to interfaces the old one hears everything, and is in the way.
+            Err(cause) => tracing::debug!(name = address.name, %cause, "the listener stays"),
         }
     }
 
@@ -222,13 +238,18 @@ impl Worker {
 
     /// Makes a queue pair of a new connection and hands it to its link.
     pub(super) fn hand_over(
-        &self,
+        &mut self,
         (link, path): (usize, usize),
         incarnation: u32,
         stream: TcpStream,
     ) -> Result<(), TransportError> {
-        let Some(kept) = &self.links[link] else { return Ok(()) };
         let rail = path % self.rails.len();
+        if self.nics.is_severed(rail) {
+            // While the NIC counts as severed its next fault would be no news.
+            self.nics.prove(rail);
+            self.look(Look::Thorough, clock::now());
+        }
+        let Some(kept) = &self.links[link] else { return Ok(()) };
         let (address, instrument) = (&self.rails[rail].address, &self.instrument);
         let (domain, pair) = connected(address, instrument, (rail, kept.depth), stream)?;
         let rank = self.identity.me.0;
@@ -264,6 +285,10 @@ impl Worker {
         let look = self.nics.needs_looks().then_some(self.next_look);
         visitors.chain(look).chain(self.closed_until).chain(self.next_dial()).min()
     }
+}
+
+fn binding(address: &RailAddress) -> Binding {
+    Binding { address: address.address, interface: address.interface.clone() }
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -25,7 +25,12 @@ pub struct Binding {
 /// # Errors
 /// The address or the interface does not exist, or the system refuses.
 pub fn listen(binding: &Binding) -> Result<TcpListener, TransportError> {
-    let socket = bound(binding).map_err(BindError::explain)?;
+    listen_on(binding, 0)
+}
+
+/// A non-blocking listener on this port; 0 lets the kernel choose.
+pub(crate) fn listen_on(binding: &Binding, port: u16) -> Result<TcpListener, TransportError> {
+    let socket = bound(binding, port).map_err(BindError::explain)?;
     socket
         .listen(BACKLOG)
         .and_then(|()| socket.set_nonblocking(true))
@@ -42,7 +47,7 @@ pub fn dial(
     peer: SocketAddr,
     limit: Duration,
 ) -> Result<TcpStream, TransportError> {
-    let socket = bound(binding).map_err(BindError::explain)?;
+    let socket = bound(binding, 0).map_err(BindError::explain)?;
     socket.connect_timeout(&SockAddr::from(peer), limit).map_err(|cause| {
         TransportError::system(format!("connect {} to {peer}", binding.address), cause)
     })?;
@@ -66,18 +71,18 @@ impl BindError {
     }
 }
 
-/// A socket tied to the NIC and not connected yet.
+/// A socket tied to the NIC and to a port, and not connected yet.
 ///
 /// # Errors
 /// The address or the interface does not exist, or the system refuses.
-pub(crate) fn bound(binding: &Binding) -> Result<Socket, BindError> {
+pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
     let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
         .map_err(BindError::new("create a TCP socket".into()))?;
     if let Some(interface) = &binding.interface {
         tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
-    let local = SockAddr::from(SocketAddr::new(binding.address, 0));
+    let local = SockAddr::from(SocketAddr::new(binding.address, port));
     socket.bind(&local).map_err(BindError::new(format!("bind to {}", binding.address)))?;
     Ok(socket)
 }

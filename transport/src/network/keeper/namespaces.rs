@@ -1,0 +1,176 @@
+//! Keepers with NICs whose cables can be pulled: two network namespaces, joined by veth pairs. Needs
+//! root and `ip`.
+
+use std::io::Write;
+use std::net::IpAddr;
+use std::process::Command;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+
+use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
+
+use super::super::RailAddress;
+use super::super::detect::nics::{Look, Nics};
+use super::News;
+use super::tests::{Candidate, Kept, replace, send, soon};
+use crate::clock;
+use crate::verbs::soft::socket::Binding;
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A thread in a network namespace of its own, which ends with it.
+struct Host {
+    tasks: Sender<Task>,
+    thread_id: i32,
+}
+
+impl Host {
+    /// None if that is not permitted.
+    fn new() -> Option<Self> {
+        let (tasks, orders) = channel::<Task>();
+        let (born, birth) = channel();
+        thread::spawn(move || {
+            // SAFETY: only descriptors and memory must not be unshared under other threads' feet.
+            let permitted = unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.is_ok();
+            born.send(permitted.then(|| gettid().as_raw_nonzero().get())).unwrap();
+            orders.into_iter().for_each(|task| task());
+        });
+        Some(Self { tasks, thread_id: birth.recv().unwrap()? })
+    }
+
+    /// Does something in the namespace.
+    fn run<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
+        let (done, outcome) = channel();
+        self.tasks.send(Box::new(move || done.send(task()).unwrap())).unwrap();
+        outcome.recv().unwrap()
+    }
+
+    fn ip(&self, arguments: &str) {
+        let arguments = arguments.to_owned();
+        let output = self.run(move || Command::new("ip").args(arguments.split(' ')).output());
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+/// Writes past the harness, which hides what tests that pass print. See docs/testing.md.
+fn skip() {
+    let line = b"skip: cables that are pulled: network namespaces need root and `ip`\n";
+    std::io::stderr().write_all(line).expect("somebody listens");
+}
+
+const RAILS: [u8; 2] = [0, 1];
+
+fn interface(host: usize, rail: u8) -> String {
+    format!("{}{rail}", ["near", "far"][host])
+}
+
+fn address(host: usize, rail: u8) -> IpAddr {
+    IpAddr::from([10, 77, rail, 1 + host as u8])
+}
+
+/// Two hosts with a cable for each rail.
+fn hosts() -> Option<[Host; 2]> {
+    let hosts = [Host::new()?, Host::new()?];
+    Command::new("ip").arg("-V").output().ok()?;
+    RAILS.iter().for_each(|&rail| plug(&hosts, rail));
+    Some(hosts)
+}
+
+/// Makes a cable, and waits until both ends have a carrier.
+fn plug(hosts: &[Host; 2], rail: u8) {
+    let [near, far] = [0, 1].map(|host| interface(host, rail));
+    let peer = hosts[1].thread_id;
+    hosts[0].ip(&format!("link add {near} type veth peer name {far} netns {peer}"));
+    for (number, host) in hosts.iter().enumerate() {
+        let (name, address) = (interface(number, rail), address(number, rail));
+        host.ip(&format!("addr add {address}/24 dev {name}"));
+        host.ip(&format!("link set {name} up"));
+    }
+    for (number, host) in hosts.iter().enumerate() {
+        let limit = soon();
+        let is_sound = move || {
+            let interface = Some(interface(number, rail));
+            let nic = Binding { address: address(number, rail), interface };
+            Nics::watch(vec![nic]).unwrap().changes(Look::Thorough).is_empty()
+        };
+        while !host.run(is_sound) {
+            assert!(clock::now() < limit, "rail {rail} does not come up");
+            thread::yield_now();
+        }
+    }
+}
+
+fn candidate(host: usize) -> Candidate {
+    let rail = |rail| RailAddress {
+        name: interface(host, rail),
+        address: address(host, rail),
+        interface: Some(interface(host, rail)),
+        capacity: 1.0,
+    };
+    Candidate::new(u32::try_from(host).unwrap(), RAILS.map(rail).into())
+}
+
+/// The keepers of both hosts.
+fn keepers(hosts: &[Host; 2]) -> (Kept, Kept) {
+    let near = hosts[0].run(|| candidate(0));
+    let far = hosts[1].run(|| candidate(1));
+    let (here, there) = (near.addresses(), far.addresses());
+    (hosts[0].run(move || near.keep(1, &there)), hosts[1].run(move || far.keep(0, &here)))
+}
+
+/// Both ends of rail 1 say that it is severed, and why.
+fn hear_severed(near: &mut Kept, far: &mut Kept, causes: [&str; 2]) {
+    for (end, wanted) in [near, far].into_iter().zip(causes) {
+        match end.hear() {
+            News::Severed { path: 1, cause } => {
+                assert!(cause.starts_with(wanted), "{cause} instead of {wanted}");
+            }
+            other @ (News::Severed { .. }
+            | News::Answered { .. }
+            | News::Unreachable { .. }
+            | News::Connected { .. }) => panic!("{other:?} instead of {wanted}"),
+        }
+    }
+}
+
+#[test]
+fn cables_are_pulled_and_come_back() {
+    let Some(hosts) = hosts() else { return skip() };
+    let (mut near, mut far) = keepers(&hosts);
+
+    hosts[1].ip("link set far1 down");
+    hear_severed(&mut near, &mut far, ["near1 has no carrier", "far1 is off"]);
+    assert_eq!(far.answer(1), "Unreachable { path: 1 }");
+    assert_eq!(far.answer(0), "Answered { path: 0 }");
+    far.keeper.reconnect(1, 0);
+    hosts[1].ip("link set far1 up");
+    let (mut one, mut other) = replace(&mut near, &mut far, 1, 0);
+    send(&mut one, &mut other);
+
+    // An interface that another one replaces, with a listener that hears the old one.
+    hosts[0].ip("link del near1");
+    hear_severed(&mut near, &mut far, ["near1 ", "far1 "]);
+    plug(&hosts, 1);
+    let (mut one, mut other) = replace(&mut near, &mut far, 1, one.1);
+    send(&mut other, &mut one);
+}
+
+#[test]
+fn an_address_that_is_taken_away_severs_a_rail() {
+    let Some(hosts) = hosts() else { return skip() };
+    let (mut near, mut far) = keepers(&hosts);
+    hosts[1].ip("addr del 10.77.1.2/24 dev far1");
+    match far.hear() {
+        News::Severed { path: 1, cause } => {
+            assert_eq!(cause, "this host has lost the address 10.77.1.2");
+        }
+        other @ (News::Severed { .. }
+        | News::Answered { .. }
+        | News::Unreachable { .. }
+        | News::Connected { .. }) => panic!("{other:?}"),
+    }
+    hosts[1].ip("addr add 10.77.1.2/24 dev far1");
+    let (mut one, mut other) = replace(&mut near, &mut far, 1, 0);
+    send(&mut one, &mut other);
+}
