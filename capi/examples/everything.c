@@ -380,6 +380,24 @@ static void questions(ccl_comm_t comm, int rank)
                                                   CCL_SUM, 0, text, sizeof text, NULL));
 }
 
+/* Ranks of one host have rails too, which are well as long as nobody uses them. */
+static void health(ccl_comm_t comm)
+{
+    ccl_rail_health_t rails[64];
+    size_t count = 0, capacity = sizeof rails / sizeof rails[0];
+    CHECK(ccl_comm_get_health(comm, NULL, 0, 0, &count));
+    memset(rails, 0xff, sizeof rails);
+    CHECK(ccl_comm_get_health(comm, rails, sizeof rails[0], capacity, NULL));
+    for (size_t i = 0; i < count && i < capacity; i++) {
+        REQUIRE(rails[i].rank >= 0 && rails[i].rank < RANKS && rails[i].rail >= 0);
+        REQUIRE(rails[i].state == CCL_RAIL_UP && rails[i].faults == 0);
+        REQUIRE(rails[i].last_fault_ns == CCL_NO_FAULT && rails[i].evidence[0] == 0);
+        REQUIRE(i == 0 || rails[i].rank >= rails[i - 1].rank);
+    }
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_get_health(comm, NULL, sizeof rails[0], 1, NULL));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_get_health(comm, rails, 8, 1, NULL));
+}
+
 /* Two halves in reverse order, and one without rank 0. */
 static void splits(ccl_comm_t comm, int rank)
 {
@@ -420,6 +438,7 @@ static void one_rank(int rank, ccl_unique_id_t id)
     wrong_configurations(id);
     CHECK(ccl_comm_init_rank(&comm, RANKS, id, rank));
     questions(comm, rank);
+    health(comm);
     for (enum form form = BLOCKING; form < FORMS; form++) {
         symmetric(comm, rank, form);
         rooted(comm, rank, form);

@@ -48,6 +48,44 @@ pub struct UniqueIdRecord {
     pub internal: [c_char; UNIQUE_ID_BYTES],
 }
 
+/// `CCL_EVIDENCE_BYTES`.
+pub const EVIDENCE_BYTES: usize = 256;
+
+/// `CCL_NO_FAULT`.
+pub const NO_FAULT: u64 = u64::MAX;
+
+/// `ccl_rail_health_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct RailHealthRecord {
+    /// Whose rail.
+    pub rank: c_int,
+    /// Its number there.
+    pub rail: c_int,
+    /// A `ccl_rail_state_t`.
+    pub state: c_int,
+    /// A `ccl_rail_verdict_t`.
+    pub verdict: c_int,
+    /// What it carries in each direction.
+    pub bytes_per_second: f64,
+    /// Times it went down.
+    pub faults: u64,
+    /// Times it came back.
+    pub returns: u64,
+    /// Tiles sent on it.
+    pub tiles: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Tiles sent again that had been sent on it.
+    pub resent_tiles: u64,
+    /// Their bytes.
+    pub resent_bytes: u64,
+    /// When it failed last, or [`NO_FAULT`].
+    pub last_fault_ns: u64,
+    /// What speaks for the verdict, ended by a NUL.
+    pub evidence: [c_char; EVIDENCE_BYTES],
+}
+
 /// `ccl_config_t`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]

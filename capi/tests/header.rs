@@ -11,7 +11,8 @@ use std::process::Command;
 use ccl_core::ResultCode;
 use ccl_core::collective::Collective;
 use ccl_core::datatype::{DataType, ReduceOp};
-use r2ccl::abi::{self, ConfigRecord, UniqueIdRecord};
+use ccl_core::health::{RailState, Verdict};
+use r2ccl::abi::{self, ConfigRecord, RailHealthRecord, UniqueIdRecord};
 use support::{Workshop, include_folder, succeeded};
 
 const RESULTS: [ResultCode; 9] = [
@@ -26,6 +27,9 @@ const RESULTS: [ResultCode; 9] = [
     ResultCode::Timeout,
 ];
 
+const VERDICTS: [Verdict; 4] =
+    [Verdict::LocalNic, Verdict::RemoteNic, Verdict::Path, Verdict::Unknown];
+
 /// `InvalidArgument` becomes `CCL_INVALID_ARGUMENT`.
 fn words(variant: impl Debug) -> String {
     let mut name = String::from("CCL");
@@ -36,6 +40,11 @@ fn words(variant: impl Debug) -> String {
         name.push(letter.to_ascii_uppercase());
     }
     name
+}
+
+/// `CCL_<FAMILY>_<NAME OF THE VARIANT>`.
+fn prefixed(family: &str, variant: impl Debug) -> String {
+    words(variant).replacen("CCL_", &format!("CCL_{family}_"), 1)
 }
 
 /// `AllReduce` becomes `CCL_ALLREDUCE`.
@@ -93,6 +102,8 @@ fn enumerators_are_the_librarys_numbers() {
     expected.extend(ReduceOp::ALL.map(|op| (one_word(op), op as i64)));
     let collectives = Collective::ALL.into_iter().filter(|one| *one != Collective::PointToPoint);
     expected.extend(collectives.map(|one| (one_word(one), one as i64)));
+    expected.extend(RailState::ALL.map(|state| (prefixed("RAIL", state), state as i64)));
+    expected.extend(VERDICTS.map(|verdict| (prefixed("VERDICT", verdict), verdict as i64)));
     for (name, count) in [
         ("CCL_NUM_RESULTS", RESULTS.len()),
         ("CCL_NUM_DATATYPES", DataType::ALL.len()),
@@ -127,6 +138,11 @@ fn records_and_constants_are_the_compilers() {
              ccl_config_t c = CCL_CONFIG_INITIALIZER;\n\
              SHOW(c.size); SHOW(c.magic); SHOW(c.version); SHOW(c.blocking); SHOW(c.timeout_ms);\n\
              SHOW(c.comm_name != NULL); SHOW(c.split_share);\n\
+             SHOW(sizeof(ccl_rail_health_t)); SHOW(offsetof(ccl_rail_health_t, verdict));\n\
+             SHOW(offsetof(ccl_rail_health_t, bytes_per_second));\n\
+             SHOW(offsetof(ccl_rail_health_t, resent_bytes));\n\
+             SHOW(offsetof(ccl_rail_health_t, last_fault_ns));\n\
+             SHOW(offsetof(ccl_rail_health_t, evidence)); SHOW(CCL_NO_FAULT);\n\
              return 0;\n\
          }\n",
     )
@@ -156,6 +172,16 @@ fn records_and_constants_are_the_compilers() {
     expected.extend([initial.magic, initial.version].map(i64::from));
     expected.extend([initial.blocking, initial.timeout_ms].map(i64::from));
     expected.extend([i64::from(!initial.comm_name.is_null()), i64::from(initial.split_share)]);
+    let health = [
+        size_of::<RailHealthRecord>(),
+        offset_of!(RailHealthRecord, verdict),
+        offset_of!(RailHealthRecord, bytes_per_second),
+        offset_of!(RailHealthRecord, resent_bytes),
+        offset_of!(RailHealthRecord, last_fault_ns),
+        offset_of!(RailHealthRecord, evidence),
+    ];
+    expected.extend(health.map(|size| i64::try_from(size).unwrap()));
+    expected.push(abi::NO_FAULT.cast_signed());
     assert_eq!(seen, expected);
 }
 

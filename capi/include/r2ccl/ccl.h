@@ -27,6 +27,7 @@
 
 #include <limits.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define CCL_MAJOR 0
 #define CCL_MINOR 1
@@ -219,6 +220,50 @@ ccl_result_t ccl_comm_user_rank(ccl_comm_t comm, int *rank);
 ccl_result_t ccl_comm_explain(ccl_comm_t comm, ccl_collective_t collective, size_t count,
                               ccl_datatype_t datatype, ccl_redop_t op, int root, char *text,
                               size_t capacity, size_t *needed);
+
+/* ---- Health of the rails -------------------------------------------------------------------- */
+
+/* Whether a rail, a network card of a rank, carries data. */
+typedef enum ccl_rail_state {
+    CCL_RAIL_UP = 0,
+    CCL_RAIL_SUSPECT = 1,     /* something is odd; it is being probed */
+    CCL_RAIL_DOWN = 2,        /* it does not work; calls go on over the others */
+    CCL_RAIL_QUARANTINED = 3  /* it works, but has failed too often lately */
+} ccl_rail_state_t;
+
+/* What is broken, seen from the rank of the rail. */
+typedef enum ccl_rail_verdict {
+    CCL_VERDICT_LOCAL_NIC = 0,
+    CCL_VERDICT_REMOTE_NIC = 1,
+    CCL_VERDICT_PATH = 2,
+    CCL_VERDICT_UNKNOWN = 3 /* nothing, or the evidence does not say what */
+} ccl_rail_verdict_t;
+
+#define CCL_EVIDENCE_BYTES 256
+#define CCL_NO_FAULT UINT64_MAX
+
+typedef struct ccl_rail_health {
+    int rank;
+    int rail;                /* its number among the rails of the rank */
+    int state;               /* a ccl_rail_state_t */
+    int verdict;             /* a ccl_rail_verdict_t, of now or of the last fault */
+    double bytes_per_second; /* in each direction */
+    uint64_t faults;         /* times it went down */
+    uint64_t returns;        /* times it came back */
+    uint64_t tiles;          /* tiles sent on it */
+    uint64_t bytes;
+    uint64_t resent_tiles; /* tiles sent again, on any rail, that had been sent on this one */
+    uint64_t resent_bytes;
+    uint64_t last_fault_ns; /* since the communicator was made; CCL_NO_FAULT */
+    char evidence[CCL_EVIDENCE_BYTES]; /* what speaks for the verdict */
+} ccl_rail_health_t;
+
+/* How all rails of all ranks are, in order of rank and rail; of other ranks as of their last report,
+ * which comes with every change. Writes at most `capacity` records; `record_size` is
+ * sizeof(ccl_rail_health_t). *count (may be NULL) becomes the number of rails there are; `rails` may
+ * be NULL where `capacity` is 0. Local: no other rank is asked. */
+ccl_result_t ccl_comm_get_health(ccl_comm_t comm, ccl_rail_health_t *rails, size_t record_size,
+                                 size_t capacity, size_t *count);
 
 /* ---- Collectives ---------------------------------------------------------------------------- */
 /* n is the number of ranks; block i of a buffer is its elements [i * count, (i + 1) * count).      */
