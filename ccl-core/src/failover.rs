@@ -14,10 +14,14 @@
 //!   path can land after what replaces it, and no round trip is needed.
 //! - the receiver takes every sequence number once.
 //!
+//! [`queue`] does the same for a single queue pair, whose operations are not tiles that can be dropped
+//! when they come twice: messages, writes, and atomics with their results.
+//!
 //! [`watch`] decides when a silent path is dead, and [`quarantine`] when one that keeps dying may
 //! carry traffic again.
 
 pub mod fence;
 pub mod quarantine;
+pub mod queue;
 pub mod watch;
 pub mod window;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::fault::{Faulty, Script};
 use super::soft::SoftDevice;
+use super::virtual_qp::{Evidence, Limits, VirtualDevice, VirtualSettings};
 use super::*;
 use crate::clock;
 
@@ -27,16 +28,26 @@ type Wrap = fn(Box<dyn QueuePair>) -> Box<dyn QueuePair>;
 /// Name, device, wrapper.
 type Variant = (&'static str, fn() -> Box<dyn Device>, Wrap);
 
-const VARIANTS: [Variant; 5] = [
+const VARIANTS: [Variant; 8] = [
     ("soft", soft, |plain| plain),
     ("soft, delayed", soft, |plain| wrap(plain, Script { seed: 3, delay_polls: 7, ..NONE })),
     ("soft, throttled", soft, |plain| wrap(plain, Script { bytes_per_poll: Some(100), ..NONE })),
     ("soft, seed 1", soft, |plain| wrap(plain, Script::benign(1))),
     ("soft, seed 2", soft, |plain| wrap(plain, Script::benign(2))),
+    ("virtual, resend", || virtual_over(Evidence::Resend), |plain| plain),
+    ("virtual, handshake", || virtual_over(Evidence::Handshake), |plain| plain),
+    ("virtual, log", || virtual_over(Evidence::Log), |plain| plain),
 ];
 
 fn soft() -> Box<dyn Device> {
     Box::new(SoftDevice::new("loopback".into(), "127.0.0.1".parse().unwrap()))
+}
+
+/// Over two rails, of which only the default one is connected, and no hope for the other.
+fn virtual_over(evidence: Evidence) -> Box<dyn Device> {
+    let mut settings = VirtualSettings::new(evidence, 2);
+    settings.limits = Limits { patience_ns: 0, ..Limits::default() };
+    Box::new(VirtualDevice::new(vec![soft().into(), soft().into()], settings))
 }
 
 fn wrap(plain: Box<dyn QueuePair>, script: Script) -> Box<dyn QueuePair> {

@@ -33,6 +33,7 @@ pub mod fault;
 pub mod region;
 pub mod soft;
 pub mod state;
+pub mod virtual_qp;
 
 #[cfg(test)]
 mod conformance;

@@ -1,0 +1,560 @@
+//! One end of a virtual queue pair: feeds the machine and does what it says.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ccl_core::failover::queue::{Descriptor, Input, Kind, Output, Queue, Sequence};
+use ccl_core::ids::{Rail, Timestamp};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::super::{
+    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
+    Segment, State, Status, Transition, WorkRequest,
+};
+use super::control::Hello;
+use super::rail::{Condition, Pending, RailEnd, Table, Unnamed, rename};
+use super::{Counters, Evidence, Keys, SendState, Shared, VirtualSettings};
+use crate::{TransportError, clock};
+
+/// One end of a queue pair over several rails.
+#[derive(Debug)]
+pub struct VirtualQp {
+    pub(super) machine: Queue,
+    settings: VirtualSettings,
+    pub(super) depth: Depth,
+    pub(super) shared: Arc<Shared>,
+    pub(super) rails: Vec<RailEnd>,
+    pub(super) state: State,
+    pub(super) fault: Option<TransportError>,
+    /// The two ends of a queue pair have different ones.
+    identity: u64,
+    pub(super) peer: Option<u64>,
+    /// Number of the peer among the clients of this domain.
+    client: u64,
+    /// Requests that have not completed, the oldest of which has number `first_request`.
+    pub(super) requests: VecDeque<WorkRequest>,
+    pub(super) first_request: u64,
+    pub(super) receives: VecDeque<ReceiveRequest>,
+    pub(super) first_receive: u64,
+    /// Completed, not yet polled.
+    pub(super) ready: Vec<Completion>,
+    /// Which request was refused, and how.
+    pub(super) refusal: Option<(Sequence, Status)>,
+    arrived: Vec<Completion>,
+    outputs: Vec<Output>,
+    started: Instant,
+}
+
+impl VirtualQp {
+    pub(super) fn new(
+        rails: Vec<RailEnd>,
+        shared: Arc<Shared>,
+        client: u64,
+        (settings, depth): (&VirtualSettings, Depth),
+    ) -> Result<Self, TransportError> {
+        let mut identity = [0; 8];
+        getrandom(&mut identity, GetRandomFlags::empty())
+            .map_err(|cause| TransportError::system("draw an identity", cause))?;
+        Ok(Self {
+            machine: machine(settings, depth),
+            settings: settings.clone(),
+            depth,
+            shared,
+            rails,
+            state: State::Reset,
+            fault: None,
+            identity: u64::from_le_bytes(identity),
+            peer: None,
+            client,
+            requests: VecDeque::with_capacity(depth.sends),
+            first_request: 0,
+            receives: VecDeque::with_capacity(depth.receives),
+            first_receive: 0,
+            ready: Vec::new(),
+            refusal: None,
+            arrived: Vec::new(),
+            outputs: Vec::new(),
+            started: clock::now(),
+        })
+    }
+
+    /// What it has gone through.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.machine.counters()
+    }
+
+    /// The rail in use; 0 is the default one.
+    #[must_use]
+    pub fn active(&self) -> usize {
+        self.machine.active().index()
+    }
+
+    /// Where requests go.
+    #[must_use]
+    pub fn send_state(&self) -> SendState {
+        self.machine.send_state()
+    }
+
+    /// Whether requests flow, rather than wait for the peer or for a repair.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.state == State::ReadyToSend && self.machine.is_running()
+    }
+
+    /// Its number. The peer learns it when the first rail is connected.
+    #[must_use]
+    pub fn identity(&self) -> u64 {
+        self.identity
+    }
+
+    /// The number of the peer, once it has introduced itself.
+    #[must_use]
+    pub fn peer(&self) -> Option<u64> {
+        self.peer
+    }
+
+    /// Whether this end chooses rails, once that is known.
+    #[must_use]
+    pub fn leads(&self) -> Option<bool> {
+        self.peer.map(|peer| self.identity > peer)
+    }
+
+    /// Whether a rail may be given a connection: it never had one, or the last one has failed and the
+    /// pause after that is over.
+    #[must_use]
+    pub fn wants(&self, rail: usize) -> bool {
+        let is_usable = matches!(self.state, State::ReadyToSend);
+        is_usable && self.rails[rail].condition == Condition::Free
+    }
+
+    /// Gives a rail its connection. The peer does the same with the other end of it.
+    ///
+    /// # Errors
+    /// The rail is not [wanted](Self::wants), or the connection cannot be used.
+    ///
+    /// # Panics
+    /// There is no such rail.
+    pub fn attach(&mut self, rail: usize, connection: Connection) -> Result<(), TransportError> {
+        if !self.wants(rail) {
+            let text = format!("it is {:?}", self.rails[rail].condition);
+            return Err(TransportError::system(format!("attach rail {rail}"), text));
+        }
+        self.rails[rail].reset();
+        self.rails[rail].initialise(self.depth)?;
+        self.open(rail, connection)
+    }
+
+    fn open(&mut self, rail: usize, connection: Connection) -> Result<(), TransportError> {
+        let hello = self.hello(rail);
+        self.rails[rail].connect(connection, &hello)
+    }
+
+    /// Says that a rail has failed, whatever its device thinks.
+    ///
+    /// # Panics
+    /// There is no such rail.
+    pub fn suspect(&mut self, rail: usize) {
+        if self.rails[rail].condition == Condition::Attached {
+            self.feed(Input::Failed(rail_name(rail)));
+        }
+    }
+
+    /// Descriptors of all rails: each is readable when a poll is worthwhile.
+    pub fn descriptors(&self, into: &mut Vec<RawFd>) {
+        let pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
+        into.extend(pairs.filter_map(|pair| pair.descriptor()));
+    }
+
+    /// How this end introduces itself on a rail.
+    fn hello(&self, rail: usize) -> Hello {
+        let (end, layout) = (&self.rails[rail], self.rails[rail].layout);
+        let (mail, log) =
+            (end.region.remote(layout.mail_in(rail)), end.region.remote(layout.log()));
+        let table = self.shared.tables[rail].remote(Keys::table(rail));
+        let records = self.shared.records[rail].remote(0);
+        Hello {
+            identity: self.identity,
+            rail: rail as u64,
+            evidence: self.settings.evidence as u64,
+            key: u64::from(mail.key.0),
+            mail: mail.address,
+            log: log.address,
+            log_entries: layout.entries as u64,
+            table_key: u64::from(table.key.0),
+            table: table.address,
+            records_key: u64::from(records.key.0),
+            records: records.address,
+            record_count: self.shared.record_count,
+            client: self.client,
+        }
+    }
+
+    /// Checks how the peer introduces itself, and lets the rail join.
+    pub(super) fn greeted(&mut self, rail: usize, hello: Option<Hello>) {
+        let is_ours = hello.is_some_and(|hello| {
+            hello.rail == rail as u64
+                && hello.evidence == self.settings.evidence as u64
+                && hello.identity != self.identity
+                && self.peer.is_none_or(|peer| peer == hello.identity)
+                && (self.settings.evidence != Evidence::Log || hello.log_entries > 0)
+        });
+        let (true, Some(hello)) = (is_ours, hello) else {
+            let text = format!("rail {rail}: the peer is not the other end of this queue pair");
+            self.fault.get_or_insert(TransportError::Protocol(text));
+            return self.feed(Input::Refused(None));
+        };
+        if self.peer.is_none() {
+            self.peer = Some(hello.identity);
+            self.machine.set_client(hello.client);
+        }
+        self.rails[rail].hello = Some(hello);
+        if rail > 0 {
+            self.rails[rail].read_table();
+        }
+        let log_entries = match self.settings.evidence {
+            Evidence::Log => self.rails[rail].log_entries() as u64,
+            Evidence::Resend | Evidence::Handshake => u64::MAX,
+        };
+        let leads = self.identity > hello.identity;
+        self.feed(Input::Joined { rail: rail_name(rail), leads, log_entries });
+    }
+
+    fn now(&self) -> Timestamp {
+        let elapsed = clock::now().saturating_duration_since(self.started);
+        Timestamp(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Hands one input to the machine and does what it says.
+    pub(super) fn feed(&mut self, input: Input<'_>) {
+        if matches!(self.state, State::Reset | State::Error) {
+            return;
+        }
+        let now = self.now();
+        let mut outputs = std::mem::take(&mut self.outputs);
+        self.machine.handle(now, input, &mut outputs);
+        for output in outputs.drain(..) {
+            self.perform(output);
+        }
+        self.outputs = outputs;
+    }
+
+    fn perform(&mut self, output: Output) {
+        if self.state == State::Error {
+            return;
+        }
+        match output {
+            Output::Post { rail, sequence, entry } => {
+                let Some(request) = self.request(sequence) else { return };
+                let pending = Pending::Request { sequence, operation: request.operation, entry };
+                self.rails[rail.index()].pending.push_back(pending);
+                self.post_pending(rail.index());
+            }
+            Output::Step { rail, sequence, step } => {
+                let Some(request) = self.request(sequence) else { return };
+                let Some(target) = word(request) else { return };
+                if self.shared.keys.result(request.operation.segment()).is_none() {
+                    return self.refuse(Some(sequence), Status::LocalProtection);
+                }
+                let pending = Pending::Step { sequence, target, step };
+                self.rails[rail.index()].pending.push_back(pending);
+                self.post_pending(rail.index());
+            }
+            Output::ReadLog(rail) => {
+                self.rails[rail.index()].pending.push_back(Pending::ReadLog);
+                self.post_pending(rail.index());
+            }
+            Output::PostReceive { rail, receive } => self.repost_receive(rail.index(), receive),
+            Output::Fence(rail) => self.rails[rail.index()].fence(),
+            Output::Revive(rail) => self.rails[rail.index()].reset(),
+            Output::Say(rail, message) => {
+                self.rails[rail.index()].mail.unsent.push_back(message);
+                self.rails[rail.index()].send_mail();
+            }
+            Output::Complete { sequence, result } => self.complete(sequence, result),
+            Output::Dead(cause) => self.end(cause),
+        }
+    }
+
+    fn request(&self, sequence: Sequence) -> Option<WorkRequest> {
+        let index = sequence.0.checked_sub(self.first_request)?;
+        self.requests.get(usize::try_from(index).ok()?).copied()
+    }
+
+    fn repost_receive(&mut self, rail: usize, receive: Sequence) {
+        let index = receive.0.checked_sub(self.first_receive).map(|index| index as usize);
+        let Some(request) = index.and_then(|index| self.receives.get(index)) else { return };
+        let target = match request.target {
+            Some(target) if rail > 0 => {
+                let Some(key) = self.shared.keys.local(rail, target.key) else {
+                    return self.refuse(None, Status::LocalProtection);
+                };
+                Some(Segment { key, ..target })
+            }
+            target => target,
+        };
+        if let Err(cause) = self.rails[rail].post_receive(receive, target) {
+            self.fault.get_or_insert(TransportError::system("post a receive", cause));
+            self.refuse(None, Status::LocalProtection);
+        }
+    }
+
+    /// Posts what waits on a rail, as far as the keys of the peer are known there.
+    pub(super) fn post_pending(&mut self, rail: usize) {
+        while let Some(&pending) = self.rails[rail].pending.front() {
+            let renamed = match pending {
+                Pending::Request { operation, .. } => self.rename(rail, operation),
+                Pending::Step { target, .. } => self.rename_word(rail, target),
+                Pending::ReadLog => Ok(None),
+            };
+            let sequence = match pending {
+                Pending::Request { sequence, .. } | Pending::Step { sequence, .. } => {
+                    Some(sequence)
+                }
+                Pending::ReadLog => None,
+            };
+            match renamed {
+                Err(Unnamed::Local) => return self.refuse(sequence, Status::LocalProtection),
+                Err(Unnamed::Remote) => return self.look_up(rail, sequence),
+                Ok(operation) => {
+                    self.rails[rail].pending.pop_front();
+                    self.post_renamed(rail, pending, operation);
+                }
+            }
+        }
+    }
+
+    fn post_renamed(&mut self, rail: usize, pending: Pending, operation: Option<Operation>) {
+        let end = &mut self.rails[rail];
+        match (pending, operation) {
+            (Pending::Request { sequence, entry, .. }, Some(operation)) => {
+                end.post_request(sequence, operation, entry);
+            }
+            (Pending::Step { step, .. }, Some(Operation::FetchAdd { target, .. })) => {
+                end.post_step(target, step);
+            }
+            (Pending::ReadLog, None) => end.read_log(),
+            (pending, operation) => panic!("{pending:?} became {operation:?}"),
+        }
+    }
+
+    fn rename(&self, rail: usize, operation: Operation) -> Result<Option<Operation>, Unnamed> {
+        if rail == 0 {
+            return Ok(Some(operation));
+        }
+        let Table::Read(table) = &self.rails[rail].table else { return Err(Unnamed::Remote) };
+        let local = |key| self.shared.keys.local(rail, key);
+        rename(operation, local, |target| table.translate(target)).map(Some)
+    }
+
+    /// The word of an atomic under its name on a rail, in an operation whose other fields mean
+    /// nothing.
+    fn rename_word(
+        &self,
+        rail: usize,
+        target: RemoteAddress,
+    ) -> Result<Option<Operation>, Unnamed> {
+        let named = match &self.rails[rail].table {
+            _ if rail == 0 => Some(target),
+            Table::Read(table) => table.translate(target),
+            Table::Unread | Table::Reading => None,
+        };
+        let target = named.ok_or(Unnamed::Remote)?;
+        let result = self.rails[rail].region.segment(0, 0);
+        Ok(Some(Operation::FetchAdd { result, target, addend: 0 }))
+    }
+
+    /// Reads the keys of the peer, once for each request that names an unknown one.
+    fn look_up(&mut self, rail: usize, sequence: Option<Sequence>) {
+        let end = &mut self.rails[rail];
+        match end.table {
+            Table::Reading => {}
+            Table::Unread => end.read_table(),
+            Table::Read(_) if end.looked_up == sequence => {
+                self.refuse(sequence, Status::RemoteAccess);
+            }
+            Table::Read(_) => {
+                end.looked_up = sequence;
+                end.read_table();
+            }
+        }
+    }
+
+    pub(super) fn refuse(&mut self, sequence: Option<Sequence>, status: Status) {
+        if let Some(sequence) = sequence {
+            self.refusal.get_or_insert((sequence, status));
+        }
+        self.feed(Input::Refused(sequence));
+    }
+
+    fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
+        self.state = self.state.after(transition).ok_or(PostError::WrongState(self.state))?;
+        Ok(())
+    }
+}
+
+impl QueuePair for VirtualQp {
+    fn state(&self) -> State {
+        self.state
+    }
+
+    fn fault(&self) -> Option<&TransportError> {
+        self.fault.as_ref()
+    }
+
+    fn initialise(&mut self) -> Result<(), PostError> {
+        self.transition(Transition::Initialise)?;
+        let prepared = self.rails[0].initialise(self.depth);
+        prepared.map_err(|_| {
+            self.state = State::Reset;
+            PostError::WrongState(State::Reset)
+        })
+    }
+
+    fn connect(&mut self, connection: Connection) -> Result<(), TransportError> {
+        if self.state != State::Init {
+            let cause = PostError::WrongState(self.state);
+            return Err(TransportError::system("connect a queue pair", cause));
+        }
+        self.open(0, connection)?;
+        self.state = State::ReadyToSend;
+        Ok(())
+    }
+
+    fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset | State::Init | State::ReadyToReceive => {
+                Err(PostError::WrongState(self.state))
+            }
+            State::ReadyToSend | State::Error if self.requests.len() >= self.depth.sends => {
+                Err(PostError::QueueFull)
+            }
+            State::ReadyToSend => {
+                self.requests.push_back(request);
+                self.feed(Input::Submit(descriptor(&request)));
+                Ok(())
+            }
+            State::Error => {
+                self.ready.push(super::complete::ended(&request, Status::Flushed));
+                Ok(())
+            }
+        }
+    }
+
+    fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset => Err(PostError::WrongState(self.state)),
+            State::Error => {
+                self.ready.push(super::complete::flushed_receive(request.id));
+                Ok(())
+            }
+            _ if self.receives.len() >= self.depth.receives => Err(PostError::QueueFull),
+            State::Init | State::ReadyToReceive | State::ReadyToSend => {
+                self.receives.push_back(request);
+                self.feed(Input::SubmitReceive);
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let mut moved = false;
+        let mut arrived = std::mem::take(&mut self.arrived);
+        for rail in 0..self.rails.len() {
+            moved |= self.poll_rail(rail, &mut arrived);
+        }
+        self.arrived = arrived;
+        if self.machine.deadline().is_some_and(|deadline| deadline <= self.now()) {
+            self.feed(Input::Tick);
+            moved = true;
+        }
+        moved |= !self.ready.is_empty();
+        completions.append(&mut self.ready);
+        moved
+    }
+
+    fn fail(&mut self) {
+        let text = TransportError::PeerGone("fenced by its owner".into());
+        self.fault.get_or_insert(text);
+        self.finish(None);
+    }
+
+    fn reset(&mut self) {
+        for rail in &mut self.rails {
+            rail.reset();
+        }
+        let attempts = self.machine.attempts();
+        self.machine = machine(&self.settings, self.depth);
+        self.machine.set_attempts(attempts);
+        let layout = self.rails[0].layout;
+        for entry in 0..layout.entries {
+            self.rails[0].region.memory().store(layout.log() + entry * super::WORD, 0);
+        }
+        self.requests.clear();
+        self.receives.clear();
+        self.ready.clear();
+        (self.first_request, self.first_receive) = (0, 0);
+        (self.fault, self.peer, self.refusal) = (None, None, None);
+        // With none left it keeps the old number, whose record is free again.
+        self.client = self.shared.next_client().unwrap_or(self.client);
+        self.state = State::Reset;
+    }
+
+    fn flushed(&self) -> bool {
+        let is_idle = self.requests.is_empty() || self.state == State::Error;
+        let mut pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
+        is_idle && pairs.all(|pair| pair.flushed())
+    }
+
+    fn in_flight(&self) -> bool {
+        let has_requests = self.state == State::ReadyToSend && !self.requests.is_empty();
+        let mut pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
+        has_requests || pairs.any(|pair| pair.in_flight())
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        self.rails[self.active()].pair.as_ref()?.descriptor()
+    }
+
+    fn needs_poll(&self) -> bool {
+        let mut pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
+        let is_repairing = self.state == State::ReadyToSend && !self.machine.is_running();
+        !self.ready.is_empty() || is_repairing || pairs.any(|pair| pair.needs_poll())
+    }
+}
+
+fn machine(settings: &VirtualSettings, depth: Depth) -> Queue {
+    Queue::new(settings.evidence, settings.limits, &settings.standings, depth.sends)
+}
+
+pub(super) fn rail_name(rail: usize) -> Rail {
+    Rail(u8::try_from(rail).expect("a queue has fewer than 256 rails"))
+}
+
+fn descriptor(request: &WorkRequest) -> Descriptor {
+    let kind = match request.operation {
+        Operation::Send { .. } => Kind::Send,
+        Operation::Write { .. } => Kind::Write,
+        Operation::WriteWithImmediate { .. } => Kind::WriteWithImmediate,
+        Operation::Read { .. } => Kind::Read,
+        Operation::CompareAndSwap { expected, new, .. } => Kind::CompareAndSwap { expected, new },
+        Operation::FetchAdd { addend, .. } => Kind::FetchAdd { addend },
+    };
+    let bytes = request.operation.segment().bytes as u64;
+    Descriptor { kind, bytes, signalled: request.signalled }
+}
+
+/// The word that an atomic works on.
+fn word(request: WorkRequest) -> Option<RemoteAddress> {
+    match request.operation {
+        Operation::CompareAndSwap { target, .. } | Operation::FetchAdd { target, .. } => {
+            Some(target)
+        }
+        Operation::Send { .. }
+        | Operation::Write { .. }
+        | Operation::WriteWithImmediate { .. }
+        | Operation::Read { .. } => None,
+    }
+}

@@ -1,0 +1,413 @@
+//! One end of one rail: a queue pair of a device, and the account of what was posted on it.
+
+use std::collections::VecDeque;
+
+use ccl_core::failover::queue::{LogEntry, Message, Sequence, atomic::Step};
+
+use super::super::{
+    Completion, Connection, Depth, LocalKey, MemoryRegion, Operation, PostError, QueuePair,
+    ReceiveRequest, RemoteAddress, RemoteKey, Segment, WorkId, WorkRequest,
+};
+use super::control::{BODY_BYTES, HELLO_BYTES, Hello, Layout, WORD, store_words, write_mail};
+use super::keys::{PeerKeys, TABLE_BYTES};
+use super::{SharedDomain, device_depth};
+use crate::TransportError;
+
+/// What a work request on a rail is for. Those with a part are in two: of the first nothing is heard
+/// unless it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag {
+    RequestPart(Sequence),
+    Request(Sequence),
+    Receive(Sequence),
+    StepPart,
+    Step,
+    MailPart,
+    Mail,
+    Log,
+    Table,
+    HelloSent,
+    HelloReceived,
+}
+
+const KIND_SHIFT: u32 = 56;
+
+impl Tag {
+    pub(super) fn encode(self) -> WorkId {
+        let (kind, sequence) = match self {
+            Self::RequestPart(sequence) => (0, sequence.0),
+            Self::Request(sequence) => (1, sequence.0),
+            Self::Receive(sequence) => (2, sequence.0),
+            Self::StepPart => (3, 0),
+            Self::Step => (4, 0),
+            Self::MailPart => (5, 0),
+            Self::Mail => (6, 0),
+            Self::Log => (7, 0),
+            Self::Table => (8, 0),
+            Self::HelloSent => (9, 0),
+            Self::HelloReceived => (10, 0),
+        };
+        assert!(sequence >> KIND_SHIFT == 0, "a queue ends before its sequence numbers do");
+        WorkId(kind << KIND_SHIFT | sequence)
+    }
+
+    pub(super) fn decode(id: WorkId) -> Self {
+        let sequence = Sequence(id.0 & ((1 << KIND_SHIFT) - 1));
+        match id.0 >> KIND_SHIFT {
+            0 => Self::RequestPart(sequence),
+            1 => Self::Request(sequence),
+            2 => Self::Receive(sequence),
+            3 => Self::StepPart,
+            4 => Self::Step,
+            5 => Self::MailPart,
+            6 => Self::Mail,
+            7 => Self::Log,
+            8 => Self::Table,
+            9 => Self::HelloSent,
+            10 => Self::HelloReceived,
+            kind => panic!("work of kind {kind} was never posted"),
+        }
+    }
+
+    /// Whether exactly one completion tells that it is over.
+    fn is_counted(self) -> bool {
+        !matches!(self, Self::RequestPart(_) | Self::StepPart | Self::MailPart)
+    }
+}
+
+/// Something that waits to be posted, in order.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pending {
+    Request { sequence: Sequence, operation: Operation, entry: Option<LogEntry> },
+    Step { sequence: Sequence, target: RemoteAddress, step: Step },
+    ReadLog,
+}
+
+/// What this end knows of the peer's keys on this rail.
+#[derive(Debug)]
+pub(super) enum Table {
+    Unread,
+    Reading,
+    Read(PeerKeys),
+}
+
+/// The mail on one rail, in both directions.
+#[derive(Debug, Default)]
+pub(super) struct Mail {
+    pub(super) unsent: VecDeque<Message>,
+    in_flight: bool,
+    sent: u64,
+    pub(super) heard: u64,
+}
+
+/// One end of one rail.
+#[derive(Debug)]
+pub(super) struct RailEnd {
+    pub(super) index: usize,
+    domain: SharedDomain,
+    /// Made when it is first needed.
+    pub(super) pair: Option<Box<dyn QueuePair>>,
+    pub(super) region: MemoryRegion,
+    pub(super) layout: Layout,
+    /// How the peer introduced itself.
+    pub(super) hello: Option<Hello>,
+    pub(super) table: Table,
+    pub(super) mail: Mail,
+    pub(super) pending: VecDeque<Pending>,
+    /// Posted, counted, and not given back.
+    outstanding: usize,
+    pub(super) condition: Condition,
+    /// The step that has no answer yet.
+    pub(super) step: Option<Step>,
+    /// The request for whose keys the table was read last.
+    pub(super) looked_up: Option<Sequence>,
+}
+
+/// Whether a rail can be posted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// It may be connected.
+    Free,
+    /// It is connected.
+    Attached,
+    /// It is in its error state, and what was posted is coming back.
+    Fencing,
+    /// Everything has come back.
+    Fenced,
+}
+
+impl RailEnd {
+    pub(super) fn new(
+        index: usize,
+        domain: SharedDomain,
+        region: MemoryRegion,
+        layout: Layout,
+    ) -> Self {
+        Self {
+            index,
+            domain,
+            pair: None,
+            region,
+            layout,
+            hello: None,
+            table: Table::Unread,
+            mail: Mail::default(),
+            pending: VecDeque::new(),
+            outstanding: 0,
+            condition: Condition::Free,
+            step: None,
+            looked_up: None,
+        }
+    }
+
+    /// Makes it ready for the receives of the application; the first one is for the hello.
+    pub(super) fn initialise(&mut self, depth: Depth) -> Result<(), TransportError> {
+        if self.pair.is_none() {
+            self.pair = Some(self.domain.lock().queue_pair(device_depth(depth))?);
+        }
+        let offset = self.layout.hello_in(self.index);
+        let target = Some(self.region.segment(offset, HELLO_BYTES));
+        let Some(pair) = &mut self.pair else { return Ok(()) };
+        let refused = |cause| TransportError::system("prepare a rail", cause);
+        pair.initialise().map_err(refused)?;
+        let request = ReceiveRequest { id: Tag::HelloReceived.encode(), target };
+        pair.post_receive(request).map_err(refused)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        connection: Connection,
+        hello: &Hello,
+    ) -> Result<(), TransportError> {
+        let Some(pair) = &mut self.pair else {
+            return Err(TransportError::system("connect a rail", "it is not initialised"));
+        };
+        pair.connect(connection)?;
+        self.condition = Condition::Attached;
+        let offset = self.layout.hello_out(self.index);
+        store_words(self.region.memory(), offset, &hello.encode());
+        let source = self.region.segment(offset, HELLO_BYTES);
+        self.post(Tag::HelloSent, Operation::Send { source });
+        Ok(())
+    }
+
+    fn post(&mut self, tag: Tag, operation: Operation) {
+        let Some(pair) = &mut self.pair else { return };
+        let signalled = tag.is_counted();
+        let request = WorkRequest { id: tag.encode(), operation, signalled };
+        match pair.post_send(request) {
+            Ok(()) => self.outstanding += usize::from(signalled),
+            Err(cause) => panic!("the rail is deep enough, and connected: {cause}"),
+        }
+    }
+
+    pub(super) fn post_receive(
+        &mut self,
+        receive: Sequence,
+        target: Option<Segment>,
+    ) -> Result<(), PostError> {
+        let Some(pair) = &mut self.pair else { return Ok(()) };
+        pair.post_receive(ReceiveRequest { id: Tag::Receive(receive).encode(), target })?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Takes what has come back; tells whether anything moved.
+    pub(super) fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let Some(pair) = &mut self.pair else { return false };
+        let before = completions.len();
+        let moved = pair.poll(completions);
+        for completion in &completions[before..] {
+            let tag = Tag::decode(completion.id);
+            self.outstanding -= usize::from(tag.is_counted());
+            if tag == Tag::Mail {
+                self.mail.in_flight = false;
+            }
+        }
+        moved
+    }
+
+    pub(super) fn fence(&mut self) {
+        if let Some(pair) = &mut self.pair {
+            pair.fail();
+        }
+        self.condition = Condition::Fencing;
+        self.pending.clear();
+        self.mail.unsent.clear();
+    }
+
+    /// Whether everything posted before the fence has come back, for the first time.
+    pub(super) fn finish_fence(&mut self) -> bool {
+        let is_drained = self.condition == Condition::Fencing && self.outstanding == 0;
+        if is_drained {
+            self.condition = Condition::Fenced;
+        }
+        is_drained
+    }
+
+    /// As if it had never been used.
+    pub(super) fn reset(&mut self) {
+        if let Some(pair) = &mut self.pair {
+            pair.reset();
+        }
+        let stamp = self.layout.mail_in(self.index) + BODY_BYTES;
+        self.region.memory().store(stamp, 0);
+        self.mail = Mail::default();
+        self.pending.clear();
+        (self.step, self.looked_up) = (None, None);
+        (self.hello, self.table, self.outstanding) = (None, Table::Unread, 0);
+        self.condition = Condition::Free;
+    }
+
+    /// Sends the oldest message, when the one before it has arrived.
+    pub(super) fn send_mail(&mut self) {
+        let (Some(hello), false) = (self.hello, self.mail.in_flight) else { return };
+        if self.condition != Condition::Attached {
+            return;
+        }
+        let Some(message) = self.mail.unsent.pop_front() else { return };
+        self.mail.sent += 1;
+        self.mail.in_flight = true;
+        let offset = self.layout.mail_out(self.index);
+        write_mail(self.region.memory(), offset, self.mail.sent, message);
+        let body = self.region.segment(offset, BODY_BYTES);
+        let stamp = self.region.segment(offset + BODY_BYTES, WORD);
+        let target = |offset| remote(hello.key, hello.mail, offset);
+        self.post(Tag::MailPart, Operation::Write { source: body, target: target(0) });
+        self.post(Tag::Mail, Operation::Write { source: stamp, target: target(BODY_BYTES) });
+    }
+
+    pub(super) fn read_table(&mut self) {
+        let Some(hello) = self.hello else { return };
+        self.table = Table::Reading;
+        let target = self.region.segment(self.layout.table(self.index), TABLE_BYTES);
+        let source = remote(hello.table_key, hello.table, 0);
+        self.post(Tag::Table, Operation::Read { target, source });
+    }
+
+    pub(super) fn table_arrived(&mut self) {
+        let mut keys = PeerKeys::default();
+        keys.take(self.region.memory(), self.layout.table(self.index));
+        self.table = Table::Read(keys);
+    }
+
+    /// Entries of the log that this end uses at its peer.
+    pub(super) fn log_entries(&self) -> usize {
+        let theirs = self.hello.map_or(0, |hello| hello.log_entries);
+        usize::try_from(theirs).unwrap_or(usize::MAX).min(self.layout.entries)
+    }
+
+    pub(super) fn read_log(&mut self) {
+        let Some(hello) = self.hello else { return };
+        let bytes = self.log_entries() * WORD;
+        let target = self.region.segment(self.layout.log_read(), bytes);
+        let source = remote(hello.key, hello.log, 0);
+        self.post(Tag::Log, Operation::Read { target, source });
+    }
+
+    pub(super) fn post_request(
+        &mut self,
+        sequence: Sequence,
+        operation: Operation,
+        entry: Option<LogEntry>,
+    ) {
+        let (Some(entry), Some(hello)) = (entry, self.hello) else {
+            return self.post(Tag::Request(sequence), operation);
+        };
+        let entries = self.log_entries();
+        let slot = LogEntry::slot(sequence, entries as u64) as usize;
+        let offset = self.layout.entry_out(slot);
+        self.region.memory().store(offset, entry.0);
+        let source = self.region.segment(offset, WORD);
+        let target = remote(hello.key, hello.log, slot * WORD);
+        self.post(Tag::RequestPart(sequence), operation);
+        self.post(Tag::Request(sequence), Operation::Write { source, target });
+    }
+
+    pub(super) fn post_step(&mut self, target: RemoteAddress, step: Step) {
+        let Some(hello) = self.hello else { return };
+        self.step = Some(step);
+        let layout = self.layout;
+        let record = |client: u64| client as usize * 2 * WORD;
+        let word = self.region.segment(layout.word_in(), WORD);
+        let swap =
+            |expected, new| Operation::CompareAndSwap { result: word, target, expected, new };
+        match step {
+            Step::Look => self.post(Tag::Step, swap(0, 0)),
+            Step::Try { expected, token, value } => {
+                let offset = layout.record_out();
+                store_words(self.region.memory(), offset, &[value, token]);
+                let source = self.region.segment(offset, 2 * WORD);
+                let target = remote(hello.records_key, hello.records, record(hello.client));
+                self.post(Tag::StepPart, Operation::Write { source, target });
+                self.post(Tag::Step, swap(expected, token));
+            }
+            Step::ReadRecord { client } => {
+                let target = self.region.segment(layout.record_in(), 2 * WORD);
+                let source = remote(hello.records_key, hello.records, record(client));
+                self.post(Tag::Step, Operation::Read { target, source });
+            }
+            Step::Settle { client, token, value } => {
+                let result = self.region.segment(layout.status_in(), WORD);
+                let status = remote(hello.records_key, hello.records, record(client) + WORD);
+                let done = token | ccl_core::failover::queue::atomic::DONE;
+                self.post(
+                    Tag::StepPart,
+                    Operation::CompareAndSwap {
+                        result,
+                        target: status,
+                        expected: token,
+                        new: done,
+                    },
+                );
+                self.post(Tag::Step, swap(token, value));
+            }
+        }
+    }
+}
+
+/// A place in memory that the peer described in its hello, which has checked that keys fit.
+fn remote(key: u64, address: u64, offset: usize) -> RemoteAddress {
+    RemoteAddress { key: RemoteKey(key as u32), address: address + offset as u64 }
+}
+
+/// The same operation under other keys.
+pub(super) fn rename(
+    operation: Operation,
+    local: impl Fn(LocalKey) -> Option<LocalKey>,
+    remote: impl Fn(RemoteAddress) -> Option<RemoteAddress>,
+) -> Result<Operation, Unnamed> {
+    let segment = |segment: Segment| {
+        local(segment.key).map(|key| Segment { key, ..segment }).ok_or(Unnamed::Local)
+    };
+    let place = |target| remote(target).ok_or(Unnamed::Remote);
+    Ok(match operation {
+        Operation::Send { source } => Operation::Send { source: segment(source)? },
+        Operation::Write { source, target } => {
+            Operation::Write { source: segment(source)?, target: place(target)? }
+        }
+        Operation::WriteWithImmediate { source, target, immediate } => {
+            let (source, target) = (segment(source)?, place(target)?);
+            Operation::WriteWithImmediate { source, target, immediate }
+        }
+        Operation::Read { target, source } => {
+            Operation::Read { target: segment(target)?, source: place(source)? }
+        }
+        Operation::CompareAndSwap { result, target, expected, new } => {
+            let (result, target) = (segment(result)?, place(target)?);
+            Operation::CompareAndSwap { result, target, expected, new }
+        }
+        Operation::FetchAdd { result, target, addend } => {
+            Operation::FetchAdd { result: segment(result)?, target: place(target)?, addend }
+        }
+    })
+}
+
+/// A key that has no name on a rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unnamed {
+    Local,
+    Remote,
+}
