@@ -52,6 +52,7 @@
 
 pub mod atomic;
 mod message;
+mod posting;
 mod rails;
 mod repair;
 mod returning;
@@ -63,7 +64,7 @@ mod window;
 mod tests;
 
 use crate::ids::{Epoch, Rail, Timestamp};
-use atomic::{Answer, Atomic, Next, Request, Step};
+use atomic::{Answer, Atomic, Step};
 pub use message::{LogEntry, MESSAGE_WORDS, Message};
 use rails::Rails;
 use repair::Phase;
@@ -215,9 +216,9 @@ pub enum Cause {
     /// A request that no rail would execute.
     #[error("a request was refused")]
     Refused(Option<Sequence>),
-    /// More faults than epochs.
-    #[error("the rails have failed too often")]
-    EpochsUsedUp,
+    /// More faults than there are epochs, or more requests than there are sequence numbers.
+    #[error("the queue has used up its numbers")]
+    NumbersUsedUp,
 }
 
 /// What a queue has gone through.
@@ -408,84 +409,6 @@ impl Queue {
     fn complete(&mut self, out: &mut Vec<Output>) {
         while let Some((sequence, result)) = self.window.pop_executed() {
             out.push(Output::Complete { sequence, result });
-        }
-    }
-
-    /// Posts what waits, in order, as far as the fence and the log allow. An atomic that goes step by
-    /// step holds up what is behind it.
-    fn post_waiting(&mut self, out: &mut Vec<Output>) {
-        while self.phase == Phase::Running && self.atomic_is_idle() && !self.withholds() {
-            let Some((sequence, entry)) = self.window.waiting() else { return };
-            if sequence.0 - self.window.base().0 >= self.log_entries {
-                return;
-            }
-            self.count(&entry);
-            let posted = self.window.get(sequence).expect("it was just found there");
-            (posted.progress, posted.was_posted) = (Progress::Posted, true);
-            match self.stepwise(entry.descriptor.kind) {
-                Some(request) => self.start_atomic(sequence, request, out),
-                None => {
-                    let is_logged =
-                        self.evidence == Evidence::Log && entry.descriptor.kind != Kind::Read;
-                    let entry = is_logged.then(|| LogEntry::new(self.epoch, sequence));
-                    out.push(Output::Post { rail: self.active, sequence, entry });
-                }
-            }
-        }
-    }
-
-    fn count(&mut self, entry: &window::Entry) {
-        if entry.was_posted {
-            self.counters.resent += 1;
-            self.counters.resent_bytes += entry.descriptor.bytes;
-        }
-    }
-
-    /// Whether no atomic goes step by step on the active rail.
-    fn atomic_is_idle(&self) -> bool {
-        self.atomic.as_ref().is_none_or(|atomic| atomic.is_interrupted)
-    }
-
-    /// What to do step by step instead of posting it.
-    fn stepwise(&self, kind: Kind) -> Option<Request> {
-        match kind {
-            _ if self.evidence != Evidence::Log => None,
-            Kind::CompareAndSwap { expected, new } => {
-                Some(Request::CompareAndSwap { expected, new })
-            }
-            Kind::FetchAdd { addend } => Some(Request::FetchAdd { addend }),
-            Kind::Send | Kind::Write | Kind::WriteWithImmediate | Kind::Read => None,
-        }
-    }
-
-    fn start_atomic(&mut self, sequence: Sequence, request: Request, out: &mut Vec<Output>) {
-        let next = if let Some(atomic) = &mut self.atomic {
-            atomic.recover(&mut self.attempts)
-        } else {
-            let (atomic, next) = Atomic::start(sequence, request, self.client, &mut self.attempts);
-            self.atomic = Some(atomic);
-            next
-        };
-        self.follow(next, out);
-    }
-
-    fn answered(&mut self, answer: Answer, out: &mut Vec<Output>) {
-        let Some(atomic) = &mut self.atomic else { return };
-        let next = atomic.answered(answer, &mut self.attempts);
-        self.follow(next, out);
-    }
-
-    fn follow(&mut self, next: Next, out: &mut Vec<Output>) {
-        let Some(atomic) = &self.atomic else { return };
-        let sequence = atomic.sequence;
-        match next {
-            Next::Step(step) => out.push(Output::Step { rail: self.active, sequence, step }),
-            Next::Done(word) => {
-                self.counters.recovered += u64::from(atomic.was_recovered);
-                self.atomic = None;
-                self.executed(sequence, Some(word), out);
-            }
-            Next::Impossible => self.die(Cause::Refused(Some(sequence)), out),
         }
     }
 

@@ -15,16 +15,15 @@
 mod complete;
 mod control;
 mod keys;
+mod post;
 mod queue_pair;
 mod rail;
 mod spare;
 
-#[cfg(test)]
-mod tests;
-
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ccl_core::failover::queue::atomic::MAX_CLIENTS;
 pub use ccl_core::failover::queue::{
@@ -36,9 +35,9 @@ use crate::TransportError;
 use control::{Layout, WORD};
 use keys::Keys;
 pub use keys::MAX_REGIONS;
-pub use queue_pair::VirtualQp;
+pub use queue_pair::{Footprint, VirtualQp};
 use rail::RailEnd;
-pub use spare::{Claim, SparePool};
+pub use spare::{Claim, Owner, SparePool};
 
 /// Requests of a rail besides those of the application: introductions, mail, logs and tables.
 const MANAGEMENT_DEPTH: usize = 32;
@@ -52,6 +51,8 @@ pub struct VirtualSettings {
     pub limits: Limits,
     /// What each rail is worth; the first is the default whatever it is worth.
     pub standings: Vec<Standing>,
+    /// How long the host of the peer may confirm nothing that is on its way before a rail is given up.
+    pub silence: Duration,
     /// Queue pairs that a domain serves with atomic operations, over its life.
     pub clients: usize,
 }
@@ -61,7 +62,8 @@ impl VirtualSettings {
     #[must_use]
     pub fn new(evidence: Evidence, rails: usize) -> Self {
         let standings = vec![Standing::default(); rails];
-        Self { evidence, limits: Limits::default(), standings, clients: 1024 }
+        let silence = Duration::from_secs(1);
+        Self { evidence, limits: Limits::default(), standings, silence, clients: 1024 }
     }
 }
 

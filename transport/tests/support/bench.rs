@@ -3,6 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use ccl_transport::TransportError;
 use ccl_transport::verbs::fault::{Faulty, Script};
@@ -38,18 +39,22 @@ pub(super) struct Weather {
     slowness: AtomicU64,
     /// Acknowledgements are lost.
     pub(super) is_deaf: AtomicBool,
+    /// A bit for each rail that does nothing any more and does not say so.
+    pub(super) frozen: AtomicU64,
 }
 
 /// A device whose rails have the weather of their place.
 #[derive(Debug)]
 struct Outdoors {
     device: SoftDevice,
+    rail: usize,
     weather: Arc<Weather>,
 }
 
 #[derive(Debug)]
 struct OutdoorDomain {
     domain: Box<dyn Domain>,
+    rail: usize,
     weather: Arc<Weather>,
 }
 
@@ -64,7 +69,8 @@ impl Device for Outdoors {
 
     fn domain(&self) -> Result<Box<dyn Domain>, TransportError> {
         let domain = self.device.domain()?;
-        Ok(Box::new(OutdoorDomain { domain, weather: Arc::clone(&self.weather) }))
+        let weather = Arc::clone(&self.weather);
+        Ok(Box::new(OutdoorDomain { domain, rail: self.rail, weather }))
     }
 }
 
@@ -82,7 +88,8 @@ impl Domain for OutdoorDomain {
             let script = Script { seed, bytes_per_poll, ..Script::default() };
             inner = Box::new(Faulty::new(inner, depth.sends, script));
         }
-        Ok(Box::new(Deaf { inner, weather: Arc::clone(&self.weather), unheard: Vec::new() }))
+        let weather = Arc::clone(&self.weather);
+        Ok(Box::new(Deaf { inner, weather, unheard: Vec::new(), rail: self.rail }))
     }
 }
 
@@ -93,9 +100,14 @@ struct Deaf {
     inner: Box<dyn QueuePair>,
     weather: Arc<Weather>,
     unheard: Vec<Completion>,
+    rail: usize,
 }
 
 impl Deaf {
+    fn is_frozen(&self) -> bool {
+        self.weather.frozen.load(Ordering::Relaxed) >> self.rail & 1 == 1
+    }
+
     fn is_lost(&self, completion: &Completion) -> bool {
         use ccl_transport::verbs::Opcode::{Receive, ReceiveWriteWithImmediate};
         let is_receive = matches!(completion.opcode, Receive | ReceiveWriteWithImmediate);
@@ -129,6 +141,9 @@ impl QueuePair for Deaf {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        if self.is_frozen() && self.inner.state() == State::ReadyToSend {
+            return false;
+        }
         let mut arrived = Vec::new();
         let moved = self.inner.poll(&mut arrived);
         if self.inner.state() == State::Error {
@@ -169,6 +184,10 @@ impl QueuePair for Deaf {
     fn needs_poll(&self) -> bool {
         self.inner.needs_poll()
     }
+
+    fn silence(&self) -> Option<Duration> {
+        self.is_frozen().then_some(Duration::MAX)
+    }
 }
 
 /// A domain over several rails, and one region of memory in it.
@@ -186,7 +205,7 @@ impl Place {
         weather.slowness.store(slowness, Ordering::Relaxed);
         let rails = (0..settings.standings.len()).map(|rail| {
             let device = SoftDevice::new(format!("rail {rail}"), "127.0.0.1".parse().unwrap());
-            Arc::new(Outdoors { device, weather: Arc::clone(&weather) }) as Arc<dyn Device>
+            Arc::new(Outdoors { device, rail, weather: Arc::clone(&weather) }) as Arc<dyn Device>
         });
         let domain = VirtualDevice::new(rails.collect(), settings.clone()).virtual_domain();
         let domain = domain.unwrap();

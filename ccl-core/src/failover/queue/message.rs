@@ -72,6 +72,9 @@ pub struct LogEntry(pub u64);
 const SEQUENCE_BITS: u32 = 48;
 
 impl LogEntry {
+    /// The last request that an entry can name.
+    pub const MAX_SEQUENCE: Sequence = Sequence((1 << SEQUENCE_BITS) - 2);
+
     /// The entry of a request posted in an epoch.
     ///
     /// # Panics
@@ -123,8 +126,7 @@ mod tests {
 
     #[test]
     fn an_entry_names_its_request_and_no_other() {
-        let last = Sequence((1 << SEQUENCE_BITS) - 2);
-        for sequence in [Sequence(0), Sequence(77), last] {
+        for sequence in [Sequence(0), Sequence(77), LogEntry::MAX_SEQUENCE] {
             let entry = LogEntry::new(Epoch(9), sequence);
             assert_eq!(entry.sequence(Epoch(9)), Some(sequence));
             assert_eq!(entry.sequence(Epoch(8)), None);

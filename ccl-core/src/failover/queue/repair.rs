@@ -124,7 +124,7 @@ impl Queue {
     fn propose(&mut self, now: Timestamp, since: Timestamp, out: &mut Vec<Output>) {
         let Some(rail) = self.rails.up().next() else { return self.give_up_in_time(now, out) };
         if self.epoch.0 == MAX_EPOCH {
-            return self.die(Cause::EpochsUsedUp, out);
+            return self.die(Cause::NumbersUsedUp, out);
         }
         self.epoch = Epoch(self.epoch.0 + 1);
         self.active = rail;

@@ -177,7 +177,7 @@ impl VirtualQp {
                 .refusal
                 .or_else(|| sequence.map(|sequence| (sequence, Status::RemoteInvalidRequest))),
             Cause::AtomicOutstanding(sequence) => Some((sequence, Status::RetryExceeded)),
-            Cause::NoRail | Cause::NoAnswer | Cause::EpochsUsedUp => {
+            Cause::NoRail | Cause::NoAnswer | Cause::NumbersUsedUp => {
                 Some((Sequence(self.first_request), Status::RetryExceeded))
             }
         };

@@ -8,6 +8,7 @@
 //! Mail is a body and, written behind it, a stamp. The body begins and ends with the same number, so
 //! a body that is being replaced is not taken for a message.
 
+use ccl_core::failover::queue::atomic::MAX_CLIENTS;
 use ccl_core::failover::queue::{MESSAGE_WORDS, Message};
 
 use super::super::Memory;
@@ -70,8 +71,9 @@ impl Hello {
     pub(super) fn decode(words: [u64; HELLO_WORDS]) -> Option<Self> {
         let [magic, identity, rail, evidence, key, mail, log, log_entries, rest @ ..] = words;
         let [table_key, table, records_key, records, record_count, client] = rest;
+        let is_client = client < record_count.min(MAX_CLIENTS);
         let fits = [key, table_key, records_key].iter().all(|&key| u32::try_from(key).is_ok());
-        (magic == MAGIC && fits && client < record_count).then_some(Self {
+        (magic == MAGIC && fits && is_client).then_some(Self {
             identity,
             rail,
             evidence,

@@ -3,20 +3,34 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ccl_core::failover::queue::{Descriptor, Input, Kind, Output, Queue, Sequence};
 use ccl_core::ids::{Rail, Timestamp};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::super::{
-    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
-    Segment, State, Status, Transition, WorkRequest,
+    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, State, Status,
+    Transition, WorkRequest,
 };
 use super::control::Hello;
-use super::rail::{Condition, Pending, RailEnd, Table, Unnamed, rename};
+use super::rail::{Condition, RailEnd};
 use super::{Counters, Evidence, Keys, SendState, Shared, VirtualSettings};
 use crate::{TransportError, clock};
+
+/// Polls in vain before the devices are asked how long the host of the peer has been silent.
+const POLLS_PER_LOOK: u32 = 256;
+
+/// The memory of one end of a virtual queue pair, as far as this library can see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// The end itself, and its rings of requests and receives.
+    pub ring_bytes: usize,
+    /// Registered memory through which the ends manage each other, the log included.
+    pub control_bytes: usize,
+    /// Queue pairs of devices, each with the depth of this one.
+    pub queue_pairs: usize,
+}
 
 /// One end of a queue pair over several rails.
 #[derive(Debug)]
@@ -45,6 +59,7 @@ pub struct VirtualQp {
     arrived: Vec<Completion>,
     outputs: Vec<Output>,
     started: Instant,
+    idle_polls: u32,
 }
 
 impl VirtualQp {
@@ -77,6 +92,7 @@ impl VirtualQp {
             arrived: Vec::new(),
             outputs: Vec::new(),
             started: clock::now(),
+            idle_polls: 0,
         })
     }
 
@@ -162,6 +178,37 @@ impl VirtualQp {
         }
     }
 
+    /// What it occupies now. A rail without a connection has no queue pair until it is given one.
+    #[must_use]
+    pub fn footprint(&self) -> Footprint {
+        let requests = self.requests.capacity() * size_of::<WorkRequest>();
+        let receives = self.receives.capacity() * size_of::<ReceiveRequest>();
+        let rails = self.rails.capacity() * size_of::<RailEnd>();
+        Footprint {
+            ring_bytes: size_of::<Self>() + requests + receives + rails,
+            control_bytes: self.rails[0].region.memory().bytes(),
+            queue_pairs: self.rails.iter().filter(|rail| rail.pair.is_some()).count(),
+        }
+    }
+
+    /// Gives up rails whose other host is out of reach although nothing else says so.
+    fn look_for_silence(&mut self) {
+        for rail in 0..self.rails.len() {
+            let pair = self.rails[rail].pair.as_ref();
+            let silence = pair.and_then(|pair| pair.silence());
+            if silence.is_some_and(|silence| silence > self.settings.silence) {
+                self.suspect(rail);
+            }
+        }
+    }
+
+    /// When a poll is worthwhile although nothing is readable: pauses and limits end then.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let deadline = self.machine.deadline()?;
+        self.started.checked_add(Duration::from_nanos(deadline.0))
+    }
+
     /// Descriptors of all rails: each is readable when a poll is worthwhile.
     pub fn descriptors(&self, into: &mut Vec<RawFd>) {
         let pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
@@ -239,154 +286,6 @@ impl VirtualQp {
             self.perform(output);
         }
         self.outputs = outputs;
-    }
-
-    fn perform(&mut self, output: Output) {
-        if self.state == State::Error {
-            return;
-        }
-        match output {
-            Output::Post { rail, sequence, entry } => {
-                let Some(request) = self.request(sequence) else { return };
-                let pending = Pending::Request { sequence, operation: request.operation, entry };
-                self.rails[rail.index()].pending.push_back(pending);
-                self.post_pending(rail.index());
-            }
-            Output::Step { rail, sequence, step } => {
-                let Some(request) = self.request(sequence) else { return };
-                let Some(target) = word(request) else { return };
-                if self.shared.keys.result(request.operation.segment()).is_none() {
-                    return self.refuse(Some(sequence), Status::LocalProtection);
-                }
-                let pending = Pending::Step { sequence, target, step };
-                self.rails[rail.index()].pending.push_back(pending);
-                self.post_pending(rail.index());
-            }
-            Output::ReadLog(rail) => {
-                self.rails[rail.index()].pending.push_back(Pending::ReadLog);
-                self.post_pending(rail.index());
-            }
-            Output::PostReceive { rail, receive } => self.repost_receive(rail.index(), receive),
-            Output::Fence(rail) => self.rails[rail.index()].fence(),
-            Output::Revive(rail) => self.rails[rail.index()].reset(),
-            Output::Say(rail, message) => {
-                self.rails[rail.index()].mail.unsent.push_back(message);
-                self.rails[rail.index()].send_mail();
-            }
-            Output::Complete { sequence, result } => self.complete(sequence, result),
-            Output::Dead(cause) => self.end(cause),
-        }
-    }
-
-    fn request(&self, sequence: Sequence) -> Option<WorkRequest> {
-        let index = sequence.0.checked_sub(self.first_request)?;
-        self.requests.get(usize::try_from(index).ok()?).copied()
-    }
-
-    fn repost_receive(&mut self, rail: usize, receive: Sequence) {
-        let index = receive.0.checked_sub(self.first_receive).map(|index| index as usize);
-        let Some(request) = index.and_then(|index| self.receives.get(index)) else { return };
-        let target = match request.target {
-            Some(target) if rail > 0 => {
-                let Some(key) = self.shared.keys.local(rail, target.key) else {
-                    return self.refuse(None, Status::LocalProtection);
-                };
-                Some(Segment { key, ..target })
-            }
-            target => target,
-        };
-        if let Err(cause) = self.rails[rail].post_receive(receive, target) {
-            self.fault.get_or_insert(TransportError::system("post a receive", cause));
-            self.refuse(None, Status::LocalProtection);
-        }
-    }
-
-    /// Posts what waits on a rail, as far as the keys of the peer are known there.
-    pub(super) fn post_pending(&mut self, rail: usize) {
-        while let Some(&pending) = self.rails[rail].pending.front() {
-            let renamed = match pending {
-                Pending::Request { operation, .. } => self.rename(rail, operation),
-                Pending::Step { target, .. } => self.rename_word(rail, target),
-                Pending::ReadLog => Ok(None),
-            };
-            let sequence = match pending {
-                Pending::Request { sequence, .. } | Pending::Step { sequence, .. } => {
-                    Some(sequence)
-                }
-                Pending::ReadLog => None,
-            };
-            match renamed {
-                Err(Unnamed::Local) => return self.refuse(sequence, Status::LocalProtection),
-                Err(Unnamed::Remote) => return self.look_up(rail, sequence),
-                Ok(operation) => {
-                    self.rails[rail].pending.pop_front();
-                    self.post_renamed(rail, pending, operation);
-                }
-            }
-        }
-    }
-
-    fn post_renamed(&mut self, rail: usize, pending: Pending, operation: Option<Operation>) {
-        let end = &mut self.rails[rail];
-        match (pending, operation) {
-            (Pending::Request { sequence, entry, .. }, Some(operation)) => {
-                end.post_request(sequence, operation, entry);
-            }
-            (Pending::Step { step, .. }, Some(Operation::FetchAdd { target, .. })) => {
-                end.post_step(target, step);
-            }
-            (Pending::ReadLog, None) => end.read_log(),
-            (pending, operation) => panic!("{pending:?} became {operation:?}"),
-        }
-    }
-
-    fn rename(&self, rail: usize, operation: Operation) -> Result<Option<Operation>, Unnamed> {
-        if rail == 0 {
-            return Ok(Some(operation));
-        }
-        let Table::Read(table) = &self.rails[rail].table else { return Err(Unnamed::Remote) };
-        let local = |key| self.shared.keys.local(rail, key);
-        rename(operation, local, |target| table.translate(target)).map(Some)
-    }
-
-    /// The word of an atomic under its name on a rail, in an operation whose other fields mean
-    /// nothing.
-    fn rename_word(
-        &self,
-        rail: usize,
-        target: RemoteAddress,
-    ) -> Result<Option<Operation>, Unnamed> {
-        let named = match &self.rails[rail].table {
-            _ if rail == 0 => Some(target),
-            Table::Read(table) => table.translate(target),
-            Table::Unread | Table::Reading => None,
-        };
-        let target = named.ok_or(Unnamed::Remote)?;
-        let result = self.rails[rail].region.segment(0, 0);
-        Ok(Some(Operation::FetchAdd { result, target, addend: 0 }))
-    }
-
-    /// Reads the keys of the peer, once for each request that names an unknown one.
-    fn look_up(&mut self, rail: usize, sequence: Option<Sequence>) {
-        let end = &mut self.rails[rail];
-        match end.table {
-            Table::Reading => {}
-            Table::Unread => end.read_table(),
-            Table::Read(_) if end.looked_up == sequence => {
-                self.refuse(sequence, Status::RemoteAccess);
-            }
-            Table::Read(_) => {
-                end.looked_up = sequence;
-                end.read_table();
-            }
-        }
-    }
-
-    pub(super) fn refuse(&mut self, sequence: Option<Sequence>, status: Status) {
-        if let Some(sequence) = sequence {
-            self.refusal.get_or_insert((sequence, status));
-        }
-        self.feed(Input::Refused(sequence));
     }
 
     fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
@@ -472,6 +371,11 @@ impl QueuePair for VirtualQp {
         }
         moved |= !self.ready.is_empty();
         completions.append(&mut self.ready);
+        self.idle_polls = if moved { 0 } else { self.idle_polls + 1 };
+        if self.idle_polls >= POLLS_PER_LOOK {
+            self.idle_polls = 0;
+            self.look_for_silence();
+        }
         moved
     }
 
@@ -514,6 +418,10 @@ impl QueuePair for VirtualQp {
         has_requests || pairs.any(|pair| pair.in_flight())
     }
 
+    fn silence(&self) -> Option<Duration> {
+        self.rails[self.active()].pair.as_ref()?.silence()
+    }
+
     fn descriptor(&self) -> Option<RawFd> {
         self.rails[self.active()].pair.as_ref()?.descriptor()
     }
@@ -544,17 +452,4 @@ fn descriptor(request: &WorkRequest) -> Descriptor {
     };
     let bytes = request.operation.segment().bytes as u64;
     Descriptor { kind, bytes, signalled: request.signalled }
-}
-
-/// The word that an atomic works on.
-fn word(request: WorkRequest) -> Option<RemoteAddress> {
-    match request.operation {
-        Operation::CompareAndSwap { target, .. } | Operation::FetchAdd { target, .. } => {
-            Some(target)
-        }
-        Operation::Send { .. }
-        | Operation::Write { .. }
-        | Operation::WriteWithImmediate { .. }
-        | Operation::Read { .. } => None,
-    }
 }

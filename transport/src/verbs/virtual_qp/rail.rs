@@ -370,7 +370,7 @@ impl RailEnd {
 
 /// A place in memory that the peer described in its hello, which has checked that keys fit.
 fn remote(key: u64, address: u64, offset: usize) -> RemoteAddress {
-    RemoteAddress { key: RemoteKey(key as u32), address: address + offset as u64 }
+    RemoteAddress { key: RemoteKey(key as u32), address: address.wrapping_add(offset as u64) }
 }
 
 /// The same operation under other keys.

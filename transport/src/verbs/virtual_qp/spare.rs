@@ -1,9 +1,10 @@
 //! Backup connections that many virtual queue pairs share.
 //!
 //! A spare is an idle connection between two hosts: a socket, without a queue pair. Both hosts have
-//! its two ends in their pools. When a queue pair needs it, the end that leads takes one, says on it
-//! whom it is for, and attaches it; the other host reads that and attaches its end. From then on the
-//! connection belongs to that queue pair. Whoever fills the pool adds another one.
+//! its two ends in their pools, and one of them may claim it, so that they never want it for different
+//! queue pairs. When a queue pair needs one, the end that leads claims it: it says on it whom it is
+//! for, and attaches it; the other host reads that and attaches its end. From then on the connection
+//! belongs to that queue pair. Whoever fills the pool adds another one.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -40,9 +41,19 @@ impl Claim {
     }
 }
 
+/// Which end of a spare may claim it. Its two ends say the opposite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This one.
+    Here,
+    /// The other one.
+    There,
+}
+
 #[derive(Debug)]
 struct Spare {
     stream: TcpStream,
+    owner: Owner,
     claim: [u8; CLAIM_BYTES],
     read: usize,
 }
@@ -97,14 +108,14 @@ impl SparePool {
     ///
     /// # Errors
     /// The pool is full, or the connection cannot be used.
-    pub fn add(&mut self, stream: TcpStream) -> Result<(), TransportError> {
+    pub fn add(&mut self, stream: TcpStream, owner: Owner) -> Result<(), TransportError> {
         if self.room() == 0 {
             let text = format!("it has {} already", self.size);
             return Err(TransportError::system("add to the pool of spares", text));
         }
         let prepared = stream.set_nonblocking(true);
         prepared.map_err(|cause| TransportError::system("prepare a spare", cause))?;
-        self.spares.push(Spare { stream, claim: [0; CLAIM_BYTES], read: 0 });
+        self.spares.push(Spare { stream, owner, claim: [0; CLAIM_BYTES], read: 0 });
         Ok(())
     }
 
@@ -117,7 +128,8 @@ impl SparePool {
         if !pair.wants(rail) {
             return Ok(false);
         }
-        while let Some(mut spare) = self.spares.pop() {
+        while let Some(index) = self.spares.iter().rposition(|spare| spare.owner == Owner::Here) {
+            let mut spare = self.spares.swap_remove(index);
             let claim = Claim { identity, rail }.encode();
             // An idle connection takes so few bytes at once. One that does not is dead.
             if matches!(spare.stream.write(&claim), Ok(CLAIM_BYTES)) {
@@ -133,12 +145,13 @@ impl SparePool {
     pub fn claimed(&mut self) -> Option<(Claim, Connection)> {
         let mut index = 0;
         while index < self.spares.len() {
-            match self.spares[index].listen() {
-                Heard::Nothing => index += 1,
-                Heard::End => {
+            let owner = self.spares[index].owner;
+            match (self.spares[index].listen(), owner) {
+                (Heard::Nothing, _) => index += 1,
+                (Heard::End, _) | (Heard::Claim(_), Owner::Here) => {
                     self.spares.swap_remove(index);
                 }
-                Heard::Claim(claim) => {
+                (Heard::Claim(claim), Owner::There) => {
                     let stream = self.spares.swap_remove(index).stream;
                     return Some((claim, Connection::Stream(stream)));
                 }
