@@ -44,13 +44,27 @@ pub fn wrong_elements(output: &[u8], pattern: &Pattern, segments: &[Segment]) ->
         let period: Vec<Expected> = (0..segment.count.min(PERIOD))
             .map(|index| expected(pattern, segment.origin, index))
             .collect();
-        let expected = period.iter().cycle().take(segment.count);
-        let differs = |(index, expected): &(usize, &Expected)| {
-            !matches(pattern, element::load(part, bytes, *index), **expected)
-        };
-        expected.enumerate().filter(differs).count() as u64
+        let mut image = vec![0; period.len() * bytes];
+        for (index, expected) in period.iter().enumerate() {
+            element::store(&mut image, bytes, index, expected.bits);
+        }
+        // Most results are right to the last bit, and the comparison of whole periods is quick.
+        let doubtful = part
+            .chunks(image.len().max(1))
+            .filter(|chunk| **chunk != image[..chunk.len()])
+            .map(|chunk| wrong_in_period(chunk, pattern, &period));
+        doubtful.sum::<u64>()
     };
     segments.iter().map(wrong).sum()
+}
+
+/// Number of elements at the beginning of a period that are not what they must be.
+fn wrong_in_period(part: &[u8], pattern: &Pattern, period: &[Expected]) -> u64 {
+    let bytes = pattern.datatype().bytes();
+    let differs = |(index, expected): &(usize, &Expected)| {
+        !matches(pattern, element::load(part, bytes, *index), **expected)
+    };
+    period.iter().enumerate().take(part.len() / bytes).filter(differs).count() as u64
 }
 
 /// Number of bytes of a guard that were overwritten.
