@@ -38,6 +38,7 @@ use clap::Parser as _;
 use arguments::Arguments;
 use failure::{Failure, Outcome};
 use journal::Event;
+pub use lifetime::INSIDE;
 
 /// Does what the command line says.
 #[must_use]
@@ -46,8 +47,7 @@ pub fn main() -> ExitCode {
     let arguments = parsed.unwrap_or_else(|error| error.exit());
     let outcome = match &arguments.tell {
         Some(name) => tell(name, &arguments),
-        None if arguments.inside => lifetime::settle().and_then(|()| run::run(&arguments)),
-        None => lifetime::run_inside(),
+        None => host(&arguments),
     };
     match outcome {
         Ok(status) => ExitCode::from(status),
@@ -56,6 +56,21 @@ pub fn main() -> ExitCode {
             ExitCode::from(failure.exit_status())
         }
     }
+}
+
+/// Runs the command on a bed and returns the worst exit status.
+///
+/// The bed needs a process of its own: this program is started again with [`INSIDE`] before its
+/// arguments, and has to come here again with `inside` set.
+///
+/// # Errors
+/// There can be no bed, or the command cannot be started.
+pub fn host(arguments: &Arguments) -> Outcome<u8> {
+    if !arguments.inside {
+        return lifetime::run_inside();
+    }
+    lifetime::settle()?;
+    run::run(arguments)
 }
 
 /// Sends the words of the command as a request, and prints the answer.

@@ -20,6 +20,9 @@ use super::namespace::own_mounts;
 /// Added to the number of a signal, it makes an exit status, as shells do.
 const STATUS_OF_SIGNAL: i32 = 128;
 
+/// The flag of the process that makes the bed.
+pub const INSIDE: &str = "--inside";
+
 /// Runs this program again with the same arguments as the first process of a new namespace, and
 /// returns its exit status.
 ///
@@ -31,7 +34,7 @@ pub(super) fn run_inside() -> Outcome<u8> {
     unshare(CloneFlags::CLONE_NEWPID)
         .map_err(|cause| Failure::making("making a process namespace", cause))?;
     let mut child = Command::new(program)
-        .arg("--inside")
+        .arg(INSIDE)
         .args(std::env::args_os().skip(1))
         .stdin(Stdio::piped())
         .spawn()

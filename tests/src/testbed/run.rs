@@ -56,11 +56,11 @@ pub fn run(arguments: &Arguments) -> Outcome<u8> {
     let (notices, inbox) = channel();
     let start_ns = clock::now_ns();
     let mut journal = Journal::open(arguments.json.as_deref(), start_ns)?;
+    if let Some(name) = &arguments.control {
+        obey(&bed, name, &notices)?;
+    }
     job.start(&bed, &notices)?;
     journal.record(&Event::started(bed.shape(), arguments.ranks(), start_ns));
-    if let Some(name) = &arguments.control {
-        control::listen(name, &notices)?;
-    }
     let limit = arguments.limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
     let shape = bed.shape();
     let mut run = Run {
@@ -75,6 +75,13 @@ pub fn run(arguments: &Arguments) -> Outcome<u8> {
     };
     run.until_all_end(&inbox);
     Ok(run.worst)
+}
+
+/// Takes orders from outside and from every host: the name of a socket is known in one network only.
+fn obey(bed: &Bed, name: &str, notices: &Sender<Notice>) -> Outcome<()> {
+    control::listen(name, notices)?;
+    (0..bed.shape().hosts)
+        .try_for_each(|host| bed.on_host(host, || control::listen(name, notices)).flatten())
 }
 
 /// A run that has begun.
