@@ -10,8 +10,10 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser};
 
 use crate::data::Operation;
+use crate::faults::wish::{self, Wish};
 use crate::launch::Member;
 use crate::size::{self, Step, Sweep};
+use crate::testbed::shape::Rate;
 
 /// Chooses everything there is.
 const ALL: &str = "all";
@@ -139,6 +141,19 @@ pub struct Arguments {
     /// table
     #[arg(long, value_name = "FILE", help_heading = "Ours")]
     pub timeline: Option<PathBuf>,
+    /// Run on a testbed and break a rail in every measurement: down, silent, oneway, slow or flap, as in
+    /// `down:host=0,rail=1,at=50%,heal=100ms`; may be repeated. See docs/testbed.md
+    #[arg(long = "fault", value_name = "FAULT", requires_all = ["ranks", "hosts", "rails"], help_heading = "Ours")]
+    pub faults: Vec<Wish>,
+    /// What every rail of the testbed of --fault carries, such as 200mbit; none: no limit [default: 1gbit]
+    #[arg(long, value_name = "RATE", requires = "faults", help_heading = "Ours")]
+    pub rate: Option<Rate>,
+    /// Set for the process that makes the testbed
+    #[arg(long, hide = true)]
+    pub inside: bool,
+    /// Set for the ranks on a testbed: where it takes orders
+    #[arg(long, hide = true)]
+    pub orders: Option<String>,
     /// Set for the processes that --ranks starts
     #[arg(long, hide = true)]
     pub member: Option<Member>,
@@ -171,8 +186,23 @@ impl Arguments {
             _ if self.rails.is_some_and(|n| n.get() > MOST_RAILS) => {
                 refuse(format!("at most {MOST_RAILS} rails"))
             }
-            _ => Ok(self),
+            _ => match wish::check(&self) {
+                Err(complaint) => refuse(complaint),
+                Ok(()) => Ok(self),
+            },
         }
+    }
+
+    /// Whether this process is to make the testbed of --fault.
+    #[must_use]
+    pub fn makes_testbed(&self) -> bool {
+        !self.faults.is_empty() && self.orders.is_none()
+    }
+
+    /// Whether this process is to start the ranks and is none of them.
+    #[must_use]
+    pub fn launches(&self) -> Option<NonZeroUsize> {
+        self.ranks.filter(|_| self.member.is_none() && self.orders.is_none())
     }
 
     /// Ranks of one process.
@@ -301,6 +331,15 @@ mod tests {
     }
 
     #[test]
+    fn faults_need_a_testbed_and_its_ranks_do_not() {
+        let fault = "--ranks 4 --hosts 2 --rails 2 --fault down:host=1,rail=1,at=50%";
+        let first = parse(fault).unwrap();
+        assert!(first.makes_testbed() && first.launches().is_some());
+        let rank = parse(&format!("{fault} --orders=x")).unwrap();
+        assert!(!rank.makes_testbed() && rank.launches().is_none());
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for line in [
             "-b 2M -e 1M",
@@ -315,6 +354,12 @@ mod tests {
             "--ranks 2 --hosts 3",
             "--ranks 0",
             "--ranks 300 --hosts 251",
+            "--rate 1gbit",
+            "--fault down:host=0,rail=0,at=50%",
+            "--ranks 4 --hosts 2 --fault down:host=0,rail=0,at=50%",
+            "--ranks 5 --hosts 2 --rails 2 --fault down:host=0,rail=0,at=50%",
+            "--ranks 4 --hosts 1 --rails 2 --fault down:host=0,rail=0,at=50%",
+            "--ranks 4 --hosts 2 --rails 2 --fault down:host=0,rail=2,at=50%",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

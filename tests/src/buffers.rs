@@ -25,6 +25,17 @@ pub enum Form {
     InPlace,
 }
 
+impl Form {
+    /// As the head of the table has it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OutOfPlace => "out-of-place",
+            Self::InPlace => "in-place",
+        }
+    }
+}
+
 /// Where the elements of a row are.
 #[derive(Clone, Debug)]
 pub struct Layout<'a> {

@@ -14,6 +14,7 @@ use crate::buffers::{Buffers, Form, Layout};
 use crate::check;
 use crate::data::{Operation, Pattern};
 use crate::error::Failure;
+use crate::faults::watch::Watch;
 use crate::statistics::Summary;
 use crate::stopwatch::{self, Stopwatch};
 use crate::table::{Measurement, Row};
@@ -38,6 +39,7 @@ pub struct Engine<'a> {
     traffic: Traffic,
     registrations: Vec<Registration>,
     buffers: Buffers,
+    watch: Watch,
     /// Another one for every checked call.
     seed: u64,
 }
@@ -106,6 +108,7 @@ impl<'a> Engine<'a> {
             traffic,
             registrations: Vec::new(),
             buffers,
+            watch: Watch::new(arguments, world.rank().0)?,
             seed: 0,
         };
         if shared {
@@ -120,6 +123,12 @@ impl<'a> Engine<'a> {
             self.registrations.push(registered.map_err(|error| self.failure(error))?);
         }
         Ok(())
+    }
+
+    /// What happened to the rails, when nothing is to be measured any more.
+    #[must_use]
+    pub fn into_watch(self) -> Watch {
+        self.watch
     }
 
     /// Ends the registrations.
@@ -233,11 +242,14 @@ impl<'a> Engine<'a> {
         let plan = self.plan(case, counts, phases, form);
         let iterations = self.arguments.iterations.get() * self.arguments.aggregated.get();
         self.buffers.clear(&plan.layout, iterations);
+        let row_bytes = counts.largest() * case.datatype.bytes();
+        self.watch.begin(row_bytes, form, self.arguments.iterations.get());
         let timing = self.timed(&plan)?;
         let wall_s = self.averaged(timing.wall_s)?;
         let processor_s = self.averaged(timing.processor_s)?;
         let iterations = self.longest(timing.iterations)?;
         let (wrong, overwritten) = self.checked(case, &plan)?;
+        self.settle(&plan)?;
         #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
         let base = ((self.benchmark.base)(counts, self.ranks()) * case.datatype.bytes()) as f64;
         let algorithm_bandwidth = if wall_s > 0.0 { base / 1e9 / wall_s } else { 0.0 };
@@ -255,6 +267,16 @@ impl<'a> Engine<'a> {
         })
     }
 
+    /// After a measurement in which cables were cut: goes on without looking at the clock until they
+    /// are whole and all rails in use again, so that the next one begins like this one.
+    fn settle(&mut self, plan: &Plan<'_>) -> Outcome<()> {
+        self.watch.end([self.world, self.group]);
+        while self.watch.breaks() && !self.watch.is_settled([self.world, self.group])? {
+            self.iteration(plan, 0)?;
+        }
+        Ok(())
+    }
+
     /// Times the iterations of a row.
     #[allow(clippy::cast_precision_loss, reason = "numbers of iterations are far below 2^53")]
     fn timed(&self, plan: &Plan<'_>) -> Outcome<Timing> {
@@ -266,6 +288,7 @@ impl<'a> Engine<'a> {
         let watch = Stopwatch::start();
         let mut last = 0.0;
         for turn in 0..turns {
+            self.watch.reached(turn);
             self.iteration(plan, turn)?;
             if asked {
                 let now = watch.wall_s();

@@ -41,6 +41,9 @@ pub enum Failure {
         /// Its exit status; 128 and the number of the signal if one ended it.
         status: u8,
     },
+    /// The testbed of `--fault` could not be made or used.
+    #[error(transparent)]
+    Testbed(#[from] crate::testbed::failure::Failure),
     /// The table is complete, but something in it is wrong; the table says what.
     #[error("{0}")]
     Results(String),
@@ -58,6 +61,7 @@ impl Failure {
         match self {
             Self::Results(_) => STATUS_RESULTS,
             Self::Member { status, .. } => *status,
+            Self::Testbed(failure) => failure.exit_status(),
             Self::Library { .. } | Self::System { .. } | Self::Input(_) => STATUS_RUN,
         }
     }
@@ -67,9 +71,11 @@ impl Failure {
     pub fn explained(&self) -> String {
         match self {
             Self::Library { error, .. } => format!("{self} ({})", error.remedy()),
-            Self::System { .. } | Self::Input(_) | Self::Member { .. } | Self::Results(_) => {
-                self.to_string()
-            }
+            Self::System { .. }
+            | Self::Input(_)
+            | Self::Member { .. }
+            | Self::Testbed(_)
+            | Self::Results(_) => self.to_string(),
         }
     }
 }

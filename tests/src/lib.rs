@@ -10,6 +10,7 @@
 //! | [`launch`], [`membership`] | which ranks are there, and how did they get here? |
 //! | [`buffers`], [`data`], [`check`] | what is in memory, and is it right? |
 //! | [`engine`], [`statistics`] | how long did it take? |
+//! | [`faults`], `timeline` | what broke meanwhile, and what did the ranks do about it? |
 //! | [`table`], [`number`], [`report`], [`progress`] | what does the reader see? |
 //!
 //! Beside them is [`testbed`], which runs any of them, or anything else, on networks that break.
@@ -27,6 +28,7 @@ pub mod element;
 pub mod engine;
 pub mod environment;
 pub mod error;
+pub mod faults;
 pub mod launch;
 pub mod membership;
 pub mod number;
@@ -57,19 +59,26 @@ pub fn main(benchmark: &Benchmark) -> ExitCode {
     let command = Arguments::command().name(benchmark.name).bin_name(benchmark.name);
     let parsed = Arguments::from_arg_matches(&command.get_matches());
     let arguments = parsed.and_then(Arguments::checked).unwrap_or_else(|error| error.exit());
-    let outcome = match (&arguments.member, arguments.ranks) {
-        (None, Some(ranks)) => launch::run(&arguments, ranks),
-        _ => membership::find(&arguments)
-            .and_then(|membership| session::run(benchmark, &arguments, membership)),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(benchmark, &arguments) {
+        Ok(status) => ExitCode::from(status),
         Err(failure) => {
             // There is nobody left to tell when stderr is gone.
             let _ = writeln!(std::io::stderr(), "{}: {}", benchmark.name, failure.explained());
             ExitCode::from(failure.exit_status())
         }
     }
+}
+
+/// Does what this process is there for, and returns its exit status.
+fn run(benchmark: &Benchmark, arguments: &Arguments) -> Outcome<u8> {
+    if arguments.makes_testbed() {
+        return faults::host(arguments);
+    }
+    match arguments.launches() {
+        Some(ranks) => launch::run(arguments, ranks)?,
+        None => session::run(benchmark, arguments, membership::find(arguments)?)?,
+    }
+    Ok(0)
 }
 
 /// What every fallible part of the benchmark returns.

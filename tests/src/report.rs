@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::error::Failure;
+use crate::faults::account::Account;
 use crate::statistics::PerIteration;
 use crate::table::{Device, Measurement, Row, is_slow, version_code};
 use crate::{environment, stopwatch};
@@ -41,6 +42,8 @@ struct Document {
     out_of_bounds: Option<Count>,
     #[serde(skip_serializing_if = "Option::is_none")]
     average_bus_bandwidth: Option<Bandwidth>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    faults: Option<Vec<Account>>,
     errors: Vec<String>,
     end_time: String,
 }
@@ -137,6 +140,7 @@ impl Report {
             results: Vec::new(),
             out_of_bounds: None,
             average_bus_bandwidth: None,
+            faults: None,
             errors: Vec::new(),
             end_time: String::new(),
         };
@@ -186,6 +190,11 @@ impl Report {
         self.document.out_of_bounds = Some(Count { count: errors, okay: word(errors == 0) });
         let okay = least.map_or("unchecked", |least| word(!is_slow(bandwidth, least)));
         self.document.average_bus_bandwidth = Some(Bandwidth { bandwidth, okay });
+    }
+
+    /// Adds how the ranks got over the cuts of `--fault`.
+    pub fn faults(&mut self, accounts: &[Account]) {
+        self.document.faults = Some(accounts.to_vec());
     }
 
     /// Adds what went wrong.

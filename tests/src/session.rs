@@ -13,13 +13,17 @@ use crate::benchmark::Benchmark;
 use crate::engine::{Case, Engine};
 use crate::environment::{self, Wishes};
 use crate::error::Failure;
+use crate::faults::account::{self, Account};
+use crate::faults::saboteur::Strike;
+use crate::faults::watch::Watch;
+use crate::faults::{self, wish};
 use crate::membership::{self, Entrance, Membership};
 use crate::number::memory;
 use crate::progress::Progress;
 use crate::report::Report;
 use crate::split::Split;
 use crate::table::{self, Device, Measurement, Row};
-use crate::timeline;
+use crate::timeline::{self, Entry};
 use crate::traffic::Traffic;
 
 /// Bytes in which a rank describes itself to rank 0.
@@ -43,7 +47,8 @@ struct Session<'a> {
 pub fn run(benchmark: &Benchmark, arguments: &Arguments, membership: Membership) -> Outcome<()> {
     let wishes = environment::wishes().map_err(Failure::Input)?;
     let traffic = if benchmark.uneven { Traffic::wished(&wishes)? } else { Traffic::default() };
-    let config = membership::configuration(arguments, benchmark.collective)?;
+    let mut config = membership::configuration(arguments, benchmark.collective)?;
+    faults::prepare(&mut config, arguments);
     log(&config)?;
     let threads = NonZeroUsize::new(arguments.local_ranks()).unwrap_or(NonZeroUsize::MIN);
     let entrance = Entrance::open(membership, threads, &config)?;
@@ -121,21 +126,35 @@ impl Session<'_> {
         let mut totals = Totals::default();
         let outcome = self.table(&mut engine, &mut output, &mut totals);
         let outcome = outcome.and_then(|()| engine.release());
-        let lines = match (&outcome, &self.arguments.timeline) {
-            (Ok(()), Some(file)) => {
-                let records = world.rail_records();
-                timeline::append(file, world.rank().0, &records)?;
-                timeline::gather(world, &records).map_err(library)?
-            }
-            _ => Vec::new(),
-        };
-        if let Some(output) = &output {
-            output.progress.print(&lines)?;
+        let buffer_bytes = engine.buffer_bytes();
+        let history = self.history(world, engine.into_watch(), outcome.is_ok())?;
+        if let Some(output) = &mut output {
+            output.history(&history)?;
         }
         match output {
-            Some(output) => output.end(&totals, engine.buffer_bytes(), outcome),
+            Some(output) => output.end(&totals, buffer_bytes, outcome),
             None => outcome,
         }
+    }
+
+    /// What happened to cables and rails, if that is asked for: into the file, and of all ranks for
+    /// those who read the table.
+    fn history(&self, world: &Communicator, watch: Watch, together: bool) -> Outcome<History> {
+        let Arguments { timeline: file, faults, .. } = self.arguments;
+        let (records, saboteur) = watch.finish(world);
+        let mut history = History::default();
+        if let Some(saboteur) = saboteur {
+            (history.strikes, history.missed) = (saboteur.strikes(), saboteur.missed());
+        }
+        if let Some(file) = file {
+            timeline::append(file, world.rank().0, &records, &history.strikes)?;
+        }
+        if together && (file.is_some() || !faults.is_empty()) {
+            let entries = timeline::gather(world, &records)
+                .map_err(|error| Failure::Library { rank: world.rank().0, error })?;
+            history.entries = Some(entries);
+        }
+        Ok(history)
     }
 
     /// Refuses what no rank could do, with the same words on all ranks.
@@ -242,6 +261,16 @@ fn parse_device((rank, bytes): (usize, &[u8])) -> Device {
     }
 }
 
+/// What happened to cables and rails.
+#[derive(Debug, Default)]
+struct History {
+    /// What all ranks saw; nothing if they could not tell each other any more.
+    entries: Option<Vec<Entry>>,
+    strikes: Vec<Strike>,
+    /// Faults that were not made, and in how many measurements.
+    missed: Vec<(String, usize)>,
+}
+
 /// What the rows add up to.
 #[derive(Debug, Default)]
 struct Totals {
@@ -293,6 +322,7 @@ impl<'a> Output<'a> {
             report.devices(devices);
         }
         lines.extend(table::header(benchmark.name, arguments));
+        lines.extend(wish::lines(arguments));
         lines.push("# Using devices".to_owned());
         lines.extend(devices.iter().map(table::device));
         lines.extend((benchmark.remark)(ranks).map(|remark| format!("# Note: {remark}")));
@@ -318,6 +348,25 @@ impl<'a> Output<'a> {
         }
         self.progress.finished();
         self.progress.print(&[table::row(row)])
+    }
+
+    /// Prints what happened to the rails, and how the ranks got over every cut.
+    fn history(&mut self, history: &History) -> Outcome<()> {
+        let History { entries, strikes, missed } = history;
+        let faults = &self.session.arguments.faults;
+        let mut lines = timeline::show(entries.as_deref().unwrap_or_default(), strikes);
+        if let Some(entries) = entries.as_ref().filter(|_| !faults.is_empty()) {
+            let ranks_per_host = wish::ranks_per_host(self.session.arguments);
+            let accounts = account::accounts(strikes, faults, entries, ranks_per_host);
+            lines.extend(accounts.iter().map(Account::sentence));
+            lines.extend(missed.iter().map(|(text, times)| {
+                format!("# fault {text}: {times} measurements were over before it was due")
+            }));
+            if let Some(report) = &mut self.report {
+                report.faults(&accounts);
+            }
+        }
+        self.progress.print(&lines)
     }
 
     /// Prints the lines below the table, and finds out whether the run was good.

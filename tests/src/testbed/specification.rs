@@ -27,13 +27,15 @@ pub struct FaultPlan(pub Vec<Timed>);
 
 /// One kind, and the values that have not been asked for yet.
 #[derive(Debug)]
-struct Fields<'a> {
-    kind: &'a str,
+pub(crate) struct Fields<'a> {
+    /// What stands before the colon.
+    pub(crate) kind: &'a str,
     values: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Fields<'a> {
-    fn parse(text: &'a str) -> Result<Self, String> {
+    /// Takes a text apart.
+    pub(crate) fn parse(text: &'a str) -> Result<Self, String> {
         let (kind, list) = text.split_once(':').unwrap_or((text, ""));
         let mut values = BTreeMap::new();
         for pair in list.split(',').filter(|pair| !pair.is_empty()) {
@@ -46,41 +48,57 @@ impl<'a> Fields<'a> {
         Ok(Self { kind, values })
     }
 
-    fn take<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<Option<T>, String> {
+    /// A value that may be there.
+    pub(crate) fn take<T: FromStr<Err: Display>>(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<T>, String> {
         let parse = |text: &str| text.parse().map_err(|error| format!("{name}={text}: {error}"));
         self.values.remove(name).map(parse).transpose()
     }
 
-    fn need<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<T, String> {
+    /// A value that must be there.
+    pub(crate) fn need<T: FromStr<Err: Display>>(&mut self, name: &str) -> Result<T, String> {
         self.take(name)?.ok_or_else(|| format!("{} needs {name}=", self.kind))
     }
 
-    fn take_ns(&mut self, name: &str) -> Result<Option<u64>, String> {
+    /// Whether a value is a percentage.
+    pub(crate) fn is_share(&self, name: &str) -> bool {
+        self.values.get(name).is_some_and(|value| value.ends_with('%'))
+    }
+
+    /// A time that may be there.
+    pub(crate) fn take_ns(&mut self, name: &str) -> Result<Option<u64>, String> {
         let Some(time) = self.take::<humantime::Duration>(name)? else { return Ok(None) };
         nanoseconds(*time).map(Some)
     }
 
-    fn need_ns(&mut self, name: &str) -> Result<u64, String> {
+    /// A time that must be there.
+    pub(crate) fn need_ns(&mut self, name: &str) -> Result<u64, String> {
         self.take_ns(name)?.ok_or_else(|| format!("{} needs {name}=", self.kind))
     }
 
-    fn cable(&mut self) -> Result<Cable, String> {
+    /// The cable that every fault has.
+    pub(crate) fn cable(&mut self) -> Result<Cable, String> {
         Ok(Cable { host: self.need("host")?, rail: self.need("rail")? })
     }
 
     /// The fault that `kind` names, with the values that belong to it.
-    fn fault(&mut self, kind: &str) -> Result<Fault, String> {
+    pub(crate) fn fault(&mut self, kind: &str) -> Result<Fault, String> {
         match kind {
             "admin" => Ok(Fault::Admin),
-            "carrier" => Ok(Fault::Carrier),
+            "carrier" | "down" => Ok(Fault::Carrier),
             "silent" => Ok(Fault::Silent),
             "oneway" => Ok(Fault::Oneway(self.take("lose")?.unwrap_or(Direction::Outgoing))),
             "slow" => Ok(Fault::Slow(self.need::<Rate>("rate")?)),
-            _ => Err(format!("{kind:?} is none of admin, carrier, silent, oneway, slow, flap")),
+            _ => Err(format!(
+                "{kind:?} is none of admin, carrier (or down), silent, oneway, slow, flap"
+            )),
         }
     }
 
-    fn finish(self) -> Result<(), String> {
+    /// Refuses values that nobody has asked for.
+    pub(crate) fn finish(self) -> Result<(), String> {
         match self.values.keys().next() {
             None => Ok(()),
             Some(name) => Err(format!("{} does not know {name}=", self.kind)),
@@ -164,6 +182,21 @@ impl FromStr for Action {
     }
 }
 
+impl Action {
+    /// The request that asks a testbed for this, as its own reader understands it.
+    #[must_use]
+    pub fn request(&self) -> String {
+        let Self { turn, fault, cable: Cable { host, rail } } = self;
+        let value = match fault {
+            Fault::Admin | Fault::Carrier | Fault::Silent => String::new(),
+            Fault::Oneway(Direction::Outgoing) => ",lose=outgoing".to_owned(),
+            Fault::Oneway(Direction::Incoming) => ",lose=incoming".to_owned(),
+            Fault::Slow(rate) => format!(",rate={rate}"),
+        };
+        format!("{} {}:host={host},rail={rail}{value}", turn.name(), fault.name())
+    }
+}
+
 impl FromStr for ChaosPlan {
     type Err = String;
 
@@ -244,6 +277,17 @@ mod tests {
     fn requests_have_no_times() {
         let action = Action { turn: Turn::Heal, fault: Fault::Silent, cable: CABLE };
         assert_eq!("heal silent:host=0,rail=1".parse(), Ok(action));
+        let faults = [
+            Fault::Admin,
+            Fault::Carrier,
+            Fault::Oneway(Direction::Outgoing),
+            Fault::Oneway(Direction::Incoming),
+            Fault::Slow("50mbit".parse().unwrap()),
+        ];
+        for fault in faults {
+            let action = Action { turn: Turn::Cut, fault, cable: CABLE };
+            assert_eq!(action.request().parse(), Ok(action));
+        }
         assert!("cut silent:host=0,rail=1,at=1s".parse::<Action>().is_err());
         assert!("silent:host=0,rail=1".parse::<Action>().is_err());
     }
