@@ -40,8 +40,13 @@ pub(crate) struct Finished {
 impl Testbed {
     /// Starts `testbed FLAGS -- COMMAND`; `marker` tells its processes from all others.
     pub(crate) fn start(flags: &[&str], command: &[&str], marker: &str) -> Self {
-        let mut testbed = Command::new(TESTBED);
-        testbed.args(flags).arg("--").args(command).env(MARKER, marker);
+        Self::of(TESTBED, &[flags, &["--"], command].concat(), marker)
+    }
+
+    /// Starts a program that becomes a testbed.
+    pub(crate) fn of(program: &str, words: &[&str], marker: &str) -> Self {
+        let mut testbed = Command::new(program);
+        testbed.args(words).env(MARKER, marker);
         testbed.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = testbed.spawn().expect("the testbed can be started");
         let output = drain(child.stdout.take().expect("a pipe"));

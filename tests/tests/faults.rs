@@ -1,0 +1,155 @@
+//! `--fault`: a benchmark makes its own testbed, breaks it in every measurement, and says how the ranks
+//! got over it.
+#![allow(clippy::disallowed_methods, reason = "a test waits by the clock of its host")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use ccl_tests::testbed::failure::STATUS_UNAVAILABLE;
+use serde_json::Value;
+use support::bed::{Finished, Testbed};
+
+const ALL_REDUCE: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
+
+/// Hosts and rails; a call that hangs says for whom it waits.
+const BED: &str = "--ranks 6 --hosts 3 --rails 2 --rate 500mbit -T 60";
+
+/// What must happen after every cut that traffic notices, in this order.
+const COURSE: [&str; 4] = ["cut", "given-up", "resumed", "returned"];
+
+/// What a run has left.
+struct Records {
+    finished: Finished,
+    /// Lines of `--timeline`, in order of time.
+    timeline: Vec<Value>,
+    report: Value,
+}
+
+/// Runs with one fault; `None` if this machine cannot have a testbed.
+fn run(fault: &str, sizes: &str) -> Option<Records> {
+    let folder = tempfile::tempdir().unwrap();
+    let [timeline, report] = ["timeline", "report"].map(|name| folder.path().join(name));
+    let files = ["--timeline", timeline.to_str().unwrap(), "-J", report.to_str().unwrap()];
+    let words: Vec<&str> = BED.split(' ').chain(sizes.split(' ')).collect();
+    let words = [&words[..], &["--fault", fault], &files].concat();
+    let finished = Testbed::of(ALL_REDUCE, &words, "faults").finish()?;
+    finished.assert_right(fault);
+    let Finished { output, errors, .. } = &finished;
+    assert!(!output.contains('\x1b') && !errors.contains('\x1b'), "{fault}: colours");
+    let text = fs::read_to_string(timeline).unwrap();
+    let mut timeline: Vec<Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    timeline.sort_by_key(|line| line["at_ns"].as_u64().unwrap());
+    let report = serde_json::from_str(&fs::read_to_string(report).unwrap()).unwrap();
+    Some(Records { finished, timeline, report })
+}
+
+impl Records {
+    fn accounts(&self) -> &[Value] {
+        self.report["faults"].as_array().unwrap()
+    }
+
+    /// The events of the rail from every cut on to the next one.
+    fn courses(&self) -> Vec<Vec<&str>> {
+        let mut courses: Vec<Vec<&str>> = Vec::new();
+        for line in &self.timeline {
+            let event = line["event"].as_str().unwrap();
+            if event == "cut" {
+                courses.push(Vec::new());
+            }
+            if let Some(course) = courses.last_mut().filter(|_| line["rail"] == 1) {
+                course.push(event);
+            }
+        }
+        courses
+    }
+}
+
+#[test]
+fn a_rail_is_lost_and_comes_back_in_every_measurement() {
+    for fault in [
+        "down:host=0,rail=1,at=50%,heal=200ms",
+        "silent:host=0,rail=1,at=25%,heal=500ms",
+        "down:host=2,rail=1,at=5ms,heal=200ms",
+    ] {
+        let Some(records) = run(fault, "-b 256K -e 1M -f 4 -n 20") else { return };
+        let output = &records.finished.output;
+        let summaries: Vec<&str> =
+            output.lines().filter(|line| line.starts_with("# fault ")).collect();
+        // Two sizes, out of place and in place.
+        assert_eq!((summaries.len(), records.accounts().len()), (4, 4), "{fault}: {output}");
+        let courses = records.courses();
+        for (place, (course, account)) in courses.iter().zip(records.accounts()).enumerate() {
+            let mut events = course.iter();
+            let is_complete = COURSE.iter().all(|next| events.any(|event| event == next));
+            assert!(is_complete, "{fault}: {course:?}\n{output}");
+            let times = ["noticed_ms", "known_ms", "elsewhere_ms", "healed_ms", "back_ms"]
+                .map(|name| &account[name]);
+            assert!(times.iter().all(|time| time.is_number()), "{fault}: {account}");
+            let begins =
+                format!("# fault {}: {} host", place + 1, account["kind"].as_str().unwrap());
+            assert!(summaries[place].starts_with(&begins), "{fault}: {}", summaries[place]);
+        }
+        assert_eq!(courses.len(), 4, "{fault}: {output}");
+        assert!(output.contains("ms  cut "), "{fault}: {output}");
+    }
+}
+
+#[test]
+fn a_slow_rail_stays_in_use_and_a_fault_after_the_end_is_not_made() {
+    let slow = "slow:host=0,rail=0,at=0%,heal=75%,rate=300mbit";
+    let Some(records) = run(slow, "-b 64K -e 64K -n 8") else { return };
+    assert_eq!(records.courses().len(), 2, "{}", records.finished.output);
+    let Some(records) = run("down:host=0,rail=1,at=1h", "-b 1K -e 1K -n 2") else { return };
+    assert_eq!((records.courses().len(), records.accounts().len()), (0, 0));
+    let output = &records.finished.output;
+    assert!(output.contains("at=1h: 2 measurements were over before it was due"), "{output}");
+}
+
+#[test]
+fn every_cut_has_an_account_and_heals() {
+    let kinds = [
+        ("flap:host=1,rail=0,at=10%,times=3,period=60ms", 3),
+        ("oneway:host=1,rail=0,at=50%,lose=incoming", 1),
+    ];
+    for (fault, cuts) in kinds {
+        let Some(records) = run(fault, "-b 64K -e 64K -n 10") else { return };
+        let accounts = records.accounts();
+        assert_eq!(accounts.len(), 2 * cuts, "{fault}: {}", records.finished.output);
+        assert!(accounts.iter().all(|account| account["healed_ms"].is_number()), "{accounts:?}");
+    }
+}
+
+/// Runs to the end where no testbed is made.
+fn refused(line: &str, variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let mut command = Command::new(ALL_REDUCE);
+    command.args(line.split(' ')).envs(variables.iter().copied()).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn what_cannot_be_run_is_refused() {
+    let fault = "--fault down:host=0,rail=1,at=50%";
+    for (line, named) in [
+        (format!("--ranks 5 --hosts 3 --rails 2 {fault}"), "3 hosts cannot have 5 --ranks"),
+        (format!("--ranks 2 --hosts 2 --rails 1 {fault}"), "no host 0 rail 1"),
+        (format!("--ranks 2 --hosts 1 --rails 2 {fault}"), "2 to"),
+        (format!("--ranks 2 --hosts 2 {fault}"), "--rails"),
+        (format!("-t 2 {fault}"), "--ranks"),
+        ("--ranks 2 --hosts 2 --rails 2 --fault down:host=0,rail=0".to_owned(), "needs at="),
+    ] {
+        let (status, errors) = refused(&line, &[]);
+        assert_eq!(status, Some(2), "{line}: {errors}");
+        assert!(errors.contains(named), "{line}: {errors}");
+    }
+    let line = format!("--ranks 2 --hosts 2 --rails 2 {fault}");
+    for variable in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
+        let (status, errors) = refused(&line, &[(variable, "0")]);
+        assert!(status != Some(i32::from(STATUS_UNAVAILABLE)), "{variable}: {errors}");
+        assert!(errors.contains("without torchrun, mpirun or Slurm"), "{variable}: {errors}");
+    }
+}
