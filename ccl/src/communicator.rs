@@ -369,7 +369,12 @@ impl Core {
 
     fn leave(&self) {
         if !self.finalized.swap(true, Ordering::AcqRel) {
-            self.control.leave(lock(&self.engine).calls());
+            let mut engine = lock(&self.engine);
+            // A peer may still need what a dying rail has lost.
+            if self.control.fault().is_none() {
+                engine.settle(self.config.settings.rail_patience);
+            }
+            self.control.leave(engine.calls());
         }
     }
 }

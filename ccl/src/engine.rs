@@ -115,6 +115,11 @@ impl Engine {
         self.executor.is_pushed()
     }
 
+    /// Gives the peers what they are not known to have, before this rank leaves.
+    pub(crate) fn settle(&mut self, patience: Duration) {
+        self.executor.settle(patience);
+    }
+
     /// Looks after the links between calls. Tells whether the peers have everything.
     pub(crate) fn tend(&mut self) -> bool {
         self.executor.tend()

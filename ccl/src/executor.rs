@@ -10,13 +10,14 @@ mod task;
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
-use ccl_transport::{Link, Loan, TransportError};
+use ccl_transport::{Link, Loan, TransportError, clock};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
@@ -31,6 +32,11 @@ pub(crate) const LEAST_LOAN_BYTES: usize = 32 << 10;
 
 /// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
 const LOAN_BYTES: usize = 256 << 10;
+
+/// How long a rank that leaves waits until its peers have read what the network has taken: longer than
+/// it takes to notice that a rail is dead.
+const LAST_WAIT: Duration = Duration::from_millis(300);
+const SETTLING_PAUSE: Duration = Duration::from_micros(50);
 
 /// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
@@ -93,6 +99,21 @@ impl Executor {
             }
         }
         settled
+    }
+
+    /// Gives the peers what they are not known to have, before this rank leaves. What the network has
+    /// taken is waited for a little, what it has not for `patience`.
+    pub(crate) fn settle(&mut self, patience: Duration) {
+        let start = clock::now();
+        while !self.tend() {
+            let waited = clock::now().saturating_duration_since(start);
+            let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
+            let is_taken = links.all(|link| link.settled() || link.flushed());
+            if waited >= patience || (is_taken && waited >= LAST_WAIT) {
+                return;
+            }
+            clock::sleep(SETTLING_PAUSE);
+        }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.

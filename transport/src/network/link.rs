@@ -377,7 +377,7 @@ impl Link for NetworkLink {
     }
 
     fn settled(&self) -> bool {
-        self.failure.is_some() || self.window.is_settled()
+        self.failure.is_some() || self.peer_left || self.window.is_settled()
     }
 
     fn descriptors(&self, into: &mut Vec<RawFd>) {
