@@ -371,9 +371,8 @@ impl Core {
         if !self.finalized.swap(true, Ordering::AcqRel) {
             let mut engine = lock(&self.engine);
             // A peer may still need what a dying rail has lost.
-            if self.control.fault().is_none() {
-                engine.settle(self.config.settings.rail_patience);
-            }
+            let is_over = || self.control.fault().is_some();
+            engine.settle(self.config.settings.rail_patience, is_over);
             self.control.leave(engine.calls());
         }
     }

@@ -115,9 +115,10 @@ impl Engine {
         self.executor.is_pushed()
     }
 
-    /// Gives the peers what they are not known to have, before this rank leaves.
-    pub(crate) fn settle(&mut self, patience: Duration) {
-        self.executor.settle(patience);
+    /// Gives the peers what they are not known to have, before this rank leaves; see
+    /// [`Executor::settle`].
+    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
+        self.executor.settle(patience, is_over);
     }
 
     /// Looks after the links between calls. Tells whether the peers have everything.

@@ -102,10 +102,10 @@ impl Executor {
     }
 
     /// Gives the peers what they are not known to have, before this rank leaves. What the network has
-    /// taken is waited for a little, what it has not for `patience`.
-    pub(crate) fn settle(&mut self, patience: Duration) {
+    /// taken is waited for a little, what it has not for `patience`; nothing once `is_over`.
+    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
         let start = clock::now();
-        while !self.tend() {
+        while !is_over() && !self.tend() {
             let waited = clock::now().saturating_duration_since(start);
             let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
             let is_taken = links.all(|link| link.settled() || link.flushed());
