@@ -5,19 +5,19 @@
 //! repeat until every step has moved all its bytes. Nothing here waits: between sweeps in which
 //! nothing moved the caller decides how.
 
+mod idle;
 mod progress;
 mod task;
+mod waiting;
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::time::Duration;
 
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
-use ccl_transport::{Link, Loan, TransportError, clock};
+use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
@@ -32,11 +32,6 @@ pub(crate) const LEAST_LOAN_BYTES: usize = 32 << 10;
 
 /// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
 const LOAN_BYTES: usize = 256 << 10;
-
-/// How long a rank that leaves waits until its peers have read what the network has taken: longer than
-/// it takes to notice that a rail is dead.
-const LAST_WAIT: Duration = Duration::from_millis(300);
-const SETTLING_PAUSE: Duration = Duration::from_micros(50);
 
 /// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
@@ -78,42 +73,6 @@ impl Executor {
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
         Self { me, links, pushed, sockets, revision: 0, broken, scratch, scaled, progress }
-    }
-
-    /// Whether any link has to be pushed.
-    pub(crate) fn is_pushed(&self) -> bool {
-        !self.pushed.is_empty()
-    }
-
-    /// Looks after the links between calls. Tells whether the peers have everything.
-    pub(crate) fn tend(&mut self) -> bool {
-        let mut settled = true;
-        for &index in &self.pushed {
-            let Some(link) = self.links[index].as_mut().filter(|_| self.broken[index].is_none())
-            else {
-                continue;
-            };
-            match link.progress() {
-                Ok(_) => settled &= link.settled(),
-                Err(cause) => self.broken[index] = Some(cause),
-            }
-        }
-        settled
-    }
-
-    /// Gives the peers what they are not known to have, before this rank leaves. What the network has
-    /// taken is waited for a little, what it has not for `patience`; nothing once `is_over`.
-    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
-        let start = clock::now();
-        while !is_over() && !self.tend() {
-            let waited = clock::now().saturating_duration_since(start);
-            let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
-            let is_taken = links.all(|link| link.settled() || link.flushed());
-            if waited >= patience || (is_taken && waited >= LAST_WAIT) {
-                return;
-            }
-            clock::sleep(SETTLING_PAUSE);
-        }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
@@ -230,43 +189,6 @@ impl<'a> Run<'a> {
     /// Asks the links that need no push whether they are still sound.
     pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
         (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
-    }
-
-    /// The ranks from which something is still to come.
-    pub(crate) fn peers_waited_for(&self) -> SmallVec<[Rank; INLINE_OPERANDS]> {
-        let lanes = self.task.program.receives.iter().zip(&self.progress.received);
-        lanes
-            .filter(|(lane, done)| **done < lane.steps.len())
-            .map(|(lane, _)| lane.port.rank())
-            .collect()
-    }
-
-    /// Which ranks are waited for, in words.
-    pub(crate) fn waiting(&self) -> String {
-        let describe = |lanes: &[Lane], completed: &[usize], verb: &str| {
-            let open = lanes.iter().zip(completed).filter(|(lane, done)| **done < lane.steps.len());
-            let ends: Vec<String> = open.map(|(lane, _)| self.other_end(lane.port)).collect();
-            (!ends.is_empty()).then(|| format!("{verb} {}", ends.join(", ")))
-        };
-        let program = self.task.program;
-        let from = describe(&program.receives, &self.progress.received, "waiting for data from");
-        let to = describe(&program.sends, &self.progress.sent, "waiting to send to");
-        let both: Vec<String> = from.into_iter().chain(to).collect();
-        if !both.is_empty() {
-            return both.join("; ");
-        }
-        match self.progress.lent.iter().all(VecDeque::is_empty) {
-            true => "waiting until the network takes the last bytes".into(),
-            false => "waiting until peers have read the memory lent to them".into(),
-        }
-    }
-
-    /// The other end of a link, in words.
-    fn other_end(&self, port: Port) -> String {
-        match port {
-            Port::Multicast(rank) if rank == self.me => "all ranks of this host".to_owned(),
-            Port::Pair(rank) | Port::Multicast(rank) => format!("rank {rank}"),
-        }
     }
 
     fn index(&self, port: Port) -> usize {

@@ -25,6 +25,12 @@ impl Footprint {
         shared_memory.retain(|name| name.contains("ccl"));
         Self { descriptors: descriptors("self"), shared_memory }
     }
+
+    /// Whether nothing is there that was not there before; something of an earlier job may have gone
+    /// meanwhile.
+    pub(crate) fn is_within(&self, before: &Self) -> bool {
+        self.descriptors <= before.descriptors && self.shared_memory == before.shared_memory
+    }
 }
 
 /// How many descriptors process `pid` has.

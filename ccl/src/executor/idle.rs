@@ -1,0 +1,50 @@
+//! What links need while no program runs.
+
+use std::time::Duration;
+
+use ccl_transport::clock;
+
+use super::Executor;
+
+/// How long a rank that leaves waits until its peers have read what the network has taken: longer than
+/// it takes to notice that a rail is dead.
+const LAST_WAIT: Duration = Duration::from_millis(300);
+const SETTLING_PAUSE: Duration = Duration::from_micros(50);
+
+impl Executor {
+    /// Whether any link has to be pushed.
+    pub(crate) fn is_pushed(&self) -> bool {
+        !self.pushed.is_empty()
+    }
+
+    /// Looks after the links between calls. Tells whether the peers have everything.
+    pub(crate) fn tend(&mut self) -> bool {
+        let mut settled = true;
+        for &index in &self.pushed {
+            let Some(link) = self.links[index].as_mut().filter(|_| self.broken[index].is_none())
+            else {
+                continue;
+            };
+            match link.progress() {
+                Ok(_) => settled &= link.settled(),
+                Err(cause) => self.broken[index] = Some(cause),
+            }
+        }
+        settled
+    }
+
+    /// Gives the peers what they are not known to have, before this rank leaves. What the network has
+    /// taken is waited for a little, what it has not for `patience`; nothing once `is_over`.
+    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
+        let start = clock::now();
+        while !is_over() && !self.tend() {
+            let waited = clock::now().saturating_duration_since(start);
+            let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
+            let is_taken = links.all(|link| link.settled() || link.flushed());
+            if waited >= patience || (is_taken && waited >= LAST_WAIT) {
+                return;
+            }
+            clock::sleep(SETTLING_PAUSE);
+        }
+    }
+}
