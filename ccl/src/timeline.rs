@@ -18,8 +18,8 @@ const REMEMBERED: usize = 4096;
 pub struct RailRecord {
     /// When, on the clock `CLOCK_MONOTONIC` of the host, in nanoseconds.
     pub at_ns: u64,
-    /// `suspected`, `given-up` (fenced at this end), `resent`, `resumed` (the peer's end has confirmed
-    /// the first tile after it) or `returned`.
+    /// `suspected`, `given-up` (fenced at this end), `resent`, `resumed` (the first tile since
+    /// then came from the peer, or was confirmed by it) or `returned`.
     pub event: &'static str,
     /// The rail of this rank.
     pub rail: usize,

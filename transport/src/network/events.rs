@@ -43,7 +43,7 @@ pub enum RailEventKind {
         /// Their bytes.
         bytes: usize,
     },
-    /// The peer's end has confirmed the first tile that was sent after the path was given up.
+    /// The first tile since the path was given up came from the peer, or was confirmed by it.
     Resumed,
     /// In use again, over a new connection.
     Returned,

@@ -182,6 +182,7 @@ impl NetworkLink {
                 if let Some(header) = self.inbound.inspect(low, bytes)? {
                     self.free(header.consumed)?;
                     self.inbound.deliver(&header);
+                    self.resumed();
                 }
             }
             Notice::Fence(fence) => {

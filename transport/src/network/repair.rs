@@ -190,7 +190,7 @@ impl NetworkLink {
         }
     }
 
-    /// A tile was confirmed: if a path was given up before, traffic goes on now.
+    /// A tile came or was confirmed: if a path was given up before, traffic goes on now.
     pub(super) fn resumed(&mut self) {
         let Some((path, tiles, bytes)) = self.repair.mending.take() else { return };
         if tiles > 0 {
