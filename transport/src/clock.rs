@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 /// The current time.
 #[must_use]
 pub fn now() -> Instant {
+    #[cfg(feature = "simulation")]
+    if let Some(now) = simulation::now() {
+        return now;
+    }
     Instant::now()
 }
 
@@ -20,5 +24,92 @@ pub fn monotonic_ns(moment: Instant) -> u64 {
 
 /// Gives up the processor for `duration`.
 pub fn sleep(duration: Duration) {
+    #[cfg(feature = "simulation")]
+    if simulation::sleep(duration) {
+        return;
+    }
     std::thread::sleep(duration);
+}
+
+/// Virtual time for one thread: while a [`VirtualTime`](simulation::VirtualTime) lives, the thread
+/// that made it reads and sleeps in the time that it sets.
+#[cfg(feature = "simulation")]
+pub mod simulation {
+    use std::cell::Cell;
+    use std::marker::PhantomData;
+    use std::time::{Duration, Instant};
+
+    thread_local! {
+        static VIRTUAL: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+
+    pub(super) fn now() -> Option<Instant> {
+        VIRTUAL.get()
+    }
+
+    /// Lets the time pass; tells whether it is virtual.
+    pub(super) fn sleep(duration: Duration) -> bool {
+        let now = VIRTUAL.get();
+        VIRTUAL.set(now.map(|now| now + duration));
+        now.is_some()
+    }
+
+    /// Time that stands still unless it is set, or somebody sleeps.
+    #[derive(Debug)]
+    pub struct VirtualTime {
+        start: Instant,
+        /// It belongs to the thread that made it.
+        _thread: PhantomData<*const ()>,
+    }
+
+    impl VirtualTime {
+        /// Begins at zero.
+        ///
+        /// # Panics
+        /// The thread lives in virtual time already.
+        #[must_use]
+        pub fn begin() -> Self {
+            assert!(VIRTUAL.get().is_none(), "one virtual time at a time");
+            let start = Instant::now();
+            VIRTUAL.set(Some(start));
+            Self { start, _thread: PhantomData }
+        }
+
+        /// How much time has passed.
+        #[must_use]
+        pub fn elapsed(&self) -> Duration {
+            VIRTUAL.get().map_or(Duration::ZERO, |now| now - self.start)
+        }
+
+        /// Lets the time be `elapsed` since the beginning.
+        ///
+        /// # Panics
+        /// It was later already.
+        pub fn set(&self, elapsed: Duration) {
+            assert!(elapsed >= self.elapsed(), "time does not run backwards");
+            VIRTUAL.set(Some(self.start + elapsed));
+        }
+    }
+
+    impl Drop for VirtualTime {
+        fn drop(&mut self) {
+            VIRTUAL.set(None);
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+        use crate::clock;
+
+        #[test]
+        fn time_passes_only_when_it_is_told_to() {
+            let time = VirtualTime::begin();
+            let start = clock::now();
+            time.set(Duration::from_secs(3600));
+            clock::sleep(Duration::from_secs(60));
+            assert_eq!(clock::now() - start, Duration::from_secs(3660));
+            assert_eq!(time.elapsed(), Duration::from_secs(3660));
+        }
+    }
 }
