@@ -371,12 +371,12 @@ fn or_empty(region: Option<Region<'_>>) -> Region<'_> {
     region.unwrap_or_else(Region::empty)
 }
 
-fn is_integer_mean(request: &Request) -> bool {
+pub(crate) fn is_integer_mean(request: &Request) -> bool {
     request.reduction == Reduction::Builtin(ReduceOp::Avg) && !request.datatype.is_float()
 }
 
 /// How contributions are combined, and by what each rank scales its own first.
-fn arithmetic(request: &Request, ranks: u32) -> Arithmetic {
+pub(crate) fn arithmetic(request: &Request, ranks: u32) -> Arithmetic {
     let datatype = request.datatype;
     let (combine, factor) = match request.reduction {
         Reduction::Builtin(ReduceOp::Sum) => (Combine::Sum, None),

@@ -7,6 +7,7 @@
 
 mod idle;
 mod progress;
+mod resume;
 mod task;
 mod waiting;
 
@@ -77,21 +78,8 @@ impl Executor {
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
     pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
-        self.scratch.grow(task.program.scratch_bytes);
-        self.progress.start(task.program);
-        Run {
-            me: self.me,
-            task: *task,
-            encoded: task.stamp.encode(),
-            links: &mut self.links,
-            pushed: &self.pushed,
-            sockets: &mut self.sockets,
-            revision: &mut self.revision,
-            broken: &mut self.broken,
-            scratch: self.scratch.region(),
-            scaled: self.scaled.region(),
-            progress: &mut self.progress,
-        }
+        self.prepare(task.program);
+        self.resume(task)
     }
 }
 

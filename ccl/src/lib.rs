@@ -33,6 +33,8 @@ mod memory;
 mod operation;
 mod plans;
 mod setup;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod timeline;
 
 pub use bootstrap::UniqueId;

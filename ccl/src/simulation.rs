@@ -1,0 +1,119 @@
+//! The executor without a communicator around it: for worlds that run all ranks in one thread.
+//!
+//! What runs here is what runs behind a [`Communicator`](crate::Communicator); only what a
+//! communicator is for is missing: how ranks meet, threads, and waiting.
+
+use ccl_core::collective::Request;
+use ccl_core::ids::Rank;
+use ccl_core::program::Program;
+use ccl_core::wire::Stamp;
+use ccl_kernels::{Region, divide};
+use ccl_transport::Link;
+
+use crate::engine::{arithmetic, is_integer_mean};
+use crate::executor::{Executor, Failure, Task};
+
+/// One call of one rank, with its memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Call<'a> {
+    /// This rank's part of it.
+    pub program: &'a Program,
+    /// Memory by [`Buffer`](ccl_core::program::Buffer).
+    pub buffers: &'a [Region<'a>],
+    /// What its tiles carry.
+    pub stamp: Stamp,
+    /// How contributions are combined, and among how many ranks; of calls that may combine.
+    pub request: Option<(Request, u32)>,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sweep {
+    /// Nothing could be moved.
+    Idle,
+    /// Something was moved.
+    Moved,
+    /// Every byte has moved, and none waits in this process.
+    Finished,
+}
+
+/// Why a call cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failed {
+    /// Whom it was waiting for.
+    pub peer: Rank,
+    /// What happened.
+    pub cause: String,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub struct Player {
+    executor: Executor,
+}
+
+impl Player {
+    /// A rank with its links, by [`Port::index`](ccl_core::program::Port::index): two places per rank.
+    #[must_use]
+    pub fn new(me: Rank, links: Vec<Option<Box<dyn Link>>>) -> Self {
+        Self { executor: Executor::new(me, links) }
+    }
+
+    /// Begins a call; from here to its end every [`Self::sweep`] is given the same.
+    pub fn begin(&mut self, program: &Program) {
+        self.executor.prepare(program);
+    }
+
+    /// Moves what can be moved.
+    ///
+    /// # Errors
+    /// A link that the call needs has failed, or the peer is in another call.
+    pub fn sweep(&mut self, call: &Call<'_>) -> Result<Sweep, Failed> {
+        let task = task(call);
+        let mut run = self.executor.resume(&task);
+        let moved = run.sweep().map_err(Failed::from)?;
+        if run.finished() {
+            if let Some((request, ranks)) = &call.request
+                && is_integer_mean(request)
+            {
+                let output = call.buffers[1];
+                let bytes = request.bytes().min(output.bytes());
+                divide(request.datatype, u64::from(*ranks), output.target(0, bytes));
+            }
+            return Ok(Sweep::Finished);
+        }
+        Ok(if moved { Sweep::Moved } else { Sweep::Idle })
+    }
+
+    /// Which ranks a call waits for, in words.
+    #[must_use]
+    pub fn waiting(&mut self, call: &Call<'_>) -> String {
+        self.executor.resume(&task(call)).waiting()
+    }
+
+    /// Looks after the links between calls. Tells whether the peers have everything.
+    pub fn tend(&mut self) -> bool {
+        self.executor.tend()
+    }
+}
+
+fn task<'a>(call: &Call<'a>) -> Task<'a> {
+    Task {
+        program: call.program,
+        buffers: call.buffers,
+        loans: &[],
+        stamp: call.stamp,
+        arithmetic: call.request.map(|(request, ranks)| arithmetic(&request, ranks)),
+    }
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Link { peer, cause } => Self { peer, cause: cause.to_string() },
+            Failure::Mismatch { peer, theirs } => {
+                Self { peer, cause: format!("it is in another call: {theirs:?}") }
+            }
+        }
+    }
+}
