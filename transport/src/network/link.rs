@@ -154,7 +154,7 @@ impl NetworkLink {
         moved
     }
 
-    fn complete(&mut self, path: usize, completion: &Completion) -> Result<(), String> {
+    pub(super) fn complete(&mut self, path: usize, completion: &Completion) -> Result<(), String> {
         match (completion.status, completion.opcode) {
             (Status::Success, Opcode::Write) if completion.id != CONTROL => {
                 if let Some(bytes) = self.window.landed(completion.id.0, path) {
@@ -212,7 +212,7 @@ impl NetworkLink {
     }
 
     /// Looks at the word into which the peer writes what it has consumed.
-    fn take_credit(&mut self, path: usize) {
+    pub(super) fn take_credit(&mut self, path: usize) {
         let consumed = self.inbound.credit(path);
         if let Err(what) = self.free(consumed) {
             let text = format!("{}: {what}", self.carriers[path].name);

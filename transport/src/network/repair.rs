@@ -21,7 +21,7 @@ use super::carrier::Live;
 use super::events::{Evidence, Log, RailEvent, RailEventKind, Witness};
 use super::keeper::{Keeper, News};
 use super::link::NetworkLink;
-use crate::verbs::{Domain, QueuePair};
+use crate::verbs::{Completion, Domain, QueuePair};
 use crate::{TransportError, clock};
 
 /// How often the paths are looked at, which costs a system call for each.
@@ -155,7 +155,10 @@ impl NetworkLink {
     pub(super) fn give_up(&mut self, path: usize, evidence: Evidence, cause: String) {
         let Some(mut live) = self.carriers[path].live.take() else { return };
         live.pair.fail();
+        let mut last = Vec::new();
+        live.pair.poll(&mut last);
         drop(live);
+        self.take_last(path, &last);
         self.repair.revision += 1;
         self.split.close(path);
         self.fences.give_up(path);
@@ -180,6 +183,18 @@ impl NetworkLink {
             self.repair.holds.iter_mut().flatten().for_each(|hold| *hold = now);
         }
         (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
+    }
+
+    /// What a path had done before it was given up counts: the peer may know that a tile has arrived
+    /// of which this end has not heard, and will not send it again.
+    fn take_last(&mut self, path: usize, last: &[Completion]) {
+        for completion in last {
+            if let Err(what) = self.complete(path, completion) {
+                let text = format!("{}: {what}", self.carriers[path].name);
+                self.failure.get_or_insert(TransportError::Protocol(text));
+            }
+        }
+        self.take_credit(path);
     }
 
     /// A tile of a lost path was handed to `_path`.
