@@ -1,0 +1,168 @@
+//! From a call of a scenario to the programs of all ranks, through the production planner.
+//!
+//! Plans depend on nothing but their arguments, so they are kept from world to world.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ccl_algorithms::{choose, names};
+use ccl_core::collective::{Collective, Request, Signature};
+use ccl_core::cost::CostModel;
+use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_core::ids::Rank;
+use ccl_core::layout::{Layout, Ragged};
+use ccl_core::program::{Buffer, Program, lower, point_to_point};
+
+use crate::oracle::{ragged_count, reduction, shift};
+use crate::scenario::{CallPlan, HostShape, Scenario};
+
+/// More plans than this are not kept.
+const REMEMBERED: usize = 4096;
+
+/// Buffers of messages stand behind input, output and scratch memory.
+pub(crate) const MESSAGE_BUFFERS: [Buffer; 2] = [Buffer(3), Buffer(4)];
+
+/// One call, planned for all ranks.
+#[derive(Debug)]
+pub(crate) struct Planned {
+    pub(crate) programs: Vec<Program>,
+    pub(crate) signature: Signature,
+    /// What is combined, if anything is.
+    pub(crate) request: Option<Request>,
+}
+
+impl Planned {
+    pub(crate) fn ranks(&self) -> u32 {
+        u32::try_from(self.programs.len()).unwrap_or(u32::MAX)
+    }
+}
+
+/// Plans that were made already.
+#[derive(Debug, Default)]
+pub struct Plans {
+    remembered: HashMap<(Vec<HostShape>, Vec<usize>, CallPlan), Arc<Planned>>,
+}
+
+impl Plans {
+    /// The plan of a call.
+    ///
+    /// # Errors
+    /// The planner refuses.
+    pub(crate) fn plan(
+        &mut self,
+        scenario: &Scenario,
+        call: &CallPlan,
+    ) -> Result<Arc<Planned>, String> {
+        let key =
+            (scenario.hosts.clone(), scenario.host_of.clone(), CallPlan { pause: 0, ..*call });
+        if let Some(planned) = self.remembered.get(&key) {
+            return Ok(Arc::clone(planned));
+        }
+        if self.remembered.len() >= REMEMBERED {
+            self.remembered.clear();
+        }
+        let planned = Arc::new(make(scenario, call)?);
+        self.remembered.insert(key, Arc::clone(&planned));
+        Ok(planned)
+    }
+}
+
+fn make(scenario: &Scenario, call: &CallPlan) -> Result<Planned, String> {
+    if call.collective == Collective::PointToPoint {
+        return Ok(messages(scenario, call));
+    }
+    if !call.only_synchronises() {
+        return collective(scenario, call, &request(scenario, call));
+    }
+    let barrier = collective(scenario, call, &barrier())?;
+    if call.collective == Collective::Barrier {
+        return Ok(barrier);
+    }
+    Ok(Planned { signature: request(scenario, call).signature(0), ..barrier })
+}
+
+/// One byte from everybody to everybody.
+fn barrier() -> Request {
+    Request {
+        collective: Collective::Barrier,
+        count: 1,
+        datatype: DataType::Uint8,
+        reduction: Reduction::Builtin(ReduceOp::Sum),
+        root: Rank(0),
+    }
+}
+
+fn request(scenario: &Scenario, call: &CallPlan) -> Request {
+    let root = if call.collective.is_rooted() { call.root } else { 0 };
+    let is_ragged = call.collective == Collective::AllToAllV;
+    Request {
+        collective: call.collective,
+        count: if is_ragged { 0 } else { call.count },
+        datatype: call.datatype,
+        reduction: reduction(call, scenario.host_of.len()),
+        root: Rank(u32::try_from(root).unwrap_or(0)),
+    }
+}
+
+fn collective(scenario: &Scenario, call: &CallPlan, request: &Request) -> Result<Planned, String> {
+    let topology = scenario.topology();
+    let model = CostModel::default_for(&topology);
+    let names = names(request.collective);
+    let forced = call.algorithm.map(|number| names[number % names.len()]);
+    let choice = choose(request, &topology, &model, forced)
+        .or_else(|_| choose(request, &topology, &model, None))
+        .map_err(|error| error.to_string())?;
+    let lowered = |rank: Rank| {
+        let layout = if request.collective == Collective::AllToAllV {
+            let counts = ragged(call, rank.index(), scenario.host_of.len());
+            Layout::ragged(rank, topology.ranks(), counts)
+        } else {
+            Layout::new(request, topology.ranks(), choice.partition.clone())
+        };
+        lower(&*choice.schedule, &layout, rank, request.datatype.bytes(), &topology)
+    };
+    let programs = scenario.ranks().map(lowered).collect();
+    let signature = request.signature(choice.digest);
+    let combines = request.collective != Collective::AllToAllV;
+    Ok(Planned { programs, signature, request: combines.then_some(*request) })
+}
+
+/// Counts of one rank, one behind the other in its buffers.
+fn ragged(call: &CallPlan, rank: usize, ranks: usize) -> Ragged {
+    let places = |count: &dyn Fn(usize) -> usize| {
+        let mut next = 0;
+        let place = |other| {
+            let place = (count(other), next);
+            next += count(other);
+            place
+        };
+        (0..ranks).map(place).collect()
+    };
+    Ragged {
+        send: places(&|other| ragged_count(call, rank, other)),
+        receive: places(&|other| ragged_count(call, other, rank)),
+    }
+}
+
+/// Everybody sends to a rank and receives from another.
+fn messages(scenario: &Scenario, call: &CallPlan) -> Planned {
+    let ranks = scenario.host_of.len();
+    let (bytes, shift) = (call.count * call.datatype.bytes(), shift(call, ranks));
+    let peer = |index: usize| Rank(u32::try_from(index % ranks).unwrap_or(0));
+    let [from, into] = MESSAGE_BUFFERS;
+    let program = |rank: Rank| {
+        let to = (peer(rank.index() + shift), from, bytes);
+        let by = (peer(rank.index() + ranks - shift), into, bytes);
+        let (to, by) = if bytes == 0 { (vec![], vec![]) } else { (vec![to], vec![by]) };
+        point_to_point(rank, &to, &by)
+    };
+    let signature = Signature {
+        collective: Collective::PointToPoint,
+        datatype: DataType::Uint8 as u8,
+        reduction: 0,
+        root: 0,
+        count: 0,
+        plan: 0,
+    };
+    Planned { programs: scenario.ranks().map(program).collect(), signature, request: None }
+}

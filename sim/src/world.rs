@@ -1,0 +1,205 @@
+//! Runs one world: all ranks, their links and the network, in one thread and in virtual time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ccl_transport::clock::simulation::VirtualTime;
+
+use crate::Nanos;
+use crate::actor::{Actor, Step};
+use crate::build;
+use crate::calls::{Planned, Plans};
+use crate::mutation::Mutation;
+use crate::network::Shared;
+use crate::random::Random;
+use crate::scenario::Scenario;
+use crate::tally::Tally;
+
+/// When all faults are over, calls end within this time.
+const LIVENESS: Nanos = 60_000_000_000;
+
+/// A link may fail when there was no working path between its hosts for so long.
+const PATIENCE: Nanos = 3_000_000_000;
+
+/// Of a peer that has closed every path, a link thinks that it has ended, if it does not come back
+/// soon. It cannot, when the network is lost for this long.
+const CLOSED_PATIENCE: Nanos = 150_000_000;
+
+/// More sweeps than this are a hang, whatever the virtual time is.
+const MOST_SWEEPS: u64 = 2_000_000;
+
+/// How long a sweep takes.
+const SWEEP: Nanos = 500;
+
+/// How to run a world.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Whether to write down what happens.
+    pub transcript: bool,
+    /// What is broken on purpose.
+    pub mutation: Option<Mutation>,
+}
+
+/// How a world ended.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What went wrong, if anything did.
+    pub violation: Option<String>,
+    /// What was reached.
+    pub tally: Tally,
+    /// Virtual time at the end.
+    pub elapsed: Nanos,
+    /// What happened, if it was to be written down.
+    pub transcript: Vec<String>,
+}
+
+/// Runs the world of a scenario to its end.
+#[must_use]
+pub fn run(scenario: &Scenario, plans: &mut Plans, options: Options) -> Outcome {
+    let network = build::network(scenario);
+    {
+        let mut network = network.lock();
+        network.mutate(options.mutation);
+        network.log = options.transcript.then(Vec::new);
+    }
+    let played = catch_unwind(AssertUnwindSafe(|| play(scenario, plans, &network)));
+    let result = played.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("panic: {}", text.unwrap_or("without a message")))
+    });
+    let mut network = network.lock();
+    let mut tally = network.tally;
+    tally.worlds = 1;
+    let violation = network.violation.take().or(result.err());
+    let transcript = network.log.take().unwrap_or_default();
+    Outcome { violation, tally, elapsed: network.now, transcript }
+}
+
+fn play(scenario: &Scenario, plans: &mut Plans, network: &Shared) -> Result<(), String> {
+    let calls = scenario.calls.iter().map(|call| plans.plan(scenario, call));
+    let calls = calls.collect::<Result<Vec<Arc<Planned>>, String>>()?;
+    let time = VirtualTime::begin();
+    let actors = build::actors(scenario, network).map_err(|error| error.to_string())?;
+    let random = Random::new(scenario.seed.rotate_left(32));
+    let mut world = World { scenario, calls, network, actors, time, random, sweeps: 0 };
+    let result = world.play();
+    // Whoever leaves now waits for nobody.
+    network.lock().over = true;
+    result
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    calls: Vec<Arc<Planned>>,
+    network: &'a Shared,
+    actors: Vec<Actor>,
+    time: VirtualTime,
+    random: Random,
+    sweeps: u64,
+}
+
+impl World<'_> {
+    fn play(&mut self) -> Result<(), String> {
+        loop {
+            if self.actors.iter().all(|actor| actor.is_done()) {
+                return Ok(());
+            }
+            let now = self.pass()?;
+            let first = self.random.index(self.actors.len());
+            for offset in 0..self.actors.len() {
+                let rank = (first + offset) % self.actors.len();
+                if self.is_due(rank, now) && self.step(rank, now)? == Step::GaveUp {
+                    self.network.lock().tally.gave_up += 1;
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Lets the time pass until something happens, or a rank looks; returns the time.
+    fn pass(&mut self) -> Result<Nanos, String> {
+        let mut network = self.network.lock();
+        if let Some(violation) = &network.violation {
+            return Err(violation.clone());
+        }
+        let awake = self.actors.iter().filter(|actor| !network.is_frozen(actor.host));
+        let looks = awake.map(|actor| actor.looks_at).min();
+        let next = looks.into_iter().chain(network.next_event()).min();
+        let elapsed = u64::try_from(self.time.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now = next.ok_or("nothing will ever happen")?.max(elapsed);
+        if now > network.troubled_until + LIVENESS || self.sweeps > MOST_SWEEPS {
+            drop(network);
+            return Err(self.hang());
+        }
+        self.time.set(Duration::from_nanos(now));
+        network.advance(now);
+        let wakes = network.take_wakes();
+        for (rank, actor) in self.actors.iter_mut().enumerate() {
+            if wakes & (1 << rank) != 0 {
+                actor.wake(now + self.random.below(SWEEP));
+            }
+        }
+        Ok(now)
+    }
+
+    fn is_due(&self, rank: usize, now: Nanos) -> bool {
+        let actor = &self.actors[rank];
+        actor.looks_at <= now && !self.network.lock().is_frozen(actor.host)
+    }
+
+    fn step(&mut self, rank: usize, now: Nanos) -> Result<Step, String> {
+        self.sweeps += 1;
+        let nap = self.scenario.physics.longest_nap;
+        let takes = SWEEP + self.random.below(SWEEP);
+        let actor = &mut self.actors[rank];
+        let step = actor.step(self.scenario, &self.calls, self.network, now)?;
+        match step {
+            Step::Moved => actor.look_again(now + takes),
+            Step::Idle => actor.rest(now, nap),
+            Step::Finished => {
+                let pause = self.scenario.calls.get(actor.call).map_or(0, |call| call.pause);
+                let pause = self.random.below(pause + 1);
+                actor.compute(now + takes, now + takes + pause);
+            }
+            Step::Failed => {
+                self.may_fail(rank)?;
+                return Ok(Step::GaveUp);
+            }
+            Step::Tended | Step::GaveUp => {}
+        }
+        Ok(step)
+    }
+
+    /// A link may fail only if there was no path between its ends for longer than its patience.
+    fn may_fail(&mut self, rank: usize) -> Result<(), String> {
+        let actor = &self.actors[rank];
+        let mut network = self.network.lock();
+        let loss = actor.links.iter().map(|link| network.longest_loss(*link)).max().unwrap_or(0);
+        let cause = actor.failure.clone().unwrap_or_default();
+        let is_closed = cause.contains("(closed)") && !cause.replace("(closed)", "").contains('(');
+        if loss >= PATIENCE || is_closed && loss >= CLOSED_PATIENCE {
+            network.note(|_| format!("rank {rank} fails, as it may: {cause}"));
+            return Ok(());
+        }
+        Err(format!(
+            "rank {rank} fails though rails were lost for {} µs only: {cause}",
+            loss / 1000
+        ))
+    }
+
+    fn hang(&mut self) -> String {
+        let (scenario, calls) = (self.scenario, &self.calls);
+        let waiting = self.actors.iter_mut().enumerate().filter(|(_, actor)| !actor.is_done());
+        let describe = |(rank, actor): (usize, &mut Actor)| {
+            let waits = actor.waiting(scenario, calls);
+            format!("rank {rank} in call {}: {waits}", actor.call)
+        };
+        let waiting: Vec<String> = waiting.map(describe).collect();
+        let links: Vec<String> =
+            self.actors.iter().map(|actor| format!("{:?}", actor.player)).collect();
+        self.network.lock().note(|_| links.join("\n"));
+        format!("hang: {}", waiting.join("; "))
+    }
+}
