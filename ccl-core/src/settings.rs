@@ -9,6 +9,7 @@ mod values;
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 pub use table::TABLE;
@@ -63,6 +64,8 @@ pub struct Settings {
     pub job_key: Option<PassPhrase>,
     /// Whether ranks of one host use shared memory.
     pub shared_memory: bool,
+    /// Folder for what a rank knows when it fails.
+    pub dump: Option<PathBuf>,
     /// Filter of the log of the binaries, in the syntax of tracing.
     pub log: String,
 }
@@ -145,6 +148,7 @@ impl Settings {
             bootstrap: None,
             job_key: None,
             shared_memory: false,
+            dump: None,
             log: String::new(),
         }
     }

@@ -1,5 +1,6 @@
 //! Groups of ranks and the calls on them.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -22,6 +23,7 @@ use crate::guardian::{Found, Guardian};
 use crate::health::{Health, HealthBoard};
 use crate::operation::Operation;
 use crate::plans::Planner;
+use crate::recorder::Dump;
 use crate::setup;
 use crate::timeline::{RailRecord, Timeline};
 
@@ -73,6 +75,7 @@ struct Core {
     queue: Queue,
     engine: Mutex<Engine>,
     timeline: Arc<Timeline>,
+    dumped: AtomicBool,
     health: Arc<Health>,
     finalized: AtomicBool,
     splits: AtomicU32,
@@ -115,6 +118,7 @@ impl Communicator {
             queue: Queue::default(),
             engine: Mutex::new(engine),
             timeline: connected.timeline,
+            dumped: AtomicBool::new(false),
             health,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
@@ -346,6 +350,29 @@ impl Core {
     fn fail(&self, error: &Error) {
         if self.control.fault().is_none() {
             announce(&self.control, self.rank, error);
+        }
+        if let Some(folder) = &self.config.settings.dump {
+            self.dump(error, folder);
+        }
+    }
+
+    /// Writes down what this rank knows, the first time.
+    fn dump(&self, error: &Error, folder: &Path) {
+        if self.dumped.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let dump = Dump {
+            rank: self.rank,
+            size: self.size,
+            name: self.config.name.as_deref(),
+            error,
+            calls: self.engine.try_lock().ok().map(|engine| engine.calls()),
+            rails: self.health.rails(),
+            records: self.timeline.remembered(),
+        };
+        match dump.write(folder) {
+            Ok(file) => tracing::warn!(rank = self.rank.0, file = %file.display(), "dump written"),
+            Err(cause) => tracing::warn!(rank = self.rank.0, %cause, "no dump can be written"),
         }
     }
 

@@ -32,6 +32,7 @@ pub mod launch;
 mod memory;
 mod operation;
 mod plans;
+mod recorder;
 mod setup;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -89,6 +89,11 @@ impl Timeline {
         Self { records: Mutex::default(), judge }
     }
 
+    /// Everything that was not taken.
+    pub(crate) fn remembered(&self) -> Vec<RailRecord> {
+        lock(&self.records).iter().cloned().collect()
+    }
+
     /// What happened since the last call.
     pub(crate) fn take(&self) -> Vec<RailRecord> {
         lock(&self.records).drain(..).collect()

@@ -153,6 +153,16 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_DUMP",
+        default: "",
+        help: "Folder into which a rank writes what it knows (rails, what happened to them, the error) \
+               when its communicator fails; empty: it does not.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.dump = value),
+            allowed: "the name of a folder",
+        },
+    },
+    Setting {
         name: "R2CCL_LOG",
         default: "warn",
         help: "Log filter of the binaries, such as `info` or `ccl=debug,ccl_transport=trace`.",
