@@ -11,13 +11,11 @@ pub enum Mutation {
     WritesAfterFailure,
     /// Fences never hit: the peer goes on using what was given up.
     IgnoredFence,
-    /// A fence comes later than the tiles that were sent after it.
-    LateFence,
     /// Of what is given up with a queue pair, one operation more than was executed counts as executed:
     /// sending again begins one tile too late.
     RewindOffByOne,
-    /// The two ends number the connections of a path differently.
-    MismatchedIncarnations,
+    /// Fences do not tell one connection of a path from the next: they mean the first.
+    FenceWithoutIncarnation,
     /// Renewed queue pairs do not get their receives back.
     LostReceives,
     /// Credits that are sent over renewed queue pairs are forgotten.
@@ -30,12 +28,11 @@ pub enum Mutation {
 
 impl Mutation {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::WritesAfterFailure,
         Self::IgnoredFence,
-        Self::LateFence,
         Self::RewindOffByOne,
-        Self::MismatchedIncarnations,
+        Self::FenceWithoutIncarnation,
         Self::LostReceives,
         Self::ForgottenCredit,
         Self::AcceptedDuplicate,
@@ -48,9 +45,8 @@ impl Mutation {
         match self {
             Self::WritesAfterFailure => "writes-after-failure",
             Self::IgnoredFence => "ignored-fence",
-            Self::LateFence => "late-fence",
             Self::RewindOffByOne => "rewind-off-by-one",
-            Self::MismatchedIncarnations => "mismatched-incarnations",
+            Self::FenceWithoutIncarnation => "fence-without-incarnation",
             Self::LostReceives => "lost-receives",
             Self::ForgottenCredit => "forgotten-credit",
             Self::AcceptedDuplicate => "accepted-duplicate",

@@ -106,7 +106,10 @@ impl World<'_> {
             if self.actors.iter().all(|actor| actor.is_done()) {
                 return Ok(());
             }
-            let now = self.pass()?;
+            let Some(now) = self.pass()? else {
+                self.network.lock().tally.gave_up += 1;
+                return Ok(());
+            };
             let first = self.random.index(self.actors.len());
             for offset in 0..self.actors.len() {
                 let rank = (first + offset) % self.actors.len();
@@ -118,8 +121,9 @@ impl World<'_> {
         }
     }
 
-    /// Lets the time pass until something happens, or a rank looks; returns the time.
-    fn pass(&mut self) -> Result<Nanos, String> {
+    /// Lets the time pass until something happens, or a rank looks; returns the time, or `None` if
+    /// nobody can go on because a link has failed between calls, as it may.
+    fn pass(&mut self) -> Result<Option<Nanos>, String> {
         let mut network = self.network.lock();
         if let Some(violation) = &network.violation {
             return Err(violation.clone());
@@ -130,6 +134,9 @@ impl World<'_> {
         let elapsed = u64::try_from(self.time.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let now = next.ok_or("nothing will ever happen")?.max(elapsed);
         if now > network.troubled_until + LIVENESS || self.sweeps > MOST_SWEEPS {
+            if network.has_lost(PATIENCE) {
+                return Ok(None);
+            }
             drop(network);
             return Err(self.hang());
         }
@@ -141,7 +148,7 @@ impl World<'_> {
                 actor.wake(now + self.random.below(SWEEP));
             }
         }
-        Ok(now)
+        Ok(Some(now))
     }
 
     fn is_due(&self, rank: usize, now: Nanos) -> bool {

@@ -1,6 +1,6 @@
 //! What the network does wrong on purpose; see [`crate::mutation`].
 
-use ccl_transport::verbs::{Operation, RemoteAddress};
+use ccl_transport::verbs::RemoteAddress;
 
 use super::link::{CONTROL, GOODBYE};
 use super::{EndId, Network};
@@ -36,32 +36,24 @@ impl Network {
         self.is_mutant(Mutation::ForgottenCredit) && self.is_renewed(end)
     }
 
-    /// A fence that hits nothing.
+    /// A fence that hits nothing, or nothing but the first connection of its path.
     pub(super) fn falsify_immediate(&self, immediate: u32) -> u32 {
-        match self.is_mutant(Mutation::IgnoredFence) && is_fence(immediate) {
-            true => immediate & !INCARNATION_BITS,
-            false => immediate,
+        let below = immediate & INCARNATION_BITS;
+        match self.mutation {
+            Some(Mutation::IgnoredFence) if is_fence(immediate) => immediate - below,
+            Some(Mutation::FenceWithoutIncarnation) if is_fence(immediate) => {
+                immediate - below + below.min(1)
+            }
+            Some(_) | None => immediate,
         }
     }
 
     /// Puts what has just arrived before what came last, where that is the mutation.
     pub(super) fn falsify_order(&mut self, end: EndId) {
-        let is_late_fence = self.is_mutant(Mutation::LateFence);
         let is_disorder = self.is_mutant(Mutation::WrongOrder) && self.is_renewed(end);
         let inbox = &mut self.ends[end].inbox;
-        let last = inbox.len() - 1;
-        if last == 0 {
-            return;
-        }
-        let came_before = match inbox[last - 1].operation {
-            Operation::WriteWithImmediate { immediate, .. } => is_fence(immediate),
-            Operation::Send { .. }
-            | Operation::Write { .. }
-            | Operation::Read { .. }
-            | Operation::CompareAndSwap { .. }
-            | Operation::FetchAdd { .. } => false,
-        };
-        if is_disorder || is_late_fence && came_before {
+        if is_disorder && inbox.len() > 1 {
+            let last = inbox.len() - 1;
             inbox.swap(last, last - 1);
         }
     }

@@ -6,7 +6,6 @@ use ccl_transport::verbs::Depth;
 
 use super::{EndId, Event, Network, Place};
 use crate::Nanos;
-use crate::mutation::Mutation;
 
 /// How long a keeper waits between attempts.
 const FIRST_BACK_OFF: Nanos = 5_000_000;
@@ -146,7 +145,8 @@ impl Network {
         &mut self.links[link]
     }
 
-    /// A tile has landed in its slot: the slot must not belong to a later tile by now.
+    /// A tile has landed in its slot, where no later tile may be, used up or not. A fence and what
+    /// follows it travel together, so until then the slot is still that of the older tile.
     pub(super) fn check_landing(&mut self, end: EndId, immediate: u32) {
         let Place { link, side, .. } = self.ends[end].place;
         if immediate & CONTROL != 0 {
@@ -154,20 +154,15 @@ impl Network {
             return;
         }
         let tile = u64::from(immediate);
-        let LinkState { committed, slots, landed, .. } = &mut self.links[link];
-        let owner = committed[1 - side];
-        let slots = *slots;
-        let slot = usize::try_from(tile % slots).unwrap_or(0);
-        let is_again = landed[side][slot] > tile;
-        landed[side][slot] = landed[side][slot].max(tile + 1);
+        let LinkState { slots, landed, .. } = &mut self.links[link];
+        let slot = usize::try_from(tile % *slots).unwrap_or(0);
+        let latest = landed[side][slot];
+        landed[side][slot] = latest.max(tile + 1);
         self.tally.tiles += 1;
-        self.tally.landed_again += u64::from(is_again);
-        if tile + slots < owner {
-            let name = self.name(end);
-            self.violate(format!(
-                "{name}: tile {tile} lands in a slot that belongs to tile {}",
-                owner - 1 - (owner - 1 - tile) % slots
-            ));
+        self.tally.landed_again += u64::from(latest == tile + 1);
+        if latest > tile + 1 {
+            let (name, latest) = (self.name(end), latest - 1);
+            self.violate(format!("{name}: tile {tile} lands in the slot where tile {latest} is"));
         }
     }
 
@@ -250,8 +245,7 @@ impl Network {
         let at = (self.now + delay).max(state.heard_at[side] + 1);
         state.heard_at[side] = at;
         let domain = self.domain_of(end);
-        let more = u32::from(side == DIALS && self.is_mutant(Mutation::MismatchedIncarnations));
-        let item = NewsItem::Connected { path, incarnation: incarnation + more, end, domain };
+        let item = NewsItem::Connected { path, incarnation, end, domain };
         self.agenda.plan(at, Event::News { link, side, item });
     }
 

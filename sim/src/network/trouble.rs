@@ -187,6 +187,11 @@ impl Network {
         }
     }
 
+    /// Whether any link was without a path that works for so long.
+    pub(crate) fn has_lost(&self, patience: Nanos) -> bool {
+        (0..self.links.len()).any(|link| self.longest_loss(link) >= patience)
+    }
+
     /// For how long a link has been, or was, without any path that works.
     pub(crate) fn longest_loss(&self, link: usize) -> Nanos {
         let state = &self.links[link];
