@@ -185,7 +185,8 @@ impl World<'_> {
         let mut network = self.network.lock();
         let loss = actor.links.iter().map(|link| network.longest_loss(*link)).max().unwrap_or(0);
         let cause = actor.failure.clone().unwrap_or_default();
-        let is_closed = cause.contains("(closed)") && !cause.replace("(closed)", "").contains('(');
+        // Every path that is gone was closed; one that has come back may never have become usable.
+        let is_closed = !cause.replace("(closed)", "").contains('(');
         if loss >= PATIENCE || is_closed && loss >= CLOSED_PATIENCE {
             network.note(|_| format!("rank {rank} fails, as it may: {cause}"));
             return Ok(());
