@@ -284,6 +284,8 @@ fn connected(
     stream: TcpStream,
 ) -> Result<Connected, TransportError> {
     detect::hasten(&stream);
+    detect::keep_asking(&stream)
+        .map_err(|cause| TransportError::system("keep asking about a connection", cause))?;
     let domain = SoftDevice::new(address.name.clone(), address.address).domain()?;
     let mut pair = instrument(rail, domain.queue_pair(depth)?, depth);
     pair.initialise().expect("a new queue pair can be initialised");

@@ -254,7 +254,7 @@ impl NetworkLink {
         self.posted();
         self.split.give(path, bytes);
         if self.window.post(sequence, path, bytes) {
-            self.resent(path, bytes);
+            self.resent(bytes);
         }
         true
     }

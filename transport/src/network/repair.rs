@@ -29,8 +29,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(4);
 /// Looks without anything new on the way before they stop: what was sent last was a credit, and nobody
 /// confirms that to this end.
 const LAST_LOOKS: u32 = 500;
-/// A peer that closed every path without a word has ended, unless it comes back within this time.
-const CLOSED_PATIENCE: Duration = Duration::from_millis(500);
+/// A peer that closed every path without a word has ended, unless it comes back within this time, which
+/// is longer than the longest pause between two attempts to connect.
+const CLOSED_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How a link repairs itself.
 #[derive(Clone, Debug)]
@@ -197,8 +198,8 @@ impl NetworkLink {
         self.take_credit(path);
     }
 
-    /// A tile of a lost path was handed to `_path`.
-    pub(super) fn resent(&mut self, _path: usize, bytes: usize) {
+    /// A tile that was lost with a path was handed to another.
+    pub(super) fn resent(&mut self, bytes: usize) {
         if let Some((_, tiles, total)) = &mut self.repair.mending {
             *tiles += 1;
             *total += bytes;
@@ -293,11 +294,13 @@ impl NetworkLink {
                 self.repair.quarantines[path].returned(now);
                 self.repair.holds[path] = None;
                 self.repair.revision += 1;
+                self.posted();
             }
-            // The connection did not live long enough to be used: the keeper makes another.
+            // The connection did not live long enough to be used: the keeper makes another, in place
+            // of this one and not of the one before.
             Err(cause) => {
                 self.carriers[path].cause = cause.to_string();
-                self.repair.holds[path] = Some(clock::now());
+                self.repair.keeper.reconnect(path, incarnation);
             }
         }
     }
@@ -305,6 +308,7 @@ impl NetworkLink {
     /// A path can carry tiles. A connection that never came so far does not count.
     pub(super) fn usable(&mut self, path: usize) {
         self.repair.severed = None;
+        self.carriers[path].cause.clear();
         let mut paths = 0..self.carriers.len();
         self.repair.only_closed |= paths.all(|path| self.fences.is_up(path));
         if self.fences.incarnation(path) > 0 {
@@ -366,7 +370,8 @@ impl NetworkLink {
         if !is_over || !patience.is_zero() || self.failure.is_some() {
             return;
         }
-        let lost = self.carriers.iter().filter(|carrier| carrier.live.is_none());
+        // A path that came back and was never announced has its last cause too.
+        let lost = self.carriers.iter().filter(|carrier| !carrier.cause.is_empty());
         let causes: Vec<String> =
             lost.map(|carrier| format!("{}: {}", carrier.name, carrier.cause)).collect();
         self.failure = Some(TransportError::PeerGone(causes.join("; ")));
