@@ -9,7 +9,6 @@ mod keeper;
 pub mod mutation;
 mod network;
 mod oracle;
-pub mod random;
 pub mod runner;
 pub mod scenario;
 pub mod tally;

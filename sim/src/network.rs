@@ -19,6 +19,7 @@ mod wire;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ccl_core::random::Random;
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{Access, Memory};
 
@@ -28,7 +29,6 @@ pub(crate) use self::link::{LinkState, NewsItem};
 pub(crate) use self::trouble::Nic;
 use crate::Nanos;
 use crate::mutation::Mutation;
-use crate::random::Random;
 use crate::scenario::{Fault, Physics};
 use crate::tally::Tally;
 

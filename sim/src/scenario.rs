@@ -8,11 +8,11 @@ use std::fmt;
 use ccl_core::collective::Collective;
 use ccl_core::datatype::DataType;
 use ccl_core::ids::{Node, Rank};
+use ccl_core::random::Random;
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use ccl_transport::network::LinkShape;
 
 use crate::Nanos;
-use crate::random::Random;
 
 /// Ranks of one world, at most: sums of the values that ranks contribute stay exact in 8 bits.
 const MOST_RANKS: usize = 8;

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ccl_core::random::Random;
 use ccl_transport::clock::simulation::VirtualTime;
 
 use crate::Nanos;
@@ -12,7 +13,6 @@ use crate::build;
 use crate::calls::{Planned, Plans};
 use crate::mutation::Mutation;
 use crate::network::Shared;
-use crate::random::Random;
 use crate::scenario::Scenario;
 use crate::tally::Tally;
 

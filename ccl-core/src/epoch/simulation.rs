@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{Agreement, Ballot, Input, Message, Output, Row};
 use crate::ids::{Epoch, Rank, Timestamp};
+use crate::random::Random;
 use crate::topology::RailCapacity;
 
 const MILLISECOND: u64 = 1_000_000;
@@ -91,27 +92,6 @@ pub(super) struct World {
     violation: Option<String>,
 }
 
-/// Sebastiano Vigna's splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn percent(&mut self, chance: u64) -> bool {
-        self.below(100) < chance
-    }
-}
-
 /// Runs the world of `seed` to its end. The error says which promise was broken.
 pub(super) fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Reached, String> {
     let mut world = World::new(seed, sabotage);
@@ -131,7 +111,7 @@ pub(super) fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Reached, Stri
 
 impl World {
     fn new(seed: u64, sabotage: Option<Sabotage>) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let ranks = 1 + u32::try_from(random.below(5)).unwrap();
         let member = |rank| Member {
             agreement: Agreement::new(Rank(rank), ranks),

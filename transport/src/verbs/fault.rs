@@ -10,6 +10,8 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
+use ccl_core::random::Random;
+
 use super::{
     Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, State, Status,
     WorkRequest,
@@ -39,7 +41,7 @@ impl Script {
     /// Delays and throttling, drawn from the seed.
     #[must_use]
     pub fn benign(seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let delay_polls = 1 + random.below(20);
         let bytes_per_poll = Some(1 << (8 + random.below(12)));
         Self { seed, delay_polls, bytes_per_poll, ..Self::default() }
@@ -75,7 +77,7 @@ impl Faulty {
     /// Wraps a queue pair that holds up to `sends` operations.
     #[must_use]
     pub fn new(inner: Box<dyn QueuePair>, sends: usize, script: Script) -> Self {
-        let random = Random(script.seed);
+        let random = Random::new(script.seed);
         Self {
             inner,
             script,
@@ -252,24 +254,5 @@ impl QueuePair for Faulty {
 
     fn needs_poll(&self) -> bool {
         !self.waiting.is_empty() || !self.held.is_empty() || self.inner.needs_poll()
-    }
-}
-
-/// SplitMix64: small, seeded, and the same everywhere.
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
-
-    /// A number below `limit`, which must not be 0.
-    fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
     }
 }

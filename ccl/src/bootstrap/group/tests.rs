@@ -1,0 +1,154 @@
+//! The store's decisions, without sockets.
+
+use super::*;
+
+fn process(pid: u32) -> Process {
+    Process { pid, host: "h".into(), identity: "i".into() }
+}
+
+/// Rank `rank` speaks through the peer of the same number.
+fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
+    let mut out = Vec::new();
+    let numbered = Numbered { number: 7, request };
+    group.handle(Peer(u64::from(rank)), rank, numbered, &mut out).unwrap();
+    out
+}
+
+fn formed(size: u32) -> Group {
+    let mut group = Group::new(process(1), Vec::new());
+    for rank in 0..size {
+        say(&mut group, rank, Request::Join { size, process: process(rank) });
+    }
+    assert!(group.is_formed());
+    group
+}
+
+fn peers(numbers: &[u64]) -> Vec<Peer> {
+    numbers.iter().copied().map(Peer).collect()
+}
+
+#[test]
+fn the_last_rank_forms_the_group() {
+    let mut group = Group::new(process(1), Vec::new());
+    let join = |pid| Request::Join { size: 2, process: process(pid) };
+    assert_eq!(say(&mut group, 1, join(1)), []);
+    let push = Push::Formed { host_rank: Some(1), places: Vec::new() };
+    assert_eq!(say(&mut group, 0, join(0)), [Output { to: peers(&[0, 1]), push }]);
+}
+
+#[test]
+fn sizes_must_agree() {
+    let mut group = Group::new(process(1), Vec::new());
+    say(&mut group, 0, Request::Join { size: 2, process: process(0) });
+    let out = say(&mut group, 2, Request::Join { size: 3, process: process(2) });
+    let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2".to_owned();
+    let push = Push::Failed(Failure::Usage(reason));
+    assert_eq!(out, [Output { to: peers(&[2, 0]), push }]);
+}
+
+#[test]
+fn a_late_claim_fails_alone() {
+    let mut group = formed(2);
+    let mut out = Vec::new();
+    let request = Request::Join { size: 2, process: process(9) };
+    group.handle(Peer(50), 1, Numbered { number: 0, request }, &mut out).unwrap();
+    let reason = "rank 1 is claimed by two processes, 1@h and 9@h".to_owned();
+    let push = Push::Failed(Failure::Usage(reason));
+    assert_eq!(out, [Output { to: peers(&[50]), push }]);
+    assert!(group.is_formed());
+}
+
+#[test]
+fn a_waiting_get_is_answered_by_the_set() {
+    let mut group = formed(2);
+    assert_eq!(say(&mut group, 0, Request::Get { key: "k".into() }), []);
+    let out = say(&mut group, 1, Request::Set { key: "k".into(), value: vec![5] });
+    let reply = |reply| Push::Reply { number: 7, reply };
+    assert_eq!(
+        out,
+        [
+            Output { to: peers(&[0]), push: reply(Reply::Value(vec![5])) },
+            Output { to: peers(&[1]), push: reply(Reply::Done) }
+        ]
+    );
+}
+
+#[test]
+fn who_leaves_ends_the_gathers_that_wait_for_it() {
+    let mut group = formed(3);
+    let gather = |name: &str| Request::Gather { name: name.into(), value: vec![1] };
+    say(&mut group, 0, gather("waits"));
+    for rank in [0, 2] {
+        say(&mut group, rank, gather("has it"));
+    }
+    let out = say(&mut group, 2, Request::Leave { calls: 4 });
+    let failed = |name: &str| Push::GatherFailed { name: name.into(), failure: departed(2) };
+    assert_eq!(
+        out,
+        [
+            Output { to: peers(&[0, 1]), push: Push::Left { rank: 2, calls: 4 } },
+            Output { to: peers(&[0]), push: failed("waits") },
+            Output { to: peers(&[2]), push: Push::Reply { number: 7, reply: Reply::Done } },
+        ]
+    );
+    let out = say(&mut group, 1, gather("has it"));
+    let values = vec![vec![1]; 3];
+    let push = Push::Gathered { name: "has it".into(), values };
+    assert_eq!(out, [Output { to: peers(&[0, 1]), push }]);
+    assert_eq!(
+        say(&mut group, 1, gather("later")),
+        [Output { to: peers(&[1]), push: failed("later") }]
+    );
+    assert_eq!(group.stored_bytes, 0);
+}
+
+#[test]
+fn the_end_of_a_connection_is_a_loss_unless_it_left() {
+    let mut group = formed(3);
+    let mut out = Vec::new();
+    say(&mut group, 0, Request::Leave { calls: 0 });
+    group.gone(Peer(0), 0, "closed", &mut out);
+    assert_eq!(out, []);
+    group.gone(Peer(1), 1, "closed", &mut out);
+    let rank = ccl_core::ids::Rank(1);
+    let push = Push::Event(ControlEvent::Lost { rank, reason: "closed".into() });
+    assert_eq!(out, [Output { to: peers(&[2]), push }]);
+}
+
+#[test]
+fn letters_go_to_those_who_are_there() {
+    let mut group = formed(3);
+    say(&mut group, 2, Request::Leave { calls: 0 });
+    let out = say(&mut group, 0, Request::Relay { to: vec![1, 2, 9], letter: vec![5] });
+    let push = Push::Relayed { from: 0, letter: vec![5] };
+    assert_eq!(out, [Output { to: peers(&[1]), push }]);
+    assert_eq!(say(&mut group, 2, Request::Relay { to: vec![1], letter: vec![6] }), []);
+}
+
+#[test]
+fn limits_are_kept() {
+    let mut group = formed(1);
+    let value = vec![0; MAX_BLOB_BYTES + 1];
+    let out = say(&mut group, 0, Request::Set { key: "k".into(), value });
+    let refused =
+        |out: &[Output]| matches!(&out[0].push, Push::Reply { reply: Reply::Refused(_), .. });
+    assert!(refused(&out));
+    let value = vec![0; MAX_BLOB_BYTES];
+    for index in 0..MAX_STORED_BYTES / MAX_BLOB_BYTES {
+        group.admit(&index.to_string(), &value, 0).unwrap();
+    }
+    assert!(refused(&say(&mut group, 0, Request::Set { key: "k".into(), value: vec![0] })));
+}
+
+#[test]
+fn breaches_of_the_protocol_are_errors() {
+    let mut group = formed(2);
+    let mut out = Vec::new();
+    let mut say =
+        |peer, request| group.handle(Peer(peer), 0, Numbered { number: 0, request }, &mut out);
+    let gather = || Request::Gather { name: "g".into(), value: vec![] };
+    assert!(say(50, gather()).is_err());
+    assert!(say(0, Request::Join { size: 2, process: process(0) }).is_err());
+    assert!(say(0, gather()).is_ok());
+    assert!(say(0, gather()).is_err());
+}
