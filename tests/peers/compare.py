@@ -157,14 +157,15 @@ def our_candidate():
 
 
 def open_mpi(folder):
-    """Open MPI. Its ranks must yield when there are more of them than cores."""
+    """Open MPI. When there are more ranks than cores, they must yield, and are bound as ours are."""
     program = compile_mpi("mpicc.openmpi", folder)
     launch = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
 
     def command(plan):
         crowded = plan.ranks > os.cpu_count()
-        yielding = ["--mca", "mpi_yield_when_idle", "1", "--bind-to", "none"] if crowded else []
-        return [*launch, *yielding, "-n", str(plan.ranks), program, *peer_arguments(plan)]
+        sharing = ["--mca", "mpi_yield_when_idle", "1", "--map-by", "core"]
+        sharing += ["--bind-to", "core:overload-allowed"]
+        return [*launch, *(sharing if crowded else []), "-n", str(plan.ranks), program, *peer_arguments(plan)]
 
     version = first_line(["mpirun.openmpi", "--version"]).split()[-1]
     return Candidate("Open MPI", measure_peer, command, version)

@@ -11,7 +11,7 @@ use clap::{CommandFactory as _, Parser};
 
 use crate::data::Operation;
 use crate::faults::wish::{self, Wish};
-use crate::launch::Member;
+use crate::launch::{Binding, Member};
 use crate::size::{self, Step, Sweep};
 use crate::testbed::shape::Rate;
 
@@ -125,6 +125,16 @@ pub struct Arguments {
     /// Start so many processes of this program on this machine
     #[arg(long, value_name = "N", help_heading = "Ours")]
     pub ranks: Option<NonZeroUsize>,
+    /// Bind every process to a processor when there are more of them than processors, or leave that
+    /// to the kernel
+    #[arg(
+        long = "bind-to",
+        value_enum,
+        default_value_t,
+        requires = "ranks",
+        help_heading = "Ours"
+    )]
+    pub binding: Binding,
     /// Let the processes pretend to be on so many hosts, neighbours on the same one
     #[arg(long, value_name = "N", requires = "ranks", help_heading = "Ours")]
     pub hosts: Option<NonZeroUsize>,

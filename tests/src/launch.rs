@@ -3,6 +3,10 @@
 //! Every process gets one end of a socket as its standard input. Over it, rank 0 tells the launcher
 //! where the ranks meet, and the launcher tells the others. A process that ends with an error ends
 //! all; one whose launcher is gone is killed by the kernel.
+//!
+//! Where there are more processes than processors, each is bound to one of them, as `mpirun` does: the
+//! kernel spreads processes that started a moment ago unevenly, and one crowded processor sets the pace
+//! of all ranks.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,6 +18,7 @@ use std::process::{Child, Command, Stdio};
 use std::str::FromStr;
 
 use rustix::process::{self, Pid, Signal, WaitOptions, WaitStatus};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::Outcome;
 use crate::arguments::Arguments;
@@ -157,6 +162,32 @@ impl Drop for Processes {
     }
 }
 
+/// Where the processes of `--ranks` run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Binding {
+    /// Each bound to one processor if there are more of them than processors.
+    #[default]
+    Core,
+    /// Where the kernel puts them.
+    None,
+}
+
+/// Binds this process to one processor if there are more members than processors.
+fn bind(member: Member) -> rustix::io::Result<()> {
+    let allowed = sched_getaffinity(None)?;
+    let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let Some(processor) = processor_of(member, &processors) else { return Ok(()) };
+    let mut one = CpuSet::new();
+    one.set(processor);
+    sched_setaffinity(None, &one)
+}
+
+/// The processor of a member, which shares it with as few others as possible; none where all have room.
+fn processor_of(member: Member, processors: &[usize]) -> Option<usize> {
+    let crowded = member.count > processors.len();
+    processors.get(member.index % processors.len().max(1)).copied().filter(|_| crowded)
+}
+
 /// The link of a started process to its launcher.
 #[derive(Debug)]
 pub struct Link {
@@ -169,7 +200,7 @@ impl Link {
     ///
     /// # Errors
     /// The launcher is gone, or standard input is not its socket.
-    pub fn attach(member: Member) -> Outcome<Self> {
+    pub fn attach(member: Member, binding: Binding) -> Outcome<Self> {
         process::set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|cause| Failure::system("tying this process to its launcher", cause))?;
         // The launcher may have ended before that call.
@@ -181,6 +212,9 @@ impl Link {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|cause| Failure::system("taking over standard input", cause))?;
+        if binding == Binding::Core {
+            bind(member).map_err(|cause| Failure::system("binding to a processor", cause))?;
+        }
         Ok(Self { member, socket: File::from(socket) })
     }
 
@@ -221,6 +255,17 @@ mod tests {
         for text in ["", "1:2", "4:4:1", "a:4:1", "1:2:3:4", "-1:2:3"] {
             assert!(text.parse::<Member>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_crowd_shares_the_processors_evenly() {
+        let places = |count, processors: &[usize]| -> Vec<_> {
+            (0..count)
+                .map(|index| processor_of(Member { index, count, launcher: 1 }, processors))
+                .collect()
+        };
+        assert_eq!(places(5, &[3, 8]), [Some(3), Some(8), Some(3), Some(8), Some(3)]);
+        assert_eq!(places(2, &[0, 1]), [None, None]);
     }
 
     #[test]

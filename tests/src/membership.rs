@@ -27,7 +27,7 @@ pub enum Membership {
 /// The launcher is gone.
 pub fn find(arguments: &Arguments) -> Outcome<Membership> {
     match arguments.member {
-        Some(member) => Link::attach(member).map(Membership::Member),
+        Some(member) => Link::attach(member, arguments.binding).map(Membership::Member),
         None if environment::has_launcher() => Ok(Membership::Launched),
         None => Ok(Membership::Alone),
     }
