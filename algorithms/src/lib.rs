@@ -19,6 +19,7 @@ pub mod binary_tree;
 mod candidates;
 pub mod choose;
 pub mod combine;
+pub mod degraded;
 mod hierarchical;
 pub mod pattern;
 pub mod shares;

@@ -1,0 +1,101 @@
+//! AllReduce between hosts that do not have all their rails any more.
+//!
+//! Positions are hosts here, and items are pieces of the data: [`crate::hierarchical`] gives every host's
+//! part to its ranks. A strategy looks at a [`Fabric`] and answers with a [`Between`]: what moves, and
+//! how large the pieces are beside each other.
+
+use crate::combine::Shared;
+
+/// The rails between hosts, as they are now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fabric {
+    /// Bytes per second of every rail of every host, in each direction; zero for a rail that is down.
+    rails: Vec<Vec<f64>>,
+    reach: Reach,
+}
+
+/// Which rails of two hosts are connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// Every rail with every rail: only the capacities of hosts matter.
+    #[default]
+    Switched,
+    /// Rail `r` of one host with rail `r` of another only.
+    RailOnly,
+}
+
+/// An AllReduce between hosts: position `i` is host `i`, chunk `j` is piece `j`.
+#[derive(Clone, Debug)]
+pub struct Between {
+    /// What moves.
+    pub schedule: Shared,
+    /// The sizes of the pieces, in proportion; a piece may have none.
+    pub weights: Vec<f64>,
+}
+
+impl Fabric {
+    /// Hosts with these rails, in bytes per second; zero for a rail that is down.
+    ///
+    /// # Panics
+    /// There is no host.
+    #[must_use]
+    pub fn new(rails: Vec<Vec<f64>>, reach: Reach) -> Self {
+        assert!(!rails.is_empty(), "a fabric without hosts");
+        Self { rails, reach }
+    }
+
+    /// Number of hosts.
+    #[must_use]
+    pub fn hosts(&self) -> usize {
+        self.rails.len()
+    }
+
+    /// The rails of `host`.
+    #[must_use]
+    pub fn rails(&self, host: usize) -> &[f64] {
+        &self.rails[host]
+    }
+
+    /// Bytes per second that `host` can send, and receive.
+    #[must_use]
+    pub fn capacity(&self, host: usize) -> f64 {
+        self.rails[host].iter().sum()
+    }
+
+    /// [`Self::capacity`] of all hosts.
+    #[must_use]
+    pub fn capacities(&self) -> Vec<f64> {
+        (0..self.hosts()).map(|host| self.capacity(host)).collect()
+    }
+
+    /// Bytes per second between two hosts when nothing else moves.
+    #[must_use]
+    pub fn between(&self, one: usize, other: usize) -> f64 {
+        match self.reach {
+            Reach::Switched => f64::min(self.capacity(one), self.capacity(other)),
+            Reach::RailOnly => {
+                let both = self.rails[one].iter().zip(&self.rails[other]);
+                both.map(|(one, other)| f64::min(*one, *other)).sum()
+            }
+        }
+    }
+
+    /// Which rails are connected.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        self.reach
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_without_a_common_rail_cannot_talk_unless_there_is_a_switch() {
+        let rails = vec![vec![1.0, 0.0, 2.0], vec![1.0, 3.0, 0.0]];
+        let only = Fabric::new(rails.clone(), Reach::RailOnly);
+        assert_eq!((only.between(0, 1), only.capacity(1)), (1.0, 4.0));
+        assert_eq!(Fabric::new(rails, Reach::Switched).between(0, 1), 3.0);
+    }
+}
