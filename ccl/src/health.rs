@@ -3,6 +3,7 @@
 //! ```text
 //! board      where the transport reports this rank's rails
 //! judge      what the fates of single paths say about a rail
+//! witnesses  what third hosts say about it
 //! gate       counts the collectives that this rank starts, and stops it
 //! capacity   from agreed health to the topology that plans are made for
 //! ```
@@ -17,10 +18,12 @@ mod gate;
 mod judge;
 #[cfg(test)]
 mod tests;
+mod witnesses;
 
 pub use board::HealthBoard;
 pub(crate) use capacity::with_health;
 pub(crate) use judge::{Judge, Paths};
+pub(crate) use witnesses::Surroundings;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -79,6 +82,8 @@ struct RailNews {
     bytes_per_second: f64,
     verdict: Verdict,
     evidence: String,
+    /// Ranks, one of each host, that do not answer on it while others do.
+    unreached: Vec<Rank>,
     counters: RailCounters,
     last_fault: Option<Timestamp>,
 }
@@ -138,6 +143,7 @@ impl Health {
     pub(crate) fn rails(&self) -> Vec<RailHealth> {
         let mut rails = lock(&self.state).rails.clone();
         rails[self.me.index()] = self.board.news();
+        witnesses::conclude(&mut rails);
         let of_rank = |(rank, rails): (Rank, Vec<RailNews>)| {
             (0..).map(Rail).zip(rails).map(move |(rail, news)| news.of(rank, rail))
         };
@@ -289,6 +295,7 @@ impl RailNews {
             bytes_per_second: *bytes_per_second,
             verdict: Verdict::Unknown,
             evidence: String::new(),
+            unreached: Vec::new(),
             counters: RailCounters::default(),
             last_fault: None,
         }
@@ -299,7 +306,7 @@ impl RailNews {
     }
 
     fn of(self, rank: Rank, rail: Rail) -> RailHealth {
-        let Self { state, bytes_per_second, verdict, evidence, counters, last_fault } = self;
+        let Self { state, bytes_per_second, verdict, evidence, counters, last_fault, .. } = self;
         RailHealth { rank, rail, state, bytes_per_second, verdict, evidence, counters, last_fault }
     }
 }

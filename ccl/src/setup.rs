@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::Links;
-use crate::health::{HealthBoard, Judge, Paths};
+use crate::health::{HealthBoard, Judge, Paths, Surroundings};
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
 use crate::timeline::Timeline;
 
@@ -141,7 +141,9 @@ impl Group<'_> {
                 Some(created.map_err(from_transport)?)
             }
         };
-        let endpoint = if remote.is_empty() { None } else { Some(self.bind(rails, &timeline)?) };
+        let rails = addresses(rails);
+        let endpoint =
+            if remote.is_empty() { None } else { Some(self.bind(rails.clone(), &timeline)?) };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
             &Whereabouts {
@@ -158,6 +160,10 @@ impl Group<'_> {
             self.link_host(segment, &here, &whereabouts, &mut links)?;
         }
         if let Some(endpoint) = endpoint {
+            let hosts = one_of_each_host(&topology, &remote)
+                .map(|rank| (rank, whereabouts[rank.index()].rails.clone()))
+                .filter(|(_, rails)| !rails.is_empty());
+            timeline.surround(Surroundings { rails, hosts: hosts.collect() });
             let peer = |rank: &Rank| PeerAddresses {
                 rank: *rank,
                 addresses: whereabouts[rank.index()].rails.clone(),
@@ -176,15 +182,8 @@ impl Group<'_> {
     }
 
     /// Listens on every NIC.
-    fn bind(&self, rails: Vec<Nic>, timeline: &Arc<Timeline>) -> Result<Endpoint, Error> {
-        let rails = rails.into_iter().map(|nic| RailAddress {
-            name: nic.name,
-            address: nic.address,
-            interface: Some(nic.interface),
-            #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
-            capacity: nic.speed_bytes_per_second as f64,
-        });
-        let endpoint = Endpoint::bind(rails.collect(), self.key.clone()).map_err(from_transport)?;
+    fn bind(&self, rails: Vec<RailAddress>, timeline: &Arc<Timeline>) -> Result<Endpoint, Error> {
+        let endpoint = Endpoint::bind(rails, self.key.clone()).map_err(from_transport)?;
         Ok(endpoint.terms(self.terms(timeline)))
     }
 
@@ -272,6 +271,27 @@ impl Group<'_> {
         let blobs = self.control.all_gather(name, &blob, self.deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(internal)).collect()
     }
+}
+
+/// The rails of this rank, as the transport knows them.
+fn addresses(nics: Vec<Nic>) -> Vec<RailAddress> {
+    let address = |nic: Nic| RailAddress {
+        name: nic.name,
+        address: nic.address,
+        interface: Some(nic.interface),
+        #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+        capacity: nic.speed_bytes_per_second as f64,
+    };
+    nics.into_iter().map(address).collect()
+}
+
+/// The lowest of these ranks on every host.
+fn one_of_each_host<'a>(
+    topology: &'a Topology,
+    ranks: &'a [Rank],
+) -> impl Iterator<Item = Rank> + 'a {
+    let is_first = |rank: &&Rank| topology.leader(topology.node_of(**rank)) == **rank;
+    ranks.iter().filter(is_first).copied()
 }
 
 /// How many processors this process may keep busy; affinity and control groups count.

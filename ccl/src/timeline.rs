@@ -8,7 +8,7 @@ use ccl_transport::network::events::{Log, RailEvent, RailEventKind, Witness};
 use serde::Serialize;
 
 use crate::driver::lock;
-use crate::health::Judge;
+use crate::health::{Judge, Surroundings};
 
 /// Older records than the last so many are forgotten.
 const REMEMBERED: usize = 4096;
@@ -19,7 +19,8 @@ pub struct RailRecord {
     /// When, on the clock `CLOCK_MONOTONIC` of the host, in nanoseconds.
     pub at_ns: u64,
     /// `suspected`, `given-up` (fenced at this end), `resent`, `resumed` (the first tile since
-    /// then came from the peer, or was confirmed by it) or `returned`.
+    /// then came from the peer, or was confirmed by it), `returned`, or `measured` (it is slower, or no
+    /// longer slower, than its siblings).
     pub event: &'static str,
     /// The rail of this rank.
     pub rail: usize,
@@ -39,6 +40,9 @@ pub struct RailRecord {
     /// Their bytes.
     #[serde(skip_serializing_if = "is_zero")]
     pub bytes: usize,
+    /// Measured part of the nominal capacity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent: Option<u8>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks with a reference")]
@@ -58,6 +62,7 @@ impl RailRecord {
             cause: None,
             tiles: 0,
             bytes: 0,
+            percent: None,
         };
         record.event = match &event.kind {
             RailEventKind::Suspected => "suspected",
@@ -72,6 +77,10 @@ impl RailRecord {
             }
             RailEventKind::Resumed => "resumed",
             RailEventKind::Returned => "returned",
+            RailEventKind::Measured { percent } => {
+                record.percent = Some(*percent);
+                "measured"
+            }
         };
         record
     }
@@ -87,6 +96,11 @@ pub(crate) struct Timeline {
 impl Timeline {
     pub(crate) fn new(judge: Judge) -> Self {
         Self { records: Mutex::default(), judge }
+    }
+
+    /// Whom to ask when a path is lost.
+    pub(crate) fn surround(&self, surroundings: Surroundings) {
+        self.judge.surround(surroundings);
     }
 
     /// Everything that was not taken.

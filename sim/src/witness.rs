@@ -52,7 +52,7 @@ impl Witness for SimulatedWitness {
                 tally.resent_tiles += tiles as u64;
                 tally.resent_bytes += bytes as u64;
             }
-            RailEventKind::Resumed => {}
+            RailEventKind::Resumed | RailEventKind::Measured { .. } => {}
             RailEventKind::Returned => tally.returned += 1,
         }
     }

@@ -101,7 +101,7 @@ def command_line(arguments):
 def iterations(size):
     """Timed calls of a size: fewer where each of them takes long."""
     if size <= 1 << 10:
-        return 1000
+        return 5000
     if size <= 64 << 10:
         return 200
     if size <= 1 << 20:

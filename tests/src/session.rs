@@ -153,6 +153,7 @@ impl Session<'_> {
             let entries = timeline::gather(world, &records)
                 .map_err(|error| Failure::Library { rank: world.rank().0, error })?;
             history.entries = Some(entries);
+            history.rails = timeline::troubled(&world.health());
         }
         Ok(history)
     }
@@ -269,6 +270,8 @@ struct History {
     strikes: Vec<Strike>,
     /// Faults that were not made, and in how many measurements.
     missed: Vec<(String, usize)>,
+    /// Lines about rails that are not well.
+    rails: Vec<String>,
 }
 
 /// What the rows add up to.
@@ -352,9 +355,10 @@ impl<'a> Output<'a> {
 
     /// Prints what happened to the rails, and how the ranks got over every cut.
     fn history(&mut self, history: &History) -> Outcome<()> {
-        let History { entries, strikes, missed } = history;
+        let History { entries, strikes, missed, rails } = history;
         let faults = &self.session.arguments.faults;
         let mut lines = timeline::show(entries.as_deref().unwrap_or_default(), strikes);
+        lines.extend(rails.iter().cloned());
         if let Some(entries) = entries.as_ref().filter(|_| !faults.is_empty()) {
             let ranks_per_host = wish::ranks_per_host(self.session.arguments);
             let accounts = account::accounts(strikes, faults, entries, ranks_per_host);

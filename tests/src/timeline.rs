@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::Path;
 
-use ccl::{Communicator, RailRecord, ReduceOp};
+use ccl::{Communicator, RailHealth, RailRecord, RailState, ReduceOp, Verdict};
 use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
@@ -37,6 +37,9 @@ pub(crate) struct Entry {
     /// Their bytes.
     #[serde(default)]
     pub(crate) bytes: usize,
+    /// Measured part of the nominal capacity.
+    #[serde(default)]
+    pub(crate) percent: Option<u8>,
 }
 
 #[derive(Serialize)]
@@ -147,6 +150,26 @@ pub(crate) fn show(entries: &[Entry], strikes: &[Strike]) -> Vec<String> {
     shown.chain((left_out > 0).then_some(rest)).collect()
 }
 
+/// The lines about rails that failed, or do not work as they should.
+pub(crate) fn troubled(rails: &[RailHealth]) -> Vec<String> {
+    let is_odd = |rail: &&RailHealth| {
+        rail.state != RailState::Up || rail.verdict != Verdict::Unknown || rail.counters.faults > 0
+    };
+    let line = |health: &RailHealth| {
+        let RailHealth { rank, rail, state, verdict, evidence, counters, .. } = health;
+        let (state, faults) = (state.name(), counters.faults);
+        let mut line = format!("# rank {rank} rail {rail}: {state}, {faults} faults");
+        if *verdict != Verdict::Unknown {
+            line.push_str(&format!("; at fault: {}", verdict.name()));
+        }
+        if !evidence.is_empty() {
+            line.push_str(&format!(" ({})", evidence.replace(['\n', '\t'], " ")));
+        }
+        line
+    };
+    rails.iter().filter(is_odd).map(line).collect()
+}
+
 /// Whether the path was given up next.
 fn is_confirmed(suspicion: &Entry, later: &[Entry]) -> bool {
     let of_path = |entry: &&Entry| (entry.rank, &entry.path) == (suspicion.rank, &suspicion.path);
@@ -159,10 +182,13 @@ fn describe_strike(strike: &Strike) -> String {
 }
 
 fn describe(entry: &Entry) -> String {
-    let Entry { rank, event, path, evidence, cause, tiles, bytes, .. } = entry;
+    let Entry { rank, event, path, evidence, cause, tiles, bytes, percent, .. } = entry;
     let mut words = format!("rank {rank} {path}: {event}");
     if let (Some(evidence), Some(cause)) = (evidence, cause) {
         words.push_str(&format!(" ({evidence}: {})", cause.replace(['\n', '\t'], " ")));
+    }
+    if let Some(percent) = percent {
+        words.push_str(&format!(" at {percent} % of its nominal capacity"));
     }
     if *tiles > 0 {
         words.push_str(&format!(", {tiles} tiles, {bytes} bytes"));

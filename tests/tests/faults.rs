@@ -3,16 +3,16 @@
 #![allow(clippy::disallowed_methods, reason = "a test waits by the clock of its host")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod benchmarks;
 mod support;
 
 use std::fs;
 use std::process::{Command, Stdio};
 
+use benchmarks::ALL_REDUCE;
 use ccl_tests::testbed::failure::STATUS_UNAVAILABLE;
 use serde_json::Value;
 use support::bed::{Finished, Testbed};
-
-const ALL_REDUCE: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
 
 /// Hosts and rails; a call that hangs says for whom it waits.
 const BED: &str = "--ranks 6 --hosts 3 --rails 2 --rate 500mbit -T 60";
@@ -96,6 +96,36 @@ fn a_rail_is_lost_and_comes_back_in_every_measurement() {
         assert_eq!(courses.len(), 4, "{fault}: {output}");
         assert!(output.contains("ms  cut "), "{fault}: {output}");
     }
+}
+
+#[test]
+fn who_does_not_answer_is_found_out_by_asking_third_hosts() {
+    // Nothing heals, so that what is known at the end is about the fault.
+    let (fault, host) = ("silent:host=1,rail=1,at=30%", 1);
+    let Some(records) = run(fault, "-b 256K -e 256K -n 40") else { return };
+    let output = &records.finished.output;
+    for rank in 0..6 {
+        let verdict = if rank / 2 == host { "local NIC" } else { "remote NIC" };
+        let line = format!("# rank {rank} rail 1: ");
+        let line = output.lines().find(|text| text.starts_with(&line));
+        let is_named = line.is_some_and(|text| text.contains(&format!("at fault: {verdict}")));
+        assert!(is_named, "rank {rank}: {line:?}\n{output}");
+    }
+}
+
+#[test]
+fn a_slow_rail_is_measured_and_not_given_up() {
+    let slow = "slow:host=0,rail=1,at=0%,heal=90%,rate=100mbit";
+    let Some(records) = run(slow, "-b 4M -e 4M -n 25") else { return };
+    let of = |event: &str| -> Vec<&Value> {
+        records.timeline.iter().filter(|line| line["event"] == event).collect()
+    };
+    let measured = of("measured");
+    let is_slow = |line: &&&Value| line["percent"].as_u64().is_some_and(|percent| percent < 60);
+    let slow: Vec<_> = measured.iter().filter(is_slow).collect();
+    assert!(!slow.is_empty(), "{}", records.finished.output);
+    assert!(slow.iter().all(|line| line["rail"] == 1), "{slow:?}");
+    assert!(of("given-up").is_empty(), "{}", records.finished.output);
 }
 
 #[test]

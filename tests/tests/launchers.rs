@@ -7,6 +7,8 @@
     reason = "deadlines of processes and the search path have nothing to do with the library"
 )]
 
+mod benchmarks;
+
 use std::env;
 use std::fs;
 use std::io::Write as _;
@@ -17,6 +19,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use benchmarks::ALL_REDUCE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use serde_json::Value;
@@ -28,7 +31,6 @@ const DEADLINE: Duration = Duration::from_secs(120);
 const FAREWELL: Timespec = Timespec { tv_sec: 20, tv_nsec: 0 };
 
 const RANKS: usize = 4;
-const BENCHMARK: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
 const SIZES: [&str; 8] = ["-b", "8", "-e", "1M", "-f", "16", "-n", "3"];
 
 /// Variables by which this test itself may have been started.
@@ -141,7 +143,7 @@ fn check(report: &Value, said: &str) {
 /// Starts the launcher and waits for its end, within the deadline.
 fn run(launcher: &Launcher, report: &Path, marked: &Marked) -> Output {
     let mut command = Command::new(launcher.program.as_ref().expect("it was found"));
-    command.args(launcher.arguments).arg(BENCHMARK).args(SIZES).arg("-J").arg(report);
+    command.args(launcher.arguments).arg(ALL_REDUCE).args(SIZES).arg("-J").arg(report);
     RANK_VARIABLES.iter().for_each(|name| {
         command.env_remove(name);
     });

@@ -3,6 +3,8 @@
 #![allow(clippy::disallowed_methods, reason = "a test has deadlines for the processes it starts")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod benchmarks;
+
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt as _;
@@ -12,6 +14,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use benchmarks::{ALL_REDUCE, OTHERS};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// No run of this file takes nearly as long on an idle machine.
@@ -22,22 +25,6 @@ const CALL_TIMEOUT: &str = "40";
 
 /// How often something is looked at that cannot be waited for with a deadline.
 const GLANCE: Duration = Duration::from_millis(5);
-
-/// The benchmarks besides `all_reduce_perf`.
-const OTHERS: [&str; 10] = [
-    env!("CARGO_BIN_EXE_all_gather_perf"),
-    env!("CARGO_BIN_EXE_reduce_scatter_perf"),
-    env!("CARGO_BIN_EXE_broadcast_perf"),
-    env!("CARGO_BIN_EXE_reduce_perf"),
-    env!("CARGO_BIN_EXE_alltoall_perf"),
-    env!("CARGO_BIN_EXE_alltoallv_perf"),
-    env!("CARGO_BIN_EXE_gather_perf"),
-    env!("CARGO_BIN_EXE_scatter_perf"),
-    env!("CARGO_BIN_EXE_sendrecv_perf"),
-    env!("CARGO_BIN_EXE_hypercube_perf"),
-];
-
-const ALL_REDUCE: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
 
 /// A process with its own group, which is killed with the value.
 struct Running {

@@ -2,6 +2,7 @@
 #![allow(clippy::disallowed_methods, reason = "a test waits by the clock of its host")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod benchmarks;
 mod support;
 
 use std::collections::BTreeSet;
@@ -11,6 +12,7 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use benchmarks::ALL_REDUCE;
 use ccl_tests::testbed::bed::Bed;
 use ccl_tests::testbed::clock::now_ns;
 use ccl_tests::testbed::control;
@@ -23,8 +25,6 @@ use support::bed::{MARKER, Testbed, until, wait_for_end};
 use support::{footprint, skip};
 
 const RATE: Rate = Rate::Limited { bytes_per_second: 25_000_000 };
-const ALL_REDUCE: &str = env!("CARGO_BIN_EXE_all_reduce_perf");
-
 /// How long a packet that was lost is waited for. One that was not takes a thousandth.
 const SILENCE: Duration = Duration::from_millis(100);
 /// Between two attempts to get a packet through.

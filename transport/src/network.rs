@@ -27,8 +27,10 @@ pub mod keeper;
 mod layout;
 mod link;
 mod meet;
+mod meter;
 mod repair;
 pub mod split;
+pub mod survey;
 
 #[cfg(test)]
 mod tests;

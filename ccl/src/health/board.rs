@@ -6,17 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use ccl_core::health::{RailCounters, RailState, Verdict};
-use ccl_core::ids::{Rail, Timestamp};
+use ccl_core::ids::{Rail, Rank, Timestamp};
 use ccl_transport::clock;
 use ccl_transport::network::RailTraffic;
 
 use super::{MAX_EVIDENCE_BYTES, RailNews};
 use crate::bootstrap::Letters;
 use crate::driver::lock;
-
-/// A measured capacity counts as changed when it differs from the one that plans use by this factor:
-/// plans are not made anew for noise.
-const CAPACITY_STEP: f64 = 1.25;
 
 /// The rails of one rank, numbered as in its introduction. Reports about rails that it does not have
 /// are ignored.
@@ -31,6 +27,8 @@ pub struct HealthBoard {
 
 #[derive(Debug)]
 struct RailBoard {
+    /// As introduced.
+    nominal_bytes_per_second: f64,
     standing: Mutex<Standing>,
     faults: AtomicU64,
     returns: AtomicU64,
@@ -46,6 +44,7 @@ struct Standing {
     bytes_per_second: f64,
     verdict: Verdict,
     evidence: String,
+    unreached: Vec<Rank>,
     last_fault: Option<Timestamp>,
 }
 
@@ -94,17 +93,39 @@ impl HealthBoard {
         self.ring(was && !is);
     }
 
-    /// A rail carries this much. Plans follow when it differs much from what they assume.
-    pub fn measured(&self, rail: Rail, bytes_per_second: f64) {
+    /// A rail works, but these ranks, one of each host, do not answer on it while others do.
+    pub(super) fn missing(&self, rail: Rail, unreached: Vec<Rank>) {
         let Some(board) = self.rails.get(rail.index()) else { return };
         let mut standing = lock(&board.standing);
-        let ratio = bytes_per_second / standing.bytes_per_second;
-        let sensible = bytes_per_second.is_finite() && bytes_per_second > 0.0;
-        if sensible && !(1.0 / CAPACITY_STEP..=CAPACITY_STEP).contains(&ratio) {
-            standing.bytes_per_second = bytes_per_second;
-            drop(standing);
-            self.ring(false);
+        if standing.unreached == unreached {
+            return;
         }
+        if standing.state.is_usable() {
+            standing.evidence = match unreached.len() {
+                0 => String::new(),
+                _ => format!("others answer on it, but not {}", names(&unreached)),
+            };
+        }
+        tracing::info!(rail = rail.0, ?unreached, "hosts that do not answer on a rail");
+        standing.unreached = unreached;
+        drop(standing);
+        self.ring(false);
+    }
+
+    /// A rail carries this part of its nominal capacity, from 1 to 100 percent. Plans follow, so
+    /// whoever measures does not report noise.
+    pub fn measured(&self, rail: Rail, percent: u8) {
+        let Some(board) = self.rails.get(rail.index()) else { return };
+        let part = f64::from(percent.clamp(1, 100)) / 100.0;
+        let bytes_per_second = board.nominal_bytes_per_second * part;
+        let mut standing = lock(&board.standing);
+        if standing.bytes_per_second == bytes_per_second {
+            return;
+        }
+        standing.bytes_per_second = bytes_per_second;
+        drop(standing);
+        tracing::info!(rail = rail.0, percent, "a rail carries this part of its nominal capacity");
+        self.ring(false);
     }
 
     /// Tiles went out on a rail.
@@ -171,6 +192,12 @@ impl HealthBoard {
     }
 }
 
+/// Ranks in words, for people.
+pub(super) fn names(ranks: &[Rank]) -> String {
+    let names: Vec<String> = ranks.iter().map(|rank| format!("rank {rank}")).collect();
+    names.join(", ")
+}
+
 /// Suspicions come and go.
 fn log(rail: Rail, state: RailState, verdict: Verdict, evidence: &str) {
     let (rail, name, verdict) = (rail.0, state.name(), verdict.name());
@@ -186,11 +213,13 @@ fn log(rail: Rail, state: RailState, verdict: Verdict, evidence: &str) {
 impl RailBoard {
     fn new(bytes_per_second: f64) -> Self {
         Self {
+            nominal_bytes_per_second: bytes_per_second,
             standing: Mutex::new(Standing {
                 state: RailState::Up,
                 bytes_per_second,
                 verdict: Verdict::Unknown,
                 evidence: String::new(),
+                unreached: Vec::new(),
                 last_fault: None,
             }),
             faults: AtomicU64::new(0),
@@ -210,6 +239,7 @@ impl RailBoard {
             bytes_per_second: standing.bytes_per_second,
             verdict: standing.verdict,
             evidence: standing.evidence.clone(),
+            unreached: standing.unreached.clone(),
             counters: RailCounters {
                 faults: count(&self.faults),
                 returns: count(&self.returns),
@@ -253,13 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_great_difference_of_capacity_counts() {
+    fn a_measured_capacity_is_reported_when_it_changes() {
         let board = HealthBoard::new(&[1e9]);
-        for (measured, counts) in [(0.9e9, false), (1.2e9, false), (f64::NAN, false), (0.5e9, true)]
+        for (percent, capacity, counts) in
+            [(100, 1e9, false), (50, 0.5e9, true), (50, 0.5e9, false), (100, 1e9, true)]
         {
-            board.measured(Rail(0), measured);
-            assert_eq!(board.take_change(), counts, "{measured}");
+            board.measured(Rail(0), percent);
+            assert_eq!(board.take_change(), counts, "{percent}");
+            assert_eq!(board.news()[0].bytes_per_second, capacity);
         }
-        assert_eq!(board.news()[0].bytes_per_second, 0.5e9);
     }
 }

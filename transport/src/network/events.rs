@@ -47,6 +47,12 @@ pub enum RailEventKind {
     Resumed,
     /// In use again, over a new connection.
     Returned,
+    /// It carries another part of its nominal capacity, beside the other paths of its link, than was
+    /// told before; in percent, 100 at first.
+    Measured {
+        /// From 1 to 100.
+        percent: u8,
+    },
 }
 
 /// How it was found out that a path is dead.
@@ -103,6 +109,9 @@ impl Witness for Log {
                 tracing::debug!(tiles, bytes, "{name}: its tiles were sent again");
             }
             RailEventKind::Resumed => tracing::debug!("{name}: its traffic goes on elsewhere"),
+            RailEventKind::Measured { percent } => {
+                tracing::debug!(percent, "{name}: carries this part of its nominal capacity");
+            }
         }
     }
 }

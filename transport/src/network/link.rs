@@ -253,6 +253,9 @@ impl NetworkLink {
         carrier.traffic[carrier.rail].count(bytes);
         self.posted();
         self.split.give(path, bytes);
+        if let Some((path, share)) = self.split.news() {
+            self.measured(path, share);
+        }
         if self.window.post(sequence, path, bytes) {
             self.resent(bytes);
         }

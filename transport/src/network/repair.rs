@@ -135,6 +135,17 @@ impl NetworkLink {
         });
     }
 
+    /// A path carries this part of its nominal capacity.
+    pub(super) fn measured(&self, path: usize, share: f64) {
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "between 1 and 100"
+        )]
+        let percent = (share * 100.0).round().clamp(1.0, 100.0) as u8;
+        self.tell(path, RailEventKind::Measured { percent });
+    }
+
     /// The queue pair of a path went to the error state.
     pub(super) fn path_broke(&mut self, path: usize) {
         let Some(live) = &self.carriers[path].live else { return };

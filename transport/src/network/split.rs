@@ -6,10 +6,16 @@
 //! one, by more than a slack, are passed over until it has drained. What they missed meanwhile is
 //! forgiven, not caught up.
 
+use super::meter::Meter;
+
+/// So many windows are given out before the rails are compared.
+const METERED_WINDOWS: usize = 16;
+
 /// The rails to one peer.
 #[derive(Clone, Debug)]
 pub struct Split {
     shares: Vec<Share>,
+    meter: Meter,
     /// In seconds at nominal capacity.
     slack: f64,
 }
@@ -39,7 +45,8 @@ impl Split {
         let total: f64 = capacities.iter().sum();
         let share = |&capacity: &f64| Share { capacity, backlog: 0, finish: 0.0, is_open: false };
         let shares = capacities.iter().map(share).collect();
-        Self { shares, slack: window_bytes as f64 / total / 2.0 }
+        let meter = Meter::new(capacities.len(), (METERED_WINDOWS * window_bytes) as u64);
+        Self { shares, meter, slack: window_bytes as f64 / total / 2.0 }
     }
 
     /// Lets a rail take part from now on, with nothing on the way.
@@ -48,11 +55,13 @@ impl Split {
         let start = open.map(|share| share.finish).fold(0.0, f64::max);
         let share = &mut self.shares[rail];
         (share.is_open, share.backlog, share.finish) = (true, 0, start);
+        self.meter.reset(rail, true);
     }
 
     /// Gives a rail nothing more, and forgets what is on the way on it.
     pub fn close(&mut self, rail: usize) {
         (self.shares[rail].is_open, self.shares[rail].backlog) = (false, 0);
+        self.meter.reset(rail, false);
     }
 
     /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed.
@@ -81,6 +90,13 @@ impl Split {
             let one = bytes as f64 / share.capacity;
             share.finish = share.finish.max(start - one);
         }
+        self.meter.count(rail, bytes, |rail| self.shares[rail].capacity);
+    }
+
+    /// A rail that turned out to carry another share of its nominal capacity, beside the others, than
+    /// was told before, and this share, between 0 and 1.
+    pub fn news(&mut self) -> Option<(usize, f64)> {
+        self.meter.news()
     }
 
     /// Notes that `bytes` bytes given to a rail have arrived.
