@@ -93,6 +93,16 @@ impl HealthBoard {
         self.ring(was && !is);
     }
 
+    /// A rail carries data again. What was broken is remembered.
+    pub fn recovered(&self, rail: Rail) {
+        let Some(board) = self.rails.get(rail.index()) else { return };
+        let (verdict, evidence) = {
+            let standing = lock(&board.standing);
+            (standing.verdict, standing.evidence.clone())
+        };
+        self.report(rail, RailState::Up, verdict, &evidence);
+    }
+
     /// A rail works, but these ranks, one of each host, do not answer on it while others do.
     pub(super) fn missing(&self, rail: Rail, unreached: Vec<Rank>) {
         let Some(board) = self.rails.get(rail.index()) else { return };
@@ -100,11 +110,8 @@ impl HealthBoard {
         if standing.unreached == unreached {
             return;
         }
-        if standing.state.is_usable() {
-            standing.evidence = match unreached.len() {
-                0 => String::new(),
-                _ => format!("others answer on it, but not {}", names(&unreached)),
-            };
+        if standing.state.is_usable() && !unreached.is_empty() {
+            standing.evidence = format!("others answer on it, but not {}", names(&unreached));
         }
         tracing::info!(rail = rail.0, ?unreached, "hosts that do not answer on a rail");
         standing.unreached = unreached;
@@ -266,7 +273,7 @@ mod tests {
             board.report(rail, state, Verdict::LocalNic, "no carrier");
         }
         assert!(board.take_change() && !board.take_change());
-        board.report(rail, RailState::Up, Verdict::Unknown, "");
+        board.recovered(rail);
         board.report(Rail(9), RailState::Down, Verdict::Path, "there is no such rail");
         board.resent(rail, 2, 300);
         let news = &board.news()[1];
@@ -278,6 +285,7 @@ mod tests {
             ..RailCounters::default()
         };
         assert_eq!((news.state, news.counters), (RailState::Up, expected));
+        assert_eq!((news.verdict, news.evidence.as_str()), (Verdict::LocalNic, "no carrier"));
         assert!(news.last_fault.is_some());
         assert_eq!(board.news()[0].counters, RailCounters::default());
     }

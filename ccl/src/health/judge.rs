@@ -153,7 +153,7 @@ impl Court {
             paths.dead.remove(path);
             paths.dead.is_empty()
         });
-        self.board.report(rail, RailState::Up, Verdict::Unknown, "connected again");
+        self.board.recovered(rail);
         if all_work == Some(true) {
             self.board.missing(rail, Vec::new());
         }

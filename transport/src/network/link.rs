@@ -158,7 +158,7 @@ impl NetworkLink {
         match (completion.status, completion.opcode) {
             (Status::Success, Opcode::Write) if completion.id != CONTROL => {
                 if let Some(bytes) = self.window.landed(completion.id.0, path) {
-                    self.split.finished(path, bytes);
+                    self.split.finished(path, bytes, self.repair.now());
                     self.resumed();
                 }
                 Ok(())
@@ -222,9 +222,9 @@ impl NetworkLink {
 
     /// Frees the slots of the tiles that the peer says it has consumed.
     fn free(&mut self, consumed: u64) -> Result<(), String> {
-        let split = &mut self.split;
+        let (split, repair) = (&mut self.split, &self.repair);
         self.window
-            .consumed(consumed, &mut |path, bytes| split.finished(path, bytes))
+            .consumed(consumed, &mut |path, bytes| split.finished(path, bytes, repair.now()))
             .map_err(|impossible| impossible.to_string())
     }
 
@@ -252,7 +252,7 @@ impl NetworkLink {
         }
         carrier.traffic[carrier.rail].count(bytes);
         self.posted();
-        self.split.give(path, bytes);
+        self.split.give(path, bytes, self.repair.now());
         if let Some((path, share)) = self.split.news() {
             self.measured(path, share);
         }

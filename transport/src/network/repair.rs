@@ -110,6 +110,11 @@ impl Repair {
         }
     }
 
+    /// The time of the link.
+    pub(super) fn now(&self) -> Timestamp {
+        self.timestamp(clock::now())
+    }
+
     fn timestamp(&self, now: Instant) -> Timestamp {
         let elapsed = now.saturating_duration_since(self.start).as_nanos();
         Timestamp(u64::try_from(elapsed).unwrap_or(u64::MAX))

@@ -4,12 +4,16 @@
 //! if every rail ran at its capacity. A rail that does not, because its cable or its peer is slower
 //! than promised, is found out by its backlog: rails whose backlog takes longer than that of the best
 //! one, by more than a slack, are passed over until it has drained. What they missed meanwhile is
-//! forgiven, not caught up.
+//! forgiven, not caught up. A rail that turns out to be slow for longer counts for less from then on
+//! ([`super::meter`]).
+
+use ccl_core::ids::Timestamp;
 
 use super::meter::Meter;
 
-/// So many windows are given out before the rails are compared.
-const METERED_WINDOWS: usize = 16;
+/// Before the rails are compared, so many bytes are given out for each: some tens of tiles, so that a
+/// tile more or less does not matter.
+const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
 
 /// The rails to one peer.
 #[derive(Clone, Debug)]
@@ -22,7 +26,9 @@ pub struct Split {
 
 #[derive(Clone, Debug)]
 struct Share {
-    /// Bytes per second.
+    /// Bytes per second, as promised.
+    nominal: f64,
+    /// Bytes per second, as far as it is known.
     capacity: f64,
     /// Bytes on the way.
     backlog: usize,
@@ -43,9 +49,15 @@ impl Split {
     #[must_use]
     pub fn new(capacities: &[f64], window_bytes: usize) -> Self {
         let total: f64 = capacities.iter().sum();
-        let share = |&capacity: &f64| Share { capacity, backlog: 0, finish: 0.0, is_open: false };
+        let share = |&nominal: &f64| Share {
+            nominal,
+            capacity: nominal,
+            backlog: 0,
+            finish: 0.0,
+            is_open: false,
+        };
         let shares = capacities.iter().map(share).collect();
-        let meter = Meter::new(capacities.len(), (METERED_WINDOWS * window_bytes) as u64);
+        let meter = Meter::new(capacities.len(), METERED_BYTES_PER_RAIL * capacities.len() as u64);
         Self { shares, meter, slack: window_bytes as f64 / total / 2.0 }
     }
 
@@ -55,13 +67,14 @@ impl Split {
         let start = open.map(|share| share.finish).fold(0.0, f64::max);
         let share = &mut self.shares[rail];
         (share.is_open, share.backlog, share.finish) = (true, 0, start);
-        self.meter.reset(rail, true);
+        share.capacity = share.nominal;
+        self.meter.reset(rail);
     }
 
     /// Gives a rail nothing more, and forgets what is on the way on it.
     pub fn close(&mut self, rail: usize) {
         (self.shares[rail].is_open, self.shares[rail].backlog) = (false, 0);
-        self.meter.reset(rail, false);
+        self.meter.reset(rail);
     }
 
     /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed.
@@ -81,7 +94,8 @@ impl Split {
     }
 
     /// Gives `bytes` bytes to a rail.
-    pub fn give(&mut self, rail: usize, bytes: usize) {
+    pub fn give(&mut self, rail: usize, bytes: usize, now: Timestamp) {
+        self.meter.given(rail, now);
         let start = self.shares[rail].finish;
         let share = &mut self.shares[rail];
         share.backlog += bytes;
@@ -90,22 +104,25 @@ impl Split {
             let one = bytes as f64 / share.capacity;
             share.finish = share.finish.max(start - one);
         }
-        self.meter.count(rail, bytes, |rail| self.shares[rail].capacity);
     }
 
     /// A rail that turned out to carry another share of its nominal capacity, beside the others, than
     /// was told before, and this share, between 0 and 1.
     pub fn news(&mut self) -> Option<(usize, f64)> {
-        self.meter.news()
+        let (rail, share) = self.meter.news()?;
+        self.shares[rail].capacity = self.shares[rail].nominal * share;
+        Some((rail, share))
     }
 
     /// Notes that `bytes` bytes given to a rail have arrived.
     ///
     /// # Panics
     /// So many were not on the way.
-    pub fn finished(&mut self, rail: usize, bytes: usize) {
+    pub fn finished(&mut self, rail: usize, bytes: usize, now: Timestamp) {
         let share = &mut self.shares[rail];
         share.backlog = share.backlog.checked_sub(bytes).expect("only what was given arrives");
+        let is_idle = share.backlog == 0;
+        self.meter.arrived((rail, bytes), is_idle, now, |rail| self.shares[rail].nominal);
     }
 }
 
@@ -127,8 +144,8 @@ mod tests {
         let mut given = vec![0; split.shares.len()];
         for bytes in tiles {
             let rail = split.choose(bytes).expect("a rail is open");
-            split.give(rail, bytes);
-            split.finished(rail, bytes);
+            split.give(rail, bytes, Timestamp(0));
+            split.finished(rail, bytes, Timestamp(0));
             given[rail] += bytes;
         }
         given
@@ -158,10 +175,10 @@ mod tests {
         let mut given = [0, 0];
         for _ in 0..1000 {
             let rail = split.choose(10).expect("a rail is open");
-            split.give(rail, 10);
+            split.give(rail, 10, Timestamp(0));
             given[rail] += 10;
             if rail == 0 {
-                split.finished(0, 10);
+                split.finished(0, 10, Timestamp(0));
             }
         }
         assert!(given[1] <= 1000 / 4 + 10, "{given:?}");
@@ -170,12 +187,12 @@ mod tests {
     #[test]
     fn what_was_missed_is_not_caught_up() {
         let mut split = open(&[1.0, 1.0], 1000);
-        split.give(1, 300);
+        split.give(1, 300, Timestamp(0));
         for _ in 0..1000 {
-            split.give(0, 10);
-            split.finished(0, 10);
+            split.give(0, 10, Timestamp(0));
+            split.finished(0, 10, Timestamp(0));
         }
-        split.finished(1, 300);
+        split.finished(1, 300, Timestamp(0));
         let given = prompt(&mut split, std::iter::repeat_n(10, 100));
         assert!(given[0] >= 400 && given[1] >= 400, "{given:?}");
     }
@@ -183,7 +200,7 @@ mod tests {
     #[test]
     fn a_closed_rail_gets_nothing_and_returns_with_its_share() {
         let mut split = open(&[1.0, 3.0], 1000);
-        split.give(0, 100);
+        split.give(0, 100, Timestamp(0));
         split.close(0);
         assert_eq!(prompt(&mut split, std::iter::repeat_n(10, 100)), [0, 1000]);
         split.close(1);
