@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ccl_core::collective::{Collective, Request};
+use ccl_core::cost::Overlap;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::layout::Partition;
 use ccl_core::schedule::Mode;
@@ -21,11 +22,18 @@ use crate::spread::{AllGather, AllToAll, Broadcast, Scatter};
 /// Largest number of blocks in one message of `pat`.
 const PAT_BLOCKS: u32 = 8;
 
-/// A schedule and the cut of the data it is meant for.
+/// A schedule, the cut of the data it is meant for, and how it is to be priced.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) schedule: Shared,
     pub(crate) partition: Partition,
+    pub(crate) overlap: Overlap,
+}
+
+impl Plan {
+    fn new(schedule: Shared, partition: Partition) -> Self {
+        Self { schedule, partition, overlap: Overlap::Tiles }
+    }
 }
 
 /// The algorithms of a collective. Among equally fast ones the first is taken.
@@ -79,8 +87,7 @@ pub(crate) fn is_sensible(name: &str, topology: &Topology) -> bool {
 /// The algorithm called `name`, if the collective has one.
 pub(crate) fn build(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
     let whole = || even(request, 1);
-    let plan =
-        |schedule: Option<Shared>| schedule.map(|schedule| Plan { schedule, partition: whole() });
+    let plan = |schedule: Option<Shared>| schedule.map(|schedule| Plan::new(schedule, whole()));
     let root = request.root;
     match request.collective {
         Collective::AllReduce => allreduce(name, request, topology),
@@ -98,13 +105,14 @@ pub(crate) fn build(name: &str, request: &Request, topology: &Topology) -> Optio
 
 fn allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
     let n = topology.ranks();
-    let cut = |schedule, parts| Some(Plan { schedule, partition: even(request, parts) });
+    let cut = |schedule, parts| Some(Plan::new(schedule, even(request, parts)));
     match name {
         "one_shot" => cut(Arc::new(OneShot { ranks: n }), 1),
         "recursive_doubling" => cut(folding_slowest(topology), 1),
         "two_shot" => {
             let partition = weighted(request, &hub_shares(&per_rank(topology)));
-            Some(Plan { schedule: shards(Pattern::Direct, n), partition })
+            let plan = Plan::new(shards(Pattern::Direct, n), partition);
+            Some(Plan { overlap: Overlap::Rounds, ..plan })
         }
         "rabenseifner" => {
             cut(in_order(shards(Pattern::Doubling, n), by_host(topology), Items::Same), n)
@@ -131,7 +139,8 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
     let pieces = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     let schedule = hierarchy.allreduce(&between, pieces);
     let weights = shares.repeat(hierarchy.shards() as usize);
-    Some(Plan { schedule, partition: weighted(request, &weights) })
+    let overlap = if name == "hierarchical" { Overlap::Rounds } else { Overlap::Tiles };
+    Some(Plan { overlap, ..Plan::new(schedule, weighted(request, &weights)) })
 }
 
 fn barrier(name: &str, topology: &Topology) -> Option<Shared> {
@@ -186,7 +195,7 @@ fn broadcast(name: &str, request: &Request, topology: &Topology) -> Option<Plan>
         "hierarchical" => (Hierarchy::of(topology).broadcast(request.root, Pattern::Halving), 1),
         _ => return None,
     };
-    Some(Plan { schedule, partition: even(request, parts.max(1)) })
+    Some(Plan::new(schedule, even(request, parts.max(1))))
 }
 
 fn reduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {

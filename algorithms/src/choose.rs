@@ -108,7 +108,7 @@ pub fn explain(choice: &Choice) -> String {
 
 fn price(plan: &Plan, request: &Request, topology: &Topology, model: &CostModel) -> Estimate {
     let layout = layout(plan, request, topology);
-    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model)
+    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model, plan.overlap)
 }
 
 fn layout(plan: &Plan, request: &Request, topology: &Topology) -> Layout {

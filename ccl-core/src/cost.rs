@@ -10,7 +10,9 @@
 //! * `C`, the first tile on its way through all rounds;
 //! * `F`, filling the pipeline: one more tile for every round, but the first, that moves more than one.
 //!
-//! Tiles of successive rounds overlap, so bandwidth is paid once (`P`) and not for every round.
+//! Tiles of successive rounds overlap, so bandwidth is paid once (`P`) and not for every round. Where that
+//! is not so for the network ([`Overlap::Rounds`]), its part of `P` is the sum over the rounds of the port
+//! that is busiest in each.
 //!
 //! Above [`SAMPLED_RANKS`] ranks, only some nodes are evaluated: the slowest one, those of the first
 //! rank that has a contribution and of the first that needs a result (the root, if there is one), and the
@@ -76,6 +78,18 @@ pub struct CostModel {
     pub tile_bytes: usize,
 }
 
+/// How far the rounds of a schedule overlap on the network between nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Overlap {
+    /// Tile by tile: every link is used in one round only, or all ports are equally busy in all rounds.
+    #[default]
+    Tiles,
+    /// Hardly: links are used again in later rounds, and what is slow in one holds up the next. So it is
+    /// when a reduction waits for a slow contributor while the contributions of the fast ones fill their
+    /// windows.
+    Rounds,
+}
+
 /// What the model says about one schedule.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
@@ -136,6 +150,7 @@ pub fn estimate(
     element_bytes: usize,
     topology: &Topology,
     model: &CostModel,
+    overlap: Overlap,
 ) -> Estimate {
     let mut evaluation = Evaluation::new(layout, element_bytes, topology, model);
     evaluation.take(sample(schedule, layout, topology));
@@ -149,7 +164,7 @@ pub fn estimate(
         }
         evaluation.close(span);
     }
-    evaluation.finish(schedule.rounds())
+    evaluation.finish(schedule.rounds(), overlap)
 }
 
 /// What one sampled rank does in the whole schedule.
@@ -163,6 +178,8 @@ struct Work {
     reduced_bytes: f64,
     /// Bytes sent to and received from other nodes.
     network: [f64; 2],
+    /// The same at the end of the round before.
+    before: [f64; 2],
 }
 
 /// What decides the length of one round.
@@ -188,6 +205,8 @@ struct Evaluation<'a> {
     /// Rounds in which the sample has a part.
     rounds: u32,
     alphas: f64,
+    /// The busiest network ports of all rounds, one after the other.
+    ports_seconds: f64,
     path_seconds: f64,
     fill_seconds: f64,
     filled: bool,
@@ -211,6 +230,7 @@ impl<'a> Evaluation<'a> {
             visit: 0,
             rounds: 0,
             alphas: 0.0,
+            ports_seconds: 0.0,
             path_seconds: 0.0,
             fill_seconds: 0.0,
             filled: false,
@@ -226,6 +246,7 @@ impl<'a> Evaluation<'a> {
             copied_bytes: 0.0,
             reduced_bytes: 0.0,
             network: [0.0; 2],
+            before: [0.0; 2],
         };
         self.works = ranks.into_iter().map(idle).collect();
     }
@@ -280,23 +301,47 @@ impl<'a> Evaluation<'a> {
             self.fill_seconds += if self.filled { span.tile_seconds } else { 0.0 };
             self.filled = true;
         }
+        self.ports_seconds +=
+            self.network_port(|work, direction| work.network[direction] - work.before[direction]);
+        self.works.iter_mut().for_each(|work| work.before = work.network);
     }
 
-    fn finish(&self, rounds: u32) -> Estimate {
+    /// The busiest direction of a node, where every sampled rank has so many bytes.
+    fn network_port(&self, bytes: impl Fn(&Work, usize) -> f64) -> f64 {
+        let mut port: f64 = 0.0;
+        for works in self.works.chunk_by(|a, b| a.node == b.node) {
+            let node = works[0].node;
+            let scale = real(self.topology.ranks_of(node).len()) / real(works.len());
+            for direction in 0..2 {
+                let all: f64 = works.iter().map(|work| bytes(work, direction)).sum();
+                if all > 0.0 {
+                    port = port.max(all * scale / self.capacities[node.index()]);
+                }
+            }
+        }
+        port
+    }
+
+    fn finish(&self, rounds: u32, overlap: Overlap) -> Estimate {
         let everyone = self.works.len() == self.topology.ranks() as usize;
         let scale = if everyone || self.rounds == 0 {
             1.0
         } else {
             f64::from(rounds) / f64::from(self.rounds)
         };
-        let (overhead, port) = self.busiest();
+        let (overhead, processors) = self.busiest();
+        let network = match overlap {
+            Overlap::Tiles => self.network_port(|work, direction| work.network[direction]),
+            Overlap::Rounds => scale * self.ports_seconds,
+        };
+        let port = f64::max(processors, network);
         let latency_seconds = scale * self.alphas + overhead;
         let bandwidth_seconds = port.max(scale * self.path_seconds) + scale * self.fill_seconds;
         let seconds = latency_seconds + bandwidth_seconds;
         Estimate { seconds, latency_seconds, bandwidth_seconds }
     }
 
-    /// The most overhead, and the most time for bytes, of any rank, host or direction of a node.
+    /// The most overhead, and the most work on bytes, of any rank or host.
     fn busiest(&self) -> (f64, f64) {
         let mut overhead: f64 = 0.0;
         let mut port: f64 = 0.0;
@@ -312,12 +357,6 @@ impl<'a> Evaluation<'a> {
             };
             overhead = overhead.max(most(&|work| work.overhead));
             port = port.max(most(&|work| work.seconds(self.model)));
-            for direction in 0..2 {
-                let bytes = all(&|work| work.network[direction]);
-                if bytes > 0.0 {
-                    port = port.max(bytes / self.capacities[node.index()]);
-                }
-            }
         }
         (overhead, port)
     }

@@ -18,6 +18,7 @@ pub mod random;
 pub mod schedule;
 pub mod settings;
 pub mod topology;
+pub mod tuning;
 pub mod wire;
 
 pub use error::{Error, ResultCode};

@@ -64,6 +64,8 @@ pub struct Settings {
     pub job_key: Option<PassPhrase>,
     /// Whether ranks of one host use shared memory.
     pub shared_memory: bool,
+    /// Measurements that plans are made with.
+    pub tuning: Option<PathBuf>,
     /// Folder for what a rank knows when it fails.
     pub dump: Option<PathBuf>,
     /// Filter of the log of the binaries, in the syntax of tracing.
@@ -148,6 +150,7 @@ impl Settings {
             bootstrap: None,
             job_key: None,
             shared_memory: false,
+            tuning: None,
             dump: None,
             log: String::new(),
         }

@@ -11,10 +11,13 @@ use ccl_core::error::Error;
 use ccl_core::health::RailHealth;
 use ccl_core::ids::{Epoch, Rank};
 use ccl_core::settings::Settings;
+use ccl_core::topology::Topology;
+use ccl_core::tuning::Tuning;
 use ccl_transport::clock;
 use ccl_transport::wait::Ladder;
 
 use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
+use crate::calibration;
 use crate::driver::{Pending, Queue, lock};
 use crate::engine::{Engine, Limits};
 use crate::environment::{self, Environment};
@@ -130,7 +133,11 @@ impl Communicator {
         })?;
         tracing::info!(rank = rank.0, size, name = config.name.as_deref(), "communicator created");
         let handle = Handle { core, driver: Mutex::new(None), guardian: Mutex::new(guardian) };
-        Ok(Self { handle: Arc::new(handle) })
+        let communicator = Self { handle: Arc::new(handle) };
+        if let Some(file) = &config.settings.tuning {
+            calibration::tune(&communicator, file)?;
+        }
+        Ok(communicator)
     }
 
     /// Takes rank, size and meeting place from the environment of `torchrun`, `mpirun` (Open MPI,
@@ -286,6 +293,18 @@ impl Communicator {
     #[must_use]
     pub fn health_board(&self) -> Arc<HealthBoard> {
         Arc::clone(self.core().health.board())
+    }
+
+    /// The topology before anything failed.
+    pub(crate) fn introduced(&self) -> Topology {
+        lock(&self.core().engine).introduced().clone()
+    }
+
+    /// Plans are made with these measurements from now on; the same on all ranks, between two calls.
+    pub(crate) fn tuned(&self, tuning: &Tuning) {
+        let core = self.core();
+        let topology = lock(&core.engine).tuned(tuning);
+        core.health.tuned(&topology);
     }
 
     /// Whether both are the same member of the same group.

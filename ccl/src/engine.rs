@@ -9,6 +9,8 @@ use ccl_core::error::Error;
 use ccl_core::ids::{Epoch, Rank};
 use ccl_core::layout::Ragged;
 use ccl_core::program::{Buffer, Program, point_to_point};
+use ccl_core::topology::Topology;
+use ccl_core::tuning::Tuning;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Combine, Kernel, Region, Scratch, copy, divide, reciprocal};
 use ccl_transport::shm::Allocation;
@@ -134,6 +136,17 @@ impl Engine {
     /// The epoch of the plans.
     pub(crate) fn epoch(&self) -> Epoch {
         self.planner.epoch()
+    }
+
+    /// The topology before anything failed.
+    pub(crate) fn introduced(&self) -> &Topology {
+        self.planner.introduced()
+    }
+
+    /// Makes plans with measurements from now on. Returns the topology that was measured.
+    pub(crate) fn tuned(&mut self, tuning: &Tuning) -> Topology {
+        self.planner.tuned(tuning);
+        self.planner.introduced().clone()
     }
 
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {

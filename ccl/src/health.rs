@@ -33,7 +33,7 @@ use ccl_core::epoch::{Agreement, Commit, Input, Message, Output, Row};
 use ccl_core::error::Error;
 use ccl_core::health::{RailCounters, RailHealth, RailState, Verdict};
 use ccl_core::ids::{Rail, Rank, Timestamp};
-use ccl_core::topology::RailCapacity;
+use ccl_core::topology::{RailCapacity, Topology};
 use ccl_transport::clock;
 use serde::{Deserialize, Serialize};
 
@@ -148,6 +148,18 @@ impl Health {
             (0..).map(Rail).zip(rails).map(move |(rail, news)| news.of(rank, rail))
         };
         (0..).map(Rank).zip(rails).flat_map(of_rank).collect()
+    }
+
+    /// The rails are as fast as in `topology`, as all ranks know already.
+    pub(crate) fn tuned(&self, topology: &Topology) {
+        let mut state = lock(&self.state);
+        for (rank, rails) in (0..).map(Rank).zip(&mut state.rails) {
+            let measured = topology.rails(topology.node_of(rank));
+            for (news, rail) in rails.iter_mut().zip(measured) {
+                news.bytes_per_second = rail.bytes_per_second;
+            }
+        }
+        self.board.tuned(topology.rails(topology.node_of(self.me)));
     }
 
     #[cfg(test)]

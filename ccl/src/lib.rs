@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bootstrap;
+mod calibration;
 mod collectives;
 mod communicator;
 mod driver;

@@ -14,6 +14,7 @@ use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
 use ccl_core::settings::{AlgorithmChoice, Settings};
 use ccl_core::topology::Topology;
+use ccl_core::tuning::Tuning;
 
 use crate::health::with_health;
 
@@ -43,6 +44,7 @@ pub(crate) struct Planner {
     /// collectives, and epochs in between are rare, so that these are few.
     ahead: VecDeque<Commit>,
     model: CostModel,
+    tuning: Option<Tuning>,
     settings: Settings,
     remembered: HashMap<Key, Arc<Plan>>,
     /// The plan asked for last: most programs ask for it again.
@@ -54,7 +56,7 @@ type Key = (Collective, usize, DataType, u8, Rank);
 
 impl Planner {
     pub(crate) fn new(me: Rank, topology: Topology, settings: Settings) -> Self {
-        let model = model(&topology, &settings);
+        let model = model(&topology, &settings, None);
         Self {
             me,
             introduced: topology.clone(),
@@ -62,10 +64,26 @@ impl Planner {
             epoch: Epoch(0),
             ahead: VecDeque::new(),
             model,
+            tuning: None,
             settings,
             remembered: HashMap::new(),
             latest: None,
         }
+    }
+
+    /// The topology before anything failed.
+    pub(crate) fn introduced(&self) -> &Topology {
+        &self.introduced
+    }
+
+    /// Makes plans with measurements from now on.
+    pub(crate) fn tuned(&mut self, tuning: &Tuning) {
+        self.introduced = tuning.topology(&self.introduced);
+        self.topology = tuning.topology(&self.topology);
+        self.tuning = Some(tuning.clone());
+        self.model = model(&self.topology, &self.settings, self.tuning.as_ref());
+        self.remembered.clear();
+        self.latest = None;
     }
 
     /// Takes note of an epoch that begins later.
@@ -82,7 +100,7 @@ impl Planner {
         while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
             self.topology = with_health(&self.introduced, &commit.table);
             self.epoch = commit.epoch;
-            self.model = model(&self.topology, &self.settings);
+            self.model = model(&self.topology, &self.settings, self.tuning.as_ref());
             // No call goes back to the epoch before.
             self.remembered.clear();
             self.latest = None;
@@ -185,10 +203,10 @@ impl Planner {
     }
 }
 
-fn model(topology: &Topology, settings: &Settings) -> CostModel {
+fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> CostModel {
     let mut model = CostModel::default_for(topology);
     model.tile_bytes = settings.tile_bytes;
-    model
+    tuning.map_or(model, |tuning| tuning.model(model))
 }
 
 /// One byte from everybody to everybody.

@@ -338,3 +338,33 @@ fn ranks_end_with_their_launcher() {
     kill(&launcher);
     assert_gone(&ranks);
 }
+
+#[test]
+fn measurements_are_kept_in_a_file_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuning.json");
+    let run = |line: &str| {
+        let variables = [("R2CCL_TUNING", file.to_str().unwrap())];
+        Running::start(ALL_REDUCE, line, &variables).finish()
+    };
+    let line = "--ranks 4 --hosts 2 --rails 2 -b 64K -e 1M -f 4 -n 2";
+    run(line).assert_right("with measurements that are made now");
+    let first = fs::read_to_string(&file).unwrap();
+    let measured: serde_json::Value = serde_json::from_str(&first).unwrap();
+    let hosts = measured["hosts"].as_array().unwrap();
+    assert_eq!(hosts.len(), 2, "{first}");
+    for host in hosts {
+        let rails: Vec<f64> = serde_json::from_value(host["rails"].clone()).unwrap();
+        assert!(rails.len() == 2 && rails.iter().all(|rate| *rate > 1e6), "{first}");
+    }
+    run(line).assert_right("with measurements that were made before");
+    assert_eq!(fs::read_to_string(&file).unwrap(), first, "not measured again");
+    let other = run("--ranks 2 --hosts 2 --rails 2 -b 64K -e 64K -n 1");
+    assert!(other.errors.contains("it is for hosts with 2 ranks"), "{}", other.errors);
+    fs::write(&file, &first[..first.len() / 2]).unwrap();
+    let truncated = run(line);
+    assert!(!truncated.status.success(), "{}", truncated.output);
+    for named in [file.to_str().unwrap(), "EOF", "remove the file"] {
+        assert!(truncated.errors.contains(named), "{named}: {}", truncated.errors);
+    }
+}

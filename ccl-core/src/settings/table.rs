@@ -153,6 +153,17 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_TUNING",
+        default: "",
+        help: "File of measured rates and latencies that plans are made with; rank 0 reads it, or, if it is \
+               not there, all ranks measure when the communicator is made, and rank 0 writes it; empty: \
+               plans are made with what the kernel says of the NICs.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.tuning = value),
+            allowed: "the name of a file",
+        },
+    },
+    Setting {
         name: "R2CCL_DUMP",
         default: "",
         help: "Folder into which a rank writes what it knows (rails, what happened to them, the error) \

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use ccl_core::health::{RailCounters, RailState, Verdict};
 use ccl_core::ids::{Rail, Rank, Timestamp};
+use ccl_core::topology::RailCapacity;
 use ccl_transport::clock;
 use ccl_transport::network::RailTraffic;
 
@@ -27,8 +28,6 @@ pub struct HealthBoard {
 
 #[derive(Debug)]
 struct RailBoard {
-    /// As introduced.
-    nominal_bytes_per_second: f64,
     standing: Mutex<Standing>,
     faults: AtomicU64,
     returns: AtomicU64,
@@ -41,6 +40,8 @@ struct RailBoard {
 #[derive(Debug)]
 struct Standing {
     state: RailState,
+    /// As introduced, or as measured when the communicator was made.
+    nominal_bytes_per_second: f64,
     bytes_per_second: f64,
     verdict: Verdict,
     evidence: String,
@@ -124,8 +125,8 @@ impl HealthBoard {
     pub fn measured(&self, rail: Rail, percent: u8) {
         let Some(board) = self.rails.get(rail.index()) else { return };
         let part = f64::from(percent.clamp(1, 100)) / 100.0;
-        let bytes_per_second = board.nominal_bytes_per_second * part;
         let mut standing = lock(&board.standing);
+        let bytes_per_second = standing.nominal_bytes_per_second * part;
         if standing.bytes_per_second == bytes_per_second {
             return;
         }
@@ -133,6 +134,15 @@ impl HealthBoard {
         drop(standing);
         tracing::info!(rail = rail.0, percent, "a rail carries this part of its nominal capacity");
         self.ring(false);
+    }
+
+    /// The rails are as fast as these, as all ranks know already.
+    pub(super) fn tuned(&self, rails: &[RailCapacity]) {
+        for (board, rail) in self.rails.iter().zip(rails) {
+            let mut standing = lock(&board.standing);
+            standing.nominal_bytes_per_second = rail.bytes_per_second;
+            standing.bytes_per_second = rail.bytes_per_second;
+        }
     }
 
     /// Tiles went out on a rail.
@@ -220,9 +230,9 @@ fn log(rail: Rail, state: RailState, verdict: Verdict, evidence: &str) {
 impl RailBoard {
     fn new(bytes_per_second: f64) -> Self {
         Self {
-            nominal_bytes_per_second: bytes_per_second,
             standing: Mutex::new(Standing {
                 state: RailState::Up,
+                nominal_bytes_per_second: bytes_per_second,
                 bytes_per_second,
                 verdict: Verdict::Unknown,
                 evidence: String::new(),

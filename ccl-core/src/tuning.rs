@@ -1,0 +1,132 @@
+//! What was measured on a group: how fast each rail of each host is, and what a message costs. Plans are
+//! made with it instead of what the kernel says of the NICs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cost::CostModel;
+use crate::ids::Node;
+use crate::topology::{Host, RailCapacity, Topology};
+
+/// The format of this version.
+const VERSION: u32 = 1;
+
+/// Measurements of one group.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tuning {
+    version: u32,
+    /// The hosts, in order of node.
+    pub hosts: Vec<TunedHost>,
+    /// Seconds from a send to its arrival on another host, apart from the bytes.
+    pub alpha: f64,
+    /// Seconds of CPU at either end for each further message.
+    pub overhead: f64,
+}
+
+/// Measurements of one host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TunedHost {
+    /// How many ranks it has.
+    pub ranks: usize,
+    /// Bytes per second of every rail, in each direction.
+    pub rails: Vec<f64>,
+}
+
+impl Tuning {
+    /// What was measured.
+    #[must_use]
+    pub fn new(hosts: Vec<TunedHost>, alpha: f64, overhead: f64) -> Self {
+        Self { version: VERSION, hosts, alpha, overhead }
+    }
+
+    /// Whether it is for a group like this one, and makes sense.
+    ///
+    /// # Errors
+    /// What does not fit, for people.
+    pub fn check(&self, topology: &Topology) -> Result<(), String> {
+        if self.version != VERSION {
+            return Err(format!("it has format {}, and this is format {VERSION}", self.version));
+        }
+        let shape = |hosts: &[(usize, usize)]| {
+            let words = hosts.iter().map(|(ranks, rails)| format!("{ranks} ranks × {rails} rails"));
+            words.collect::<Vec<_>>().join(", ")
+        };
+        let ours: Vec<(usize, usize)> = (0..topology.nodes())
+            .map(|node| (topology.ranks_of(Node(node)).len(), topology.rails(Node(node)).len()))
+            .collect();
+        let theirs: Vec<(usize, usize)> =
+            self.hosts.iter().map(|host| (host.ranks, host.rails.len())).collect();
+        if ours != theirs {
+            let (ours, theirs) = (shape(&ours), shape(&theirs));
+            return Err(format!("it is for hosts with {theirs}; these have {ours}"));
+        }
+        let positive = |rate: &f64| rate.is_finite() && *rate > 0.0;
+        let rates = || self.hosts.iter().flat_map(|host| &host.rails);
+        if !rates().all(positive) || !positive(&self.alpha) || self.overhead.is_nan() {
+            return Err("it contains a rate or a latency that is not a positive number".to_owned());
+        }
+        Ok(())
+    }
+
+    /// `topology` with the rails as fast as they were measured.
+    #[must_use]
+    pub fn topology(&self, topology: &Topology) -> Topology {
+        let node_of = (0..topology.ranks()).map(|rank| topology.node_of(crate::ids::Rank(rank)));
+        let hosts = self.hosts.iter().zip(0..).map(|(tuned, node)| {
+            let node = Node(node);
+            let rails = topology.rails(node).iter().zip(&tuned.rails);
+            let rails = rails.map(|(rail, rate)| RailCapacity { bytes_per_second: *rate, ..*rail });
+            Host { rails: rails.collect(), cores: topology.cores(node) }
+        });
+        Topology::new(node_of.collect(), hosts.collect())
+    }
+
+    /// `model` with what messages between hosts were measured to cost.
+    #[must_use]
+    pub fn model(&self, mut model: CostModel) -> CostModel {
+        let fastest = self.hosts.iter().map(|host| host.rails.iter().sum::<f64>());
+        model.network.alpha = self.alpha;
+        model.network.overhead = self.overhead.max(0.0);
+        model.network.bytes_per_second = fastest.fold(0.0, f64::max);
+        model
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn topology() -> Topology {
+        let host = Host { rails: vec![RailCapacity::up(1e9); 2], cores: 2 };
+        Topology::new(vec![Node(0), Node(0), Node(1)], vec![host.clone(), host])
+    }
+
+    fn tuned(ranks: usize, rails: &[f64]) -> TunedHost {
+        TunedHost { ranks, rails: rails.to_vec() }
+    }
+
+    #[test]
+    fn measurements_replace_what_the_kernel_says() {
+        let hosts = vec![tuned(2, &[1e8, 2e8]), tuned(1, &[3e8, 3e8])];
+        let tuning = Tuning::new(hosts, 1e-5, 2e-6);
+        let topology = topology().with_rail(Node(1), crate::ids::Rail(0), false);
+        assert_eq!(tuning.check(&topology), Ok(()));
+        assert_eq!(tuning.topology(&topology).capacities(), [3e8, 3e8], "a rail is down");
+        let model = tuning.model(CostModel::default_for(&topology));
+        assert_eq!((model.network.alpha, model.network.bytes_per_second), (1e-5, 6e8));
+    }
+
+    #[test]
+    fn what_was_measured_elsewhere_is_refused() {
+        let good = vec![tuned(2, &[1e8; 2]), tuned(1, &[1e8; 2])];
+        for (tuning, named) in [
+            (Tuning::new(good[..1].to_vec(), 1e-5, 0.0), "2 ranks × 2 rails; these have"),
+            (Tuning::new(vec![tuned(2, &[1e8; 2]), tuned(1, &[1e8])], 1e-5, 0.0), "1 ranks × 1"),
+            (Tuning::new(vec![tuned(2, &[1e8; 2]), tuned(1, &[0.0, 1e8])], 1e-5, 0.0), "positive"),
+            (Tuning::new(good.clone(), f64::NAN, 0.0), "positive"),
+            (Tuning { version: 9, ..Tuning::new(good, 1e-5, 0.0) }, "format 9"),
+        ] {
+            let refused = tuning.check(&topology()).expect_err(named);
+            assert!(refused.contains(named), "{refused}");
+        }
+    }
+}
