@@ -20,7 +20,11 @@
 //! a schedule are alike enough for that, and the choice is the same on all ranks because the sample is.
 //! A round in which the sample has no part counts as an average one.
 
+mod presets;
+
 use std::collections::BTreeSet;
+
+pub use presets::Preset;
 
 use crate::ids::{Chunk, Node, Rank};
 use crate::layout::Layout;
@@ -76,6 +80,8 @@ pub struct CostModel {
     pub cache_bytes: f64,
     /// Unit in which data is forwarded.
     pub tile_bytes: usize,
+    /// Seconds that every call costs, whatever it is.
+    pub call: f64,
 }
 
 /// How far the rounds of a schedule overlap on the network between nodes.
@@ -124,6 +130,7 @@ impl CostModel {
             network_cpu_bytes_per_second: 5e9,
             cache_bytes: 1024.0 * 1024.0,
             tile_bytes: 128 * 1024,
+            call: 0.0,
         }
     }
 }
@@ -335,7 +342,7 @@ impl<'a> Evaluation<'a> {
             Overlap::Rounds => scale * self.ports_seconds,
         };
         let port = f64::max(processors, network);
-        let latency_seconds = scale * self.alphas + overhead;
+        let latency_seconds = self.model.call + scale * self.alphas + overhead;
         let bandwidth_seconds = port.max(scale * self.path_seconds) + scale * self.fill_seconds;
         let seconds = latency_seconds + bandwidth_seconds;
         Estimate { seconds, latency_seconds, bandwidth_seconds }

@@ -64,6 +64,7 @@ fn plain() -> CostModel {
         network_cpu_bytes_per_second: f64::INFINITY,
         cache_bytes: 0.0,
         tile_bytes: 100,
+        call: 0.0,
     }
 }
 

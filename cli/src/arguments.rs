@@ -1,0 +1,169 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use bytesize::ByteSize;
+use ccl_core::collective::Collective;
+use ccl_core::cost::Preset;
+use clap::{Args, Parser, Subcommand};
+
+/// Looks into the planner of r2ccl.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Shows the candidates for a collective with their predicted times, the choice, and the bound
+    Explain(Explain),
+}
+
+/// What is to be explained.
+#[derive(Debug, Args)]
+pub(crate) struct Explain {
+    /// The collective, such as allreduce
+    #[arg(value_parser = collective)]
+    pub(crate) collective: Collective,
+    /// Number of nodes
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub(crate) nodes: u32,
+    /// Ranks on every node
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) ranks_per_node: u32,
+    /// Rails of every node
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) rails: u32,
+    /// Rails that are lost, as node:rail, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) lost: Vec<Lost>,
+    /// Bytes of the collective as nccl-tests counts them: one size, or the first and the last of a table
+    #[arg(long, default_value = "64K..4G")]
+    pub(crate) bytes: Sizes,
+    /// Constants of a kind of cluster [default: those of this library's own transport]
+    #[arg(long, value_parser = preset)]
+    pub(crate) preset: Option<Preset>,
+    /// A file that R2CCL_TUNING has written; it says how many nodes, ranks and rails there are
+    #[arg(long, conflicts_with_all = ["preset", "nodes", "rails", "ranks_per_node", "rate"])]
+    pub(crate) tuning: Option<PathBuf>,
+    /// Bytes per second of a rail, such as 25GB
+    #[arg(long)]
+    pub(crate) rate: Option<ByteSize>,
+    /// Latency between nodes, in microseconds
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) alpha: Option<f64>,
+    /// CPU for a message, in microseconds
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) overhead: Option<f64>,
+    /// Only this algorithm, chosen whatever it costs
+    #[arg(long = "algo", value_name = "NAME")]
+    pub(crate) algorithm: Option<String>,
+    /// Write the predicted times of all candidates as curves to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// A rail that does not work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lost {
+    pub(crate) node: u32,
+    pub(crate) rail: u8,
+}
+
+impl FromStr for Lost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parsed = text.split_once(':').and_then(|(node, rail)| {
+            Some(Self { node: node.parse().ok()?, rail: rail.parse().ok()? })
+        });
+        parsed.ok_or_else(|| "expected node:rail".to_owned())
+    }
+}
+
+/// Sizes from the first to the last, each four times the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    first: u64,
+    last: u64,
+}
+
+impl Sizes {
+    pub(crate) fn all(self) -> Vec<usize> {
+        let sizes = std::iter::successors(Some(self.first), |size| size.checked_mul(4));
+        sizes
+            .take_while(|size| *size <= self.last)
+            .filter_map(|size| usize::try_from(size).ok())
+            .collect()
+    }
+}
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = text.split_once("..").unwrap_or((text, text));
+        // K is 1024 here as in nccl-tests.
+        let size = |text: &str| -> Result<u64, String> {
+            let binary = text.trim().trim_end_matches(['B', 'b', 'i']);
+            let text = if binary.ends_with(|last: char| last.is_ascii_digit()) {
+                binary.to_owned()
+            } else {
+                format!("{binary}iB")
+            };
+            text.parse::<ByteSize>().map(|size| size.as_u64())
+        };
+        let (first, last) = (size(first)?, size(last)?);
+        if first == 0 || first > last {
+            return Err("the first size must not be zero or above the last".to_owned());
+        }
+        Ok(Self { first, last })
+    }
+}
+
+fn collective(text: &str) -> Result<Collective, String> {
+    let plain = |name: &str| name.replace(['_', '-'], "").to_ascii_lowercase();
+    let all = Collective::ALL.into_iter();
+    all.clone().find(|collective| plain(collective.name()) == plain(text)).ok_or_else(|| {
+        let names: Vec<&str> = all.map(Collective::name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+fn preset(text: &str) -> Result<Preset, String> {
+    Preset::named(text).ok_or_else(|| {
+        let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        let sizes = |text: &str| text.parse::<Sizes>().map(Sizes::all);
+        assert_eq!(sizes("64K..1M"), Ok(vec![64 << 10, 256 << 10, 1 << 20]));
+        assert_eq!(sizes("3"), Ok(vec![3]));
+        assert_eq!(sizes("1GiB"), Ok(vec![1 << 30]));
+        for wrong in ["", "0", "4M..1M", "many", "1K.."] {
+            assert!(sizes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lines_are_understood() {
+        let line = "r2ccl explain all_reduce --nodes 4 --rails 2 --lost 3:1,0:0 --bytes 64M";
+        let Arguments { command: Command::Explain(wish) } =
+            Arguments::try_parse_from(line.split(' ')).expect("a good line");
+        assert_eq!(wish.collective, Collective::AllReduce);
+        assert_eq!(wish.lost, [Lost { node: 3, rail: 1 }, Lost { node: 0, rail: 0 }]);
+        for wrong in ["r2ccl explain magic", "r2ccl explain allreduce --lost 3", "r2ccl explain"] {
+            assert!(Arguments::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+        }
+    }
+}
