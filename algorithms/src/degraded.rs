@@ -4,6 +4,8 @@
 //! part to its ranks. A strategy looks at a [`Fabric`] and answers with a [`Between`]: what moves, and
 //! how large the pieces are beside each other.
 
+pub mod paper;
+
 use crate::combine::Shared;
 
 /// The rails between hosts, as they are now.
