@@ -51,7 +51,7 @@ fn verify(schedule: &dyn Schedule, layout: &Layout) -> Result<(), String> {
 
 /// Whether all ranks compute the same bits: the value of a place is the expression that computed it.
 /// A reduction takes its operands in order of rank, and only a sum of two is the same both ways.
-fn bits_agree(schedule: &dyn Schedule, layout: &Layout) -> bool {
+pub(crate) fn bits_agree(schedule: &dyn Schedule, layout: &Layout) -> bool {
     let contribution = |rank: u32| vec![rank.to_string(); layout.chunks() as usize];
     let mut values: Vec<Vec<String>> = (0..schedule.ranks()).map(contribution).collect();
     for number in 0..schedule.rounds() {

@@ -1,0 +1,59 @@
+//! R²CCL-AllReduce (§5.2, Figure 5): relieves one degraded host.
+
+use crate::degraded::{Between, Fabric};
+
+use super::SAME_CAPACITY;
+use super::bridge::ring_rate;
+use super::formulas::{optimal_share, printed_share};
+use super::levels::{Completion, Level, together};
+
+/// Which fraction of the data goes past the degraded host at first; see [`super::formulas`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The one that is best in truth, for every loss.
+    Corrected,
+    /// As the paper decides: none at all up to its threshold, which leaves a plain ring.
+    Printed,
+}
+
+/// R²CCL-AllReduce of a fabric in which one host is slower than all others.
+///
+/// Stage 1 is a ring AllReduce of all hosts on a part of the data, and at the same time one of all but the
+/// slowest on the rest. Stage 2 takes the contribution of the slowest host into the rest: it goes to the
+/// next host in the ring, the complete result from there along the ring, and from the last one to the
+/// slowest host. Nothing separates the stages but the data: what is ready moves on.
+///
+/// The paper assumes that all other hosts have the same capacity. Where they have not, the slowest of them
+/// counts, as it would in their ring. Between two hosts the rest is everything: the slower one sends its
+/// data, and gets the result.
+///
+/// None for a single host, if no host is slower than all others, if it has no rail left, or if neighbours
+/// cannot talk.
+#[must_use]
+pub fn two_stage(fabric: &Fabric, share: Share) -> Option<Between> {
+    let (slowest, lost) = degraded(fabric)?;
+    let hosts = fabric.hosts();
+    let positions = u32::try_from(hosts).unwrap_or(u32::MAX);
+    let past = match share {
+        Share::Corrected => optimal_share(positions, 1, lost),
+        Share::Printed => printed_share(positions, 1, lost),
+    };
+    let from_slowest: Vec<usize> = (0..hosts).map(|step| (slowest + step) % hosts).collect();
+    let healthy = from_slowest[1..].to_vec();
+    let rate = f64::min(ring_rate(fabric, &from_slowest), ring_rate(fabric, &healthy));
+    let levels = [
+        Level { ring: from_slowest, outside: Vec::new(), share: 1.0 - past },
+        Level { ring: healthy, outside: vec![slowest], share: past },
+    ];
+    (rate > 0.0).then(|| together(hosts, &levels, Completion::Relay))
+}
+
+/// The slowest host, and the fraction that it has less than the slowest of the others.
+fn degraded(fabric: &Fabric) -> Option<(usize, f64)> {
+    let capacities = fabric.capacities();
+    let mut hosts: Vec<usize> = (0..fabric.hosts()).collect();
+    hosts.sort_by(|one, other| capacities[*one].total_cmp(&capacities[*other]));
+    let [slowest, next, ..] = hosts[..] else { return None };
+    let lost = 1.0 - capacities[slowest] / capacities[next];
+    (capacities[slowest] > 0.0 && lost > SAME_CAPACITY).then_some((slowest, lost))
+}
