@@ -207,6 +207,84 @@ impl Schedule for Together {
     }
 }
 
+/// Copies of the inner schedule, each on its own slice of every item and begun later than the one
+/// before, so that what a copy does at its end overlaps with what the next one does at its start.
+///
+/// Item `i` of slice `s` is chunk `i * slices + s`: the slices of an item lie side by side.
+#[derive(Clone, Debug)]
+pub struct Staggered {
+    /// What every slice goes through.
+    pub inner: Shared,
+    /// Number of slices.
+    pub slices: u32,
+    /// How many rounds a slice begins later than the one before.
+    pub lag: u32,
+}
+
+impl Schedule for Staggered {
+    fn ranks(&self) -> u32 {
+        self.inner.ranks()
+    }
+
+    fn rounds(&self) -> u32 {
+        match (self.inner.rounds(), self.slices) {
+            (0, _) | (_, 0) => 0,
+            (rounds, slices) => rounds + (slices - 1) * self.lag,
+        }
+    }
+
+    fn transfers(&self, round: u32, rank: Rank, into: &mut Vec<Transfer>) {
+        for slice in 0..self.slices {
+            let Some(round) = round.checked_sub(slice * self.lag) else { break };
+            if round < self.inner.rounds() {
+                let start = into.len();
+                self.inner.transfers(round, rank, into);
+                for transfer in &mut into[start..] {
+                    transfer.chunk = Chunk(transfer.chunk.0 * self.slices + slice);
+                }
+            }
+        }
+    }
+}
+
+/// A schedule written out, for plans that follow no formula.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    ranks: u32,
+    /// By round and rank: the transfers at whose source or target the rank is.
+    parts: Vec<Vec<Vec<Transfer>>>,
+}
+
+impl Listed {
+    /// The transfers of every round, each of them once, in a group of `ranks`.
+    #[must_use]
+    pub fn new(ranks: u32, rounds: &[Vec<Transfer>]) -> Self {
+        let part = |round: &Vec<Transfer>| {
+            let mut part = vec![Vec::new(); ranks as usize];
+            for transfer in round {
+                part[transfer.source.index()].push(*transfer);
+                part[transfer.target.index()].push(*transfer);
+            }
+            part
+        };
+        Self { ranks, parts: rounds.iter().map(part).collect() }
+    }
+}
+
+impl Schedule for Listed {
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn rounds(&self) -> u32 {
+        count(&self.parts)
+    }
+
+    fn transfers(&self, round: u32, rank: Rank, into: &mut Vec<Transfer>) {
+        into.extend(&self.parts[round as usize][rank.index()]);
+    }
+}
+
 /// `inner` backwards as a reduction.
 pub(crate) fn reduction(inner: Shared) -> Shared {
     Arc::new(Reversed { inner, mode: Mode::Accumulate })
@@ -228,4 +306,58 @@ pub(crate) fn in_order(inner: Shared, order: Vec<Rank>, items: Items) -> Shared 
 
 pub(crate) fn count<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pattern::Pattern;
+    use crate::spread::AllGather;
+    use ccl_core::schedule::{Holdings, round, run};
+
+    fn shards(positions: u32) -> Shared {
+        let pattern = Pattern::Direct;
+        there_and_back(Arc::new(AllGather { pattern, positions, items: positions }))
+    }
+
+    #[test]
+    fn slices_follow_each_other_and_together_do_the_whole() {
+        for (slices, lag) in [(1, 1), (2, 0), (3, 1), (4, 2), (5, 3)] {
+            let staggered = Staggered { inner: shards(3), slices, lag };
+            assert_eq!(staggered.rounds(), 2 + (slices - 1) * lag);
+            let own = Holdings::new(3, 3 * slices, |rank, _| [rank]);
+            let all = Holdings::new(3, 3 * slices, |_, _| (0..3).map(Rank));
+            assert_eq!(run(&own, &staggered), Ok(all), "{slices} slices, lag {lag}");
+        }
+        assert_eq!(Staggered { inner: shards(1), slices: 4, lag: 1 }.rounds(), 0);
+        assert_eq!(Staggered { inner: shards(3), slices: 0, lag: 1 }.rounds(), 0);
+    }
+
+    #[test]
+    fn while_one_slice_is_given_back_the_next_is_reduced() {
+        let staggered = Staggered { inner: shards(3), slices: 2, lag: 1 };
+        let modes = |number| -> Vec<(Chunk, Mode)> {
+            let mut modes: Vec<(Chunk, Mode)> =
+                round(&staggered, number).iter().map(|t| (t.chunk, t.mode)).collect();
+            modes.dedup();
+            modes
+        };
+        let kinds = |slice: u32, mode| [0, 1, 2].map(|item| (Chunk(item * 2 + slice), mode));
+        assert_eq!(modes(0), kinds(0, Mode::Accumulate));
+        let mut both = [kinds(0, Mode::Store), kinds(1, Mode::Accumulate)].concat();
+        both.sort_unstable();
+        assert_eq!(modes(1), both);
+        assert_eq!(modes(2), kinds(1, Mode::Store));
+    }
+
+    #[test]
+    fn a_schedule_can_be_written_out() {
+        let inner = shards(4);
+        let rounds: Vec<Vec<Transfer>> =
+            (0..inner.rounds()).map(|number| round(&*inner, number)).collect();
+        let listed = Listed::new(4, &rounds);
+        let own = Holdings::new(4, 4, |rank, _| [rank]);
+        assert_eq!(run(&own, &listed), run(&own, &*inner));
+        assert_eq!(listed.rounds(), 2);
+    }
 }

@@ -4,7 +4,16 @@
 //! part to its ranks. A strategy looks at a [`Fabric`] and answers with a [`Between`]: what moves, and
 //! how large the pieces are beside each other.
 
+pub mod completion;
+pub mod concurrent;
+pub mod nested;
+pub mod order;
 pub mod paper;
+#[cfg(test)]
+mod proofs;
+pub mod rails;
+mod relay;
+pub mod rounds;
 
 use crate::combine::Shared;
 

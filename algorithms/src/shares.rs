@@ -42,6 +42,14 @@ fn balanced_time(bandwidths: &[f64]) -> f64 {
     time
 }
 
+/// Every share in `slices` equal parts that lie side by side, as
+/// [`Staggered`](crate::combine::Staggered) numbers them.
+#[must_use]
+pub fn sliced(shares: &[f64], slices: u32) -> Vec<f64> {
+    let part = |share: &f64| vec![share / f64::from(slices.max(1)); slices as usize];
+    shares.iter().flat_map(part).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +64,11 @@ mod tests {
         let bad = hub_shares(&[1.0, 1.0, 0.25, 1.0, 0.0, 1.0]);
         assert!([2, 4].iter().all(|slow| bad[*slow] == 0.0), "{bad:?}");
         assert!([0, 1, 3, 5].iter().all(|fast| (bad[*fast] - 0.25).abs() < 1e-12), "{bad:?}");
+    }
+
+    #[test]
+    fn slices_of_a_share_lie_side_by_side() {
+        assert_eq!(sliced(&[0.5, 0.25], 2), [0.25, 0.25, 0.125, 0.125]);
     }
 
     proptest! {

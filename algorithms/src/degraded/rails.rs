@@ -1,0 +1,384 @@
+//! Which rails carry what, where a rail reaches only the same rail of other hosts.
+//!
+//! Hubs with the shares `w` make every pair of hosts exchange `w_i + w_j` of the data in each
+//! direction. A pair may divide that among its common rails as it likes, and the best division makes
+//! all rails of all hosts equally busy: it minimises the sum of squares of what they carry, over
+//! their capacity. That is found pair by pair. Given what the others do, the best for one pair is to
+//! fill its rails like connected vessels: those that are busiest at both ends together stay empty, and the
+//! rest end at one level. Where the shares of [`hub_shares`] leave one rail busier than
+//! the rest all the same, which happens among few hosts, hubs with busy rails hand some of their share
+//! to the others.
+
+use super::relay::{Trees, pair};
+use super::{Fabric, Reach};
+use crate::shares::hub_shares;
+
+/// A division is good enough when the busiest rail is this close to what the busiest host needs.
+const TOLERANCE: f64 = 1e-3;
+
+/// The pairs are visited at most so often.
+const SWEEPS: u32 = 30;
+
+/// Shares are shifted at most so often.
+const SHIFTS: u32 = 24;
+
+/// What every pair of hosts sends over every rail, in each direction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Division {
+    hosts: usize,
+    rails: usize,
+    /// By [`pair`] and rail.
+    volumes: Vec<f64>,
+    /// By host and rail.
+    seconds: Vec<f64>,
+}
+
+impl Division {
+    /// What two different hosts send each other over `rail`.
+    #[must_use]
+    pub fn volume(&self, one: usize, other: usize, rail: usize) -> f64 {
+        self.volumes[pair(self.hosts, one, other) * self.rails + rail]
+    }
+
+    /// How long a rail of a host is busy.
+    #[must_use]
+    pub fn seconds(&self, host: usize, rail: usize) -> f64 {
+        self.seconds[host * self.rails + rail]
+    }
+
+    /// How long the busiest rail is busy.
+    #[must_use]
+    pub fn busiest(&self) -> f64 {
+        self.seconds.iter().copied().fold(0.0, f64::max)
+    }
+
+    /// How long the busiest rail of every host is busy.
+    fn by_host(&self) -> Vec<f64> {
+        let rows = self.seconds.chunks(self.rails.max(1));
+        rows.map(|row| row.iter().copied().fold(0.0, f64::max)).collect()
+    }
+}
+
+/// Hubs, and what they cost.
+#[derive(Clone, Debug)]
+pub struct Hubs {
+    /// How much of the data each host reduces.
+    shares: Vec<f64>,
+    trees: Trees,
+    seconds_per_byte: f64,
+}
+
+impl Hubs {
+    /// How much of the data each host reduces; in all that is 1.
+    #[must_use]
+    pub fn shares(&self) -> &[f64] {
+        &self.shares
+    }
+
+    /// How long the busiest rail is busy, for every byte of the data.
+    #[must_use]
+    pub fn seconds_per_byte(&self) -> f64 {
+        self.seconds_per_byte
+    }
+
+    pub(crate) fn trees(&self) -> &Trees {
+        &self.trees
+    }
+}
+
+/// The best hubs for this fabric; none if some hosts cannot reach each other.
+#[must_use]
+pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
+    let mut shares = hub_shares(&fabric.capacities());
+    let (mut best, mut busy) = evaluate(fabric, &shares)?;
+    let enough = lower_bound(fabric) * (1.0 + TOLERANCE);
+    let mut left = if fabric.hosts() > 2 { SHIFTS } else { 0 };
+    while left > 0 && best.seconds_per_byte > enough {
+        shares = shifted(fabric, &shares, &busy);
+        let (next, next_busy) = evaluate(fabric, &shares)?;
+        if next.seconds_per_byte < best.seconds_per_byte {
+            best = next;
+        }
+        busy = next_busy;
+        left -= 1;
+    }
+    Some(best)
+}
+
+/// How long the busiest rail is busy for every byte of the data, when host `h` reduces the share
+/// `shares[h]` of it. Infinite if some hosts cannot reach each other.
+#[must_use]
+pub fn predicted_load(fabric: &Fabric, shares: &[f64]) -> f64 {
+    evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte)
+}
+
+/// Seconds for every byte below which no AllReduce can be, even if every rail reached every other:
+/// [`ccl_core::cost::bound_allreduce`] for a fabric.
+#[must_use]
+pub fn lower_bound(fabric: &Fabric) -> f64 {
+    if fabric.hosts() < 2 {
+        return 0.0;
+    }
+    let capacities = fabric.capacities();
+    let slowest = capacities.iter().copied().fold(f64::INFINITY, f64::min);
+    let volume = 2.0 * real(fabric.hosts() - 1) / capacities.iter().sum::<f64>();
+    f64::max(1.0 / slowest, volume)
+}
+
+/// Hubs with these shares, and how long the busiest rail of every host is busy.
+fn evaluate(fabric: &Fabric, shares: &[f64]) -> Option<(Hubs, Vec<f64>)> {
+    let trees = Trees::new(fabric, shares)?;
+    let volumes = trees.volumes(shares);
+    let busy = match fabric.reach() {
+        Reach::Switched => busy_hosts(fabric, &volumes),
+        Reach::RailOnly => divide(fabric, &volumes).by_host(),
+    };
+    let seconds_per_byte = busy.iter().copied().fold(0.0, f64::max);
+    Some((Hubs { shares: shares.to_vec(), trees, seconds_per_byte }, busy))
+}
+
+/// How long every host would be busy if all its rails were equally so.
+fn busy_hosts(fabric: &Fabric, volumes: &[f64]) -> Vec<f64> {
+    let hosts = fabric.hosts();
+    let total = |host: usize| -> f64 {
+        let others = (0..hosts).filter(|other| *other != host);
+        others.map(|other| volumes[pair(hosts, host, other)]).sum()
+    };
+    let busy = |(host, capacity): (usize, f64)| {
+        let total = total(host);
+        if total > 0.0 { total / capacity } else { 0.0 }
+    };
+    fabric.capacities().into_iter().enumerate().map(busy).collect()
+}
+
+/// Hosts that are busier than the average give up some of their share, the others get it.
+fn shifted(fabric: &Fabric, shares: &[f64], busy: &[f64]) -> Vec<f64> {
+    let capacities = fabric.capacities();
+    let weighted = busy.iter().zip(&capacities).map(|(busy, capacity)| busy * capacity);
+    let average = weighted.sum::<f64>() / capacities.iter().sum::<f64>();
+    let step = 0.5 / real(fabric.hosts() - 2);
+    let moved = shares.iter().zip(busy.iter().zip(&capacities));
+    let moved = moved.map(|(share, (busy, capacity))| share + step * (average - busy) * capacity);
+    let moved: Vec<f64> = moved.map(|share| share.max(0.0)).collect();
+    let total: f64 = moved.iter().sum();
+    moved.iter().map(|share| share / total).collect()
+}
+
+/// Divides what every pair of hosts sends in each direction, by [`pair`], among its common rails.
+///
+/// A pair that has none must have nothing to send.
+#[must_use]
+pub fn divide(fabric: &Fabric, volumes: &[f64]) -> Division {
+    let (hosts, rails) = (fabric.hosts(), rails_of(fabric));
+    let largest = busy_hosts(fabric, volumes).into_iter().fold(0.0, f64::max);
+    let enough = largest * (1.0 + TOLERANCE);
+    let mut vessels = Vessels::new(fabric, volumes);
+    let mut division = Division {
+        hosts,
+        rails,
+        volumes: vec![0.0; volumes.len() * rails],
+        seconds: vec![0.0; hosts * rails],
+    };
+    for _ in 0..SWEEPS {
+        vessels.sweep(&mut division);
+        if division.busiest() <= enough {
+            break;
+        }
+    }
+    division
+}
+
+fn rails_of(fabric: &Fabric) -> usize {
+    (0..fabric.hosts()).map(|host| fabric.rails(host).len()).max().unwrap_or(0)
+}
+
+/// The rails as vessels: what a pair puts into rail `r` raises its level by that over `widths[r]`.
+struct Vessels<'a> {
+    volumes: &'a [f64],
+    /// Seconds for every byte, by host and rail; zero if it is down.
+    costs: Vec<f64>,
+    /// Of the pair at hand, by rail: the level without it, and the width; zero if a rail is down.
+    floors: Vec<f64>,
+    widths: Vec<f64>,
+}
+
+impl<'a> Vessels<'a> {
+    fn new(fabric: &Fabric, volumes: &'a [f64]) -> Self {
+        let rails = rails_of(fabric);
+        let mut costs = vec![0.0; fabric.hosts() * rails];
+        for host in 0..fabric.hosts() {
+            for (cost, capacity) in costs[host * rails..].iter_mut().zip(fabric.rails(host)) {
+                *cost = if *capacity > 0.0 { 1.0 / capacity } else { 0.0 };
+            }
+        }
+        Self { volumes, costs, floors: vec![0.0; rails], widths: vec![0.0; rails] }
+    }
+
+    /// Divides the volume of every pair anew, given what the others do.
+    fn sweep(&mut self, division: &mut Division) {
+        let (hosts, rails) = (division.hosts, division.rails);
+        let mut number = 0;
+        for one in 0..hosts {
+            let (head, tail) = division.seconds.split_at_mut((one + 1) * rails);
+            let seconds = &mut head[one * rails..];
+            for (other, others) in (one + 1..).zip(tail.chunks_mut(rails.max(1))) {
+                if self.volumes[number] > 0.0 {
+                    let parts = &mut division.volumes[number * rails..(number + 1) * rails];
+                    self.settle(number, [one, other], [seconds, others], parts);
+                }
+                number += 1;
+            }
+        }
+    }
+
+    /// The best division of one pair.
+    fn settle(
+        &mut self,
+        number: usize,
+        ends: [usize; 2],
+        seconds: [&mut [f64]; 2],
+        parts: &mut [f64],
+    ) {
+        let rails = parts.len();
+        let [costs, others] = ends.map(|end| &self.costs[end * rails..(end + 1) * rails]);
+        let [seconds, other_seconds] = seconds;
+        for rail in 0..rails {
+            let both = costs[rail] + others[rail];
+            let usable = costs[rail] > 0.0 && others[rail] > 0.0;
+            self.widths[rail] = if usable { 1.0 / both } else { 0.0 };
+            self.floors[rail] = seconds[rail] + other_seconds[rail] - parts[rail] * both;
+        }
+        let level = level(&self.floors, &self.widths, self.volumes[number]);
+        for rail in 0..rails {
+            let part = self.widths[rail] * (level - self.floors[rail]).max(0.0);
+            let change = part - parts[rail];
+            seconds[rail] += change * costs[rail];
+            other_seconds[rail] += change * others[rail];
+            parts[rail] = part;
+        }
+    }
+}
+
+/// The level at which vessels with these floors and widths hold `volume`: the level of all of them,
+/// then of those below that level, until none is above. Each time there must be fewer, so that rounding
+/// cannot keep this going.
+fn level(floors: &[f64], widths: &[f64], volume: f64) -> f64 {
+    let mut level = f64::INFINITY;
+    let mut used = usize::MAX;
+    loop {
+        let (mut held, mut width, mut count) = (volume, 0.0, 0);
+        for (floor, vessel) in floors.iter().zip(widths) {
+            if *vessel > 0.0 && *floor < level {
+                held += floor * vessel;
+                width += vessel;
+                count += 1;
+            }
+        }
+        if count == 0 || count >= used {
+            return level;
+        }
+        level = held / width;
+        used = count;
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
+fn real(number: usize) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::degraded::proofs::{rail_only, random_losses, retained};
+    use ccl_core::random::Random;
+
+    fn percent(fabric: &Fabric) -> f64 {
+        hubs(fabric).map_or(0.0, |hubs| retained(fabric, hubs.seconds_per_byte()))
+    }
+
+    #[test]
+    fn hubs_reach_the_bound_where_rings_of_mismatched_rails_do_not() {
+        let (a, b, all) = (!2, !4, u8::MAX);
+        let each: Vec<u8> = (0..8).map(|rail| !(1 << rail)).collect();
+        let table: [(&[u8], f64); 6] = [
+            (&[a, b], 75.0),
+            (&[a, b, all], 91.7),
+            (&[a, b, a, b, all, all], 91.7),
+            (&each, 87.5),
+            (&[a, b, a, b, a, b, a, b], 87.5),
+            (&[0x0f, 0xf0, all], 66.7),
+        ];
+        for (masks, expected) in table {
+            let percent = percent(&rail_only(masks));
+            assert!((percent - expected).abs() < 0.15, "{masks:?}: {percent}");
+        }
+        // Hosts without a common rail go through the two that have all; 55.6 if only these were hubs.
+        let halves = percent(&rail_only(&[0x0f, 0xf0, 0x0f, 0xf0, all, all]));
+        assert!((55.6..=66.7).contains(&halves), "{halves}");
+    }
+
+    /// The means over a thousand patterns, and what they would be if every rail reached every other.
+    #[test]
+    fn hubs_on_random_rails_are_as_fast_as_behind_a_switch() {
+        for (hosts, lost, expected) in [(8, 8, 87.5), (8, 16, 73.1), (4, 4, 87.3), (16, 8, 93.8)] {
+            let mut random = Random::new(1);
+            let fabrics = || random_losses(hosts, lost, &mut random);
+            let trials: Vec<Fabric> = std::iter::repeat_with(fabrics).take(1000).collect();
+            let mean = trials.iter().map(percent).sum::<f64>() / 1000.0;
+            let bound = |fabric: &Fabric| retained(fabric, lower_bound(fabric));
+            let bound = trials.iter().map(bound).sum::<f64>() / 1000.0;
+            println!("{hosts} hosts, {lost} rails lost: {mean} of {bound}");
+            assert!((mean - expected).abs() <= 0.5, "{hosts} hosts, {lost} rails lost: {mean}");
+            assert!(mean <= bound && bound - mean < 0.5, "{mean} of {bound}");
+        }
+    }
+
+    #[test]
+    fn a_division_moves_everything_over_common_rails() {
+        let mut random = Random::new(7);
+        for _ in 0..50 {
+            let fabric = random_losses(6, 20, &mut random);
+            let Some(hubs) = hubs(&fabric) else { continue };
+            let volumes = hubs.trees().volumes(hubs.shares());
+            let division = divide(&fabric, &volumes);
+            let mut seconds = vec![[0.0; 8]; 6];
+            for one in 0..6 {
+                for other in one + 1..6 {
+                    let parts = (0..8).map(|rail| division.volume(one, other, rail));
+                    let total: f64 = parts.clone().sum();
+                    assert!((total - volumes[pair(6, one, other)]).abs() < 1e-12);
+                    for (rail, part) in parts.enumerate() {
+                        let both = fabric.rails(one)[rail] * fabric.rails(other)[rail];
+                        assert!(part >= 0.0 && (part == 0.0 || both > 0.0));
+                        seconds[one][rail] += part;
+                        seconds[other][rail] += part;
+                    }
+                }
+            }
+            for (host, rails) in seconds.iter().enumerate() {
+                for (rail, seconds) in rails.iter().enumerate() {
+                    assert!((division.seconds(host, rail) - seconds).abs() < 1e-9);
+                }
+            }
+            let busiest = seconds.iter().flatten().copied().fold(0.0, f64::max);
+            assert!((division.busiest() - busiest).abs() < 1e-9);
+            assert!(division.busiest() >= lower_bound(&fabric) - 1e-9);
+            assert_eq!(hubs.seconds_per_byte(), predicted_load(&fabric, hubs.shares()));
+        }
+    }
+
+    #[test]
+    fn rails_of_different_speed_are_busy_for_the_same_time() {
+        let fabric = Fabric::new(vec![vec![1.0, 3.0], vec![1.0, 3.0]], Reach::RailOnly);
+        let division = divide(&fabric, &[1.0]);
+        assert_eq!([0, 1].map(|rail| division.volume(0, 1, rail)), [0.25, 0.75]);
+        assert_eq!(division.busiest(), 0.25);
+    }
+
+    #[test]
+    fn hosts_apart_are_infinitely_slow() {
+        assert_eq!(predicted_load(&rail_only(&[1, 2]), &[0.5, 0.5]), f64::INFINITY);
+        assert_eq!(predicted_load(&rail_only(&[1]), &[1.0]), 0.0);
+    }
+}
