@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ccl_core::collective::{Collective, Request};
-use ccl_core::cost::Overlap;
+use ccl_core::cost::{CostModel, Network};
 use ccl_core::ids::{Node, Rank};
 use ccl_core::layout::Partition;
 use ccl_core::schedule::Mode;
@@ -14,6 +14,7 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
+use crate::degraded::{Between, Fabric, strategies};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
 use crate::shares::hub_shares;
@@ -27,12 +28,12 @@ const PAT_BLOCKS: u32 = 8;
 pub(crate) struct Plan {
     pub(crate) schedule: Shared,
     pub(crate) partition: Partition,
-    pub(crate) overlap: Overlap,
+    pub(crate) network: Network,
 }
 
 impl Plan {
     fn new(schedule: Shared, partition: Partition) -> Self {
-        Self { schedule, partition, overlap: Overlap::Tiles }
+        Self { schedule, partition, network: Network::Tiles }
     }
 }
 
@@ -52,6 +53,14 @@ pub fn names(collective: Collective) -> &'static [&'static str] {
             "hierarchical_recursive_doubling",
             "hierarchical_rabenseifner",
             "hierarchical_ring",
+            "hub_shares",
+            "nested_rings",
+            "best_ring",
+            "balance",
+            "r2ccl_two_stage",
+            "r2ccl_two_stage_printed",
+            "r2ccl_recursive",
+            "r2ccl_bridge_ring",
         ],
         Collective::AllGather => {
             &["direct", "ring", "bruck", "pat", "hierarchical", "hierarchical_bruck"]
@@ -80,17 +89,25 @@ pub fn names(collective: Collective) -> &'static [&'static str] {
 
 /// Whether the algorithm can differ from a flat one here; the others are built only on demand.
 pub(crate) fn is_sensible(name: &str, topology: &Topology) -> bool {
+    if strategies::NAMES.contains(&name) {
+        return topology.nodes() > 1 && !Fabric::of(topology).is_even();
+    }
     let hosts_matter = topology.nodes() > 1 && topology.nodes() < topology.ranks();
     hosts_matter || !name.starts_with("hierarchical")
 }
 
 /// The algorithm called `name`, if the collective has one.
-pub(crate) fn build(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+pub(crate) fn build(
+    name: &str,
+    request: &Request,
+    topology: &Topology,
+    model: &CostModel,
+) -> Option<Plan> {
     let whole = || even(request, 1);
     let plan = |schedule: Option<Shared>| schedule.map(|schedule| Plan::new(schedule, whole()));
     let root = request.root;
     match request.collective {
-        Collective::AllReduce => allreduce(name, request, topology),
+        Collective::AllReduce => allreduce(name, request, topology, model),
         Collective::Barrier => plan(barrier(name, topology)),
         Collective::AllGather => plan(allgather(name, topology)),
         Collective::ReduceScatter => plan(reduce_scatter(name, topology)),
@@ -103,7 +120,12 @@ pub(crate) fn build(name: &str, request: &Request, topology: &Topology) -> Optio
     }
 }
 
-fn allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+fn allreduce(
+    name: &str,
+    request: &Request,
+    topology: &Topology,
+    model: &CostModel,
+) -> Option<Plan> {
     let n = topology.ranks();
     let cut = |schedule, parts| Some(Plan::new(schedule, even(request, parts)));
     match name {
@@ -112,13 +134,14 @@ fn allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan>
         "two_shot" => {
             let partition = weighted(request, &hub_shares(&per_rank(topology)));
             let plan = Plan::new(shards(Pattern::Direct, n), partition);
-            Some(Plan { overlap: Overlap::Rounds, ..plan })
+            Some(Plan { network: Network::Rounds, ..plan })
         }
         "rabenseifner" => {
             cut(in_order(shards(Pattern::Doubling, n), by_host(topology), Items::Same), n)
         }
         "ring" => cut(in_order(shards(Pattern::Chain, n), by_host(topology), Items::Same), n),
         "double_binary_tree" => cut(double_binary_tree(topology), 2),
+        _ if strategies::NAMES.contains(&name) => degraded(name, request, topology, model),
         _ => hierarchical_allreduce(name, request, topology),
     }
 }
@@ -139,8 +162,20 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
     let pieces = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     let schedule = hierarchy.allreduce(&between, pieces);
     let weights = shares.repeat(hierarchy.shards() as usize);
-    let overlap = if name == "hierarchical" { Overlap::Rounds } else { Overlap::Tiles };
-    Some(Plan { overlap, ..Plan::new(schedule, weighted(request, &weights)) })
+    let network = if name == "hierarchical" { Network::Rounds } else { Network::Tiles };
+    Some(Plan { network, ..Plan::new(schedule, weighted(request, &weights)) })
+}
+
+/// A strategy for hosts that have lost rails.
+fn degraded(name: &str, request: &Request, topology: &Topology, model: &CostModel) -> Option<Plan> {
+    let fabric = Fabric::of(topology);
+    let (Between { schedule, weights }, network) =
+        strategies::between(name, &fabric, request.bytes(), model)?;
+    let hierarchy = Hierarchy::of(topology);
+    let pieces = u32::try_from(weights.len()).unwrap_or(u32::MAX);
+    let schedule = hierarchy.allreduce(&schedule, pieces);
+    let weights = weights.repeat(hierarchy.shards() as usize);
+    Some(Plan { network, ..Plan::new(schedule, weighted(request, &weights)) })
 }
 
 fn barrier(name: &str, topology: &Topology) -> Option<Shared> {
@@ -359,9 +394,13 @@ mod tests {
         for collective in Collective::ALL {
             let request = crate::tests::request(collective, 100, Rank(0));
             for name in names(collective) {
-                assert!(build(name, &request, &Topology::single_host(4, 2)).is_some(), "{name}");
+                let topology = Topology::single_host(4, 2);
+                let model = CostModel::default_for(&topology);
+                assert!(build(name, &request, &topology, &model).is_some(), "{name}");
             }
-            assert!(build("sorcery", &request, &Topology::single_host(4, 2)).is_none());
+            let topology = Topology::single_host(4, 2);
+            let model = CostModel::default_for(&topology);
+            assert!(build("sorcery", &request, &topology, &model).is_none());
         }
     }
 

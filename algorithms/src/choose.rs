@@ -66,7 +66,7 @@ pub fn choose(
     let listed = |name: &&str| is_sensible(name, topology) || forced == Some(*name);
     let mut priced: Vec<(Candidate, Plan)> = Vec::new();
     for name in all.iter().copied().filter(listed) {
-        if let Some(plan) = build(name, request, topology) {
+        if let Some(plan) = build(name, request, topology, model) {
             let estimate = price(&plan, request, topology, model);
             priced.push((Candidate { name, estimate }, plan));
         }
@@ -108,7 +108,7 @@ pub fn explain(choice: &Choice) -> String {
 
 fn price(plan: &Plan, request: &Request, topology: &Topology, model: &CostModel) -> Estimate {
     let layout = layout(plan, request, topology);
-    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model, plan.overlap)
+    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model, plan.network)
 }
 
 fn layout(plan: &Plan, request: &Request, topology: &Topology) -> Layout {

@@ -14,6 +14,9 @@ mod proofs;
 pub mod rails;
 mod relay;
 pub mod rounds;
+pub(crate) mod strategies;
+
+use ccl_core::ids::Rank;
 
 use crate::combine::Shared;
 
@@ -96,6 +99,11 @@ impl Fabric {
     pub fn reach(&self) -> Reach {
         self.reach
     }
+}
+
+/// A host as a position of a schedule.
+fn host_rank(host: usize) -> Rank {
+    Rank(u32::try_from(host).unwrap_or(u32::MAX))
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ pub(crate) fn bits_agree(schedule: &dyn Schedule, layout: &Layout) -> bool {
 fn verify_all(collective: Collective, topology: &Topology, root: Rank) {
     let request = request(collective, 1000, root);
     for name in names(collective) {
-        let plan = build(name, &request, topology).unwrap();
+        let plan = build(name, &request, topology, &CostModel::default_for(topology)).unwrap();
         let layout = Layout::new(&request, topology.ranks(), plan.partition);
         let case = || format!("{collective:?} {name}, root {root}, {topology:?}");
         assert_eq!(plan.schedule.ranks(), topology.ranks(), "{}", case());
@@ -95,7 +95,7 @@ fn verify_all(collective: Collective, topology: &Topology, root: Rank) {
 fn verify_programs(collective: Collective, topology: &Topology, root: Rank, count: usize) {
     let request = request(collective, count, root);
     for name in names(collective) {
-        let plan = build(name, &request, topology).unwrap();
+        let plan = build(name, &request, topology, &CostModel::default_for(topology)).unwrap();
         let layout = Layout::new(&request, topology.ranks(), plan.partition);
         let lowered = |rank| lower(&*plan.schedule, &layout, Rank(rank), 4, topology);
         let programs: Vec<Program> = (0..topology.ranks()).map(lowered).collect();
@@ -181,7 +181,9 @@ proptest! {
 fn rounds_are_as_promised() {
     let rounds = |collective, name, ranks| {
         let request = request(collective, 1000, Rank(0));
-        build(name, &request, &one_rank_each(ranks)).unwrap().schedule.rounds()
+        let topology = one_rank_each(ranks);
+        let model = CostModel::default_for(&topology);
+        build(name, &request, &topology, &model).unwrap().schedule.rounds()
     };
     for n in 1..=33 {
         let log = levels(n);
@@ -240,7 +242,8 @@ fn every_single_transfer_is_needed() {
         let request = request(collective, 1000, Rank(0));
         for name in names(collective) {
             let topology = cluster(&[0, 0, 1, 1, 2], 2, &[1e9]);
-            let plan = build(name, &request, &topology).unwrap();
+            let plan =
+                build(name, &request, &topology, &CostModel::default_for(&topology)).unwrap();
             let layout = Layout::new(&request, 5, plan.partition);
             for number in 0..plan.schedule.rounds() {
                 for victim in round(&*plan.schedule, number) {
@@ -256,7 +259,8 @@ fn every_single_transfer_is_needed() {
 #[test]
 fn a_store_that_should_reduce_is_seen() {
     let request = request(Collective::AllReduce, 1000, Rank(0));
-    let plan = build("ring", &request, &one_rank_each(4)).unwrap();
+    let topology = one_rank_each(4);
+    let plan = build("ring", &request, &topology, &CostModel::default_for(&topology)).unwrap();
     let layout = Layout::new(&request, 4, plan.partition);
     let victim = round(&*plan.schedule, 0)[0];
     let replacement = Some(Transfer { mode: Mode::Store, ..victim });
@@ -330,7 +334,7 @@ fn shares_follow_the_health_of_the_rails() {
     let degraded = healthy.clone().with_rail(Node(2), Rail(0), false);
     let before = chosen(Collective::AllReduce, 64 << 20, &healthy);
     let after = chosen(Collective::AllReduce, 64 << 20, &degraded);
-    assert_eq!((before.name, after.name), ("two_shot", "two_shot"));
+    assert_eq!((before.name, after.name), ("two_shot", "hub_shares"));
     assert_ne!(before.digest, after.digest);
     assert_ne!(before.partition, after.partition);
     let slower = after.candidates[0].estimate.seconds / before.candidates[0].estimate.seconds;

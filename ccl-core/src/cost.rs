@@ -11,8 +11,7 @@
 //! * `F`, filling the pipeline: one more tile for every round, but the first, that moves more than one.
 //!
 //! Tiles of successive rounds overlap, so bandwidth is paid once (`P`) and not for every round. Where that
-//! is not so for the network ([`Overlap::Rounds`]), its part of `P` is the sum over the rounds of the port
-//! that is busiest in each.
+//! is not so for the network, or only some rails of a node can be used, [`Network`] tells its part of `P`.
 //!
 //! Above [`SAMPLED_RANKS`] ranks, only some nodes are evaluated: the slowest one, those of the first
 //! rank that has a contribution and of the first that needs a result (the root, if there is one), and the
@@ -84,16 +83,19 @@ pub struct CostModel {
     pub call: f64,
 }
 
-/// How far the rounds of a schedule overlap on the network between nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Overlap {
-    /// Tile by tile: every link is used in one round only, or all ports are equally busy in all rounds.
+/// How long a schedule keeps the network between nodes busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Network {
+    /// As long as the busiest port: rounds overlap tile by tile, because every link is used in one round
+    /// only, or all ports are equally busy in all rounds.
     #[default]
     Tiles,
-    /// Hardly: links are used again in later rounds, and what is slow in one holds up the next. So it is
-    /// when a reduction waits for a slow contributor while the contributions of the fast ones fill their
-    /// windows.
+    /// The sum of the busiest ports of all rounds: rounds hardly overlap, because links are used again in
+    /// later rounds, and what is slow in one holds up the next. So it is when a reduction waits for a slow
+    /// contributor while the contributions of the fast ones fill their windows.
     Rounds,
+    /// So many seconds, as the planner knows: it has divided the bytes among single rails.
+    Busy(f64),
 }
 
 /// What the model says about one schedule.
@@ -157,7 +159,7 @@ pub fn estimate(
     element_bytes: usize,
     topology: &Topology,
     model: &CostModel,
-    overlap: Overlap,
+    network: Network,
 ) -> Estimate {
     let mut evaluation = Evaluation::new(layout, element_bytes, topology, model);
     evaluation.take(sample(schedule, layout, topology));
@@ -171,7 +173,7 @@ pub fn estimate(
         }
         evaluation.close(span);
     }
-    evaluation.finish(schedule.rounds(), overlap)
+    evaluation.finish(schedule.rounds(), network)
 }
 
 /// What one sampled rank does in the whole schedule.
@@ -329,7 +331,7 @@ impl<'a> Evaluation<'a> {
         port
     }
 
-    fn finish(&self, rounds: u32, overlap: Overlap) -> Estimate {
+    fn finish(&self, rounds: u32, network: Network) -> Estimate {
         let everyone = self.works.len() == self.topology.ranks() as usize;
         let scale = if everyone || self.rounds == 0 {
             1.0
@@ -337,9 +339,10 @@ impl<'a> Evaluation<'a> {
             f64::from(rounds) / f64::from(self.rounds)
         };
         let (overhead, processors) = self.busiest();
-        let network = match overlap {
-            Overlap::Tiles => self.network_port(|work, direction| work.network[direction]),
-            Overlap::Rounds => scale * self.ports_seconds,
+        let network = match network {
+            Network::Tiles => self.network_port(|work, direction| work.network[direction]),
+            Network::Rounds => scale * self.ports_seconds,
+            Network::Busy(seconds) => seconds,
         };
         let port = f64::max(processors, network);
         let latency_seconds = self.model.call + scale * self.alphas + overhead;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use ccl_core::ids::Rank;
 
 use super::order::best_ring_of;
-use super::{Between, Fabric};
+use super::{Between, Fabric, host_rank as rank};
 use crate::combine::{Items, Shared, Staggered, Subgroup, Together, count, there_and_back};
 use crate::pattern::Pattern;
 use crate::shares::{hub_shares, sliced};
@@ -116,8 +116,4 @@ fn sorted(hosts: &[usize]) -> Vec<usize> {
     let mut hosts = hosts.to_vec();
     hosts.sort_unstable();
     hosts
-}
-
-fn rank(host: usize) -> Rank {
-    Rank(u32::try_from(host).unwrap_or(u32::MAX))
 }

@@ -77,7 +77,7 @@ fn cost(bytes: usize, rounds: u32, capacities: &[f64]) -> Estimate {
         1,
         &topology,
         &plain(),
-        Overlap::Tiles,
+        Network::Tiles,
     )
 }
 
@@ -114,7 +114,7 @@ fn a_crowded_host_shares_its_cores() {
     let time = |cores| {
         let topology = Topology::single_host(4, cores);
         let line = Line { ranks: 4, rounds: 1 };
-        estimate(&line, &layout(4, 100, 1), 1, &topology, &model, Overlap::Tiles).bandwidth_seconds
+        estimate(&line, &layout(4, 100, 1), 1, &topology, &model, Network::Tiles).bandwidth_seconds
     };
     assert_eq!([1, 2, 4, 64].map(time), [6.0, 3.0, 2.0, 2.0]);
 }
@@ -179,7 +179,7 @@ fn the_one_rank_that_has_all_the_work_is_found() {
     let topology = separate(&[100.0; 1000]);
     let layout = layout(1000, 10, 20);
     let funnel = Funnel(layout.clone());
-    let estimate = estimate(&funnel, &layout, 1, &topology, &plain(), Overlap::Tiles);
+    let estimate = estimate(&funnel, &layout, 1, &topology, &plain(), Network::Tiles);
     assert!(estimate.latency_seconds > 0.25 * 999.0, "{estimate:?}");
 }
 
@@ -187,7 +187,7 @@ fn the_one_rank_that_has_all_the_work_is_found() {
 fn rounds_that_the_sample_does_not_see_count() {
     let relay = Relay(Line { ranks: 1000, rounds: 999 });
     let topology = separate(&[100.0; 1000]);
-    let estimate = estimate(&relay, &layout(1000, 10, 1), 1, &topology, &plain(), Overlap::Tiles);
+    let estimate = estimate(&relay, &layout(1000, 10, 1), 1, &topology, &plain(), Network::Tiles);
     assert!((estimate.latency_seconds - 999.0).abs() < 1.0, "{estimate:?}");
     assert!((estimate.bandwidth_seconds - 99.9).abs() < 1e-6, "{estimate:?}");
 }
@@ -203,10 +203,10 @@ fn the_bound_is_the_cut_or_the_volume() {
 #[test]
 fn rounds_that_do_not_overlap_are_paid_one_after_the_other() {
     let topology = separate(&[100.0; 4]);
-    let time = |overlap| {
+    let time = |network| {
         let relay = Relay(Line { ranks: 4, rounds: 3 });
-        estimate(&relay, &layout(4, 1000, 1), 1, &topology, &plain(), overlap).bandwidth_seconds
+        estimate(&relay, &layout(4, 1000, 1), 1, &topology, &plain(), network).bandwidth_seconds
     };
     // 10 seconds for each hop, and the first tile takes 1 second once more for each but the first.
-    assert_eq!((time(Overlap::Tiles), time(Overlap::Rounds)), (12.0, 32.0));
+    assert_eq!((time(Network::Tiles), time(Network::Rounds)), (12.0, 32.0));
 }
