@@ -33,7 +33,7 @@ mod tests;
 pub use balance::{balance, hot_repair_capacity};
 pub use bridge::{bridge_order, bridge_ring, ring_rate};
 pub use recursive::{literal_time, recursive, recursive_literal, recursive_time};
-pub use two_stage::{Share, two_stage};
+pub use two_stage::{Share, two_stage, two_stage_time};
 
 /// Capacities closer than this, relative to the larger, are the same: sums of rails are not exact.
 const SAME_CAPACITY: f64 = 1e-9;

@@ -8,7 +8,9 @@ use ccl_core::topology::Topology;
 
 use super::nested::{levels, nested_rings};
 use super::order::{best_ring, ring_capacity};
-use super::paper::{Share, balance, bridge_order, bridge_ring, recursive, two_stage};
+use super::paper::{
+    Share, balance, bridge_order, bridge_ring, recursive, recursive_time, two_stage, two_stage_time,
+};
 use super::rails::hubs;
 use super::rounds::{best_slices, hub_shares_in_rounds};
 use super::{Between, Fabric, Reach};
@@ -73,10 +75,11 @@ pub(crate) fn between(
     let ring = |plan: Option<Between>, order: &[usize]| {
         Some((plan?, Network::Busy(ring_seconds(fabric, order) * size)))
     };
-    let or_ring = |plan: Option<Between>| match plan {
-        Some(plan) => Some((plan, Network::Tiles)),
-        None => ring(balance(fabric), &in_order()),
+    let or_ring = |plan: Option<Between>, seconds: Option<f64>| match (plan, seconds) {
+        (Some(plan), Some(seconds)) => Some((plan, Network::Busy(seconds * size))),
+        _ => ring(balance(fabric), &in_order()),
     };
+    let staged = |share| or_ring(two_stage(fabric, share), two_stage_time(fabric, share));
     match name {
         "hub_shares" => {
             let seconds = hubs(fabric)?.seconds_per_byte() * size;
@@ -99,9 +102,9 @@ pub(crate) fn between(
             ring(in_this_order(fabric, &order), &order)
         }
         "balance" => ring(balance(fabric), &in_order()),
-        "r2ccl_two_stage" => or_ring(two_stage(fabric, Share::Corrected)),
-        "r2ccl_two_stage_printed" => or_ring(two_stage(fabric, Share::Printed)),
-        "r2ccl_recursive" => or_ring(recursive(fabric)),
+        "r2ccl_two_stage" => staged(Share::Corrected),
+        "r2ccl_two_stage_printed" => staged(Share::Printed),
+        "r2ccl_recursive" => or_ring(recursive(fabric), recursive_time(fabric)),
         "r2ccl_bridge_ring" => ring(bridge_ring(fabric), &bridge_order(fabric)),
         _ => None,
     }

@@ -389,3 +389,17 @@ fn plans_are_the_same_every_time() {
         }
     }
 }
+
+#[test]
+fn the_time_of_two_stages_is_that_of_the_formulas() {
+    for (hosts, lost) in [(8, 1), (8, 2), (8, 4), (4, 1), (64, 2)] {
+        let mut rails = vec![vec![1.0; 8]; hosts as usize];
+        rails[1][..lost].fill(0.0);
+        let fabric = Fabric::new(rails, Reach::Switched);
+        let seconds = two_stage_time(&fabric, Share::Corrected).expect("a host is degraded");
+        let kept = formulas::ring_volume(hosts, 1) / 8.0 / seconds;
+        #[allow(clippy::cast_precision_loss, reason = "a number of rails")]
+        let formula = formulas::retained(hosts, 1, lost as f64 / 8.0).corrected;
+        assert!((kept - formula).abs() < 1e-9, "{hosts} {lost}: {kept} {formula}");
+    }
+}

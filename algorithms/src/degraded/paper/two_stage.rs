@@ -4,7 +4,7 @@ use crate::degraded::{Between, Fabric};
 
 use super::SAME_CAPACITY;
 use super::bridge::ring_rate;
-use super::formulas::{optimal_share, printed_share};
+use super::formulas::{optimal_share, printed_share, ring_volume};
 use super::levels::{Completion, Level, together};
 
 /// Which fraction of the data goes past the degraded host at first; see [`super::formulas`].
@@ -33,11 +33,7 @@ pub enum Share {
 pub fn two_stage(fabric: &Fabric, share: Share) -> Option<Between> {
     let (slowest, lost) = degraded(fabric)?;
     let hosts = fabric.hosts();
-    let positions = u32::try_from(hosts).unwrap_or(u32::MAX);
-    let past = match share {
-        Share::Corrected => optimal_share(positions, 1, lost),
-        Share::Printed => printed_share(positions, 1, lost),
-    };
+    let past = past(hosts, lost, share);
     let from_slowest: Vec<usize> = (0..hosts).map(|step| (slowest + step) % hosts).collect();
     let healthy = from_slowest[1..].to_vec();
     let rate = f64::min(ring_rate(fabric, &from_slowest), ring_rate(fabric, &healthy));
@@ -46,6 +42,29 @@ pub fn two_stage(fabric: &Fabric, share: Share) -> Option<Between> {
         Level { ring: healthy, outside: vec![slowest], share: past },
     ];
     (rate > 0.0).then(|| together(hosts, &levels, Completion::Relay))
+}
+
+/// Seconds for each byte if stage 2 begins after stage 1, as §5.2 counts them, with the third term as it
+/// must be (see [`super::formulas`]). None where [`two_stage()`] is none.
+#[must_use]
+pub fn two_stage_time(fabric: &Fabric, share: Share) -> Option<f64> {
+    let (slowest, lost) = degraded(fabric)?;
+    let past = past(fabric.hosts(), lost, share);
+    let ring = |hosts: u32| ring_volume(hosts, 1);
+    let hosts = u32::try_from(fabric.hosts()).unwrap_or(u32::MAX);
+    let left = fabric.capacity(slowest);
+    let freed = left / (1.0 - lost) * lost;
+    let partial = ring(hosts - 1) * past / freed;
+    Some(f64::max(ring(hosts) * (1.0 - past) / left, partial) + past / left)
+}
+
+/// The fraction of the data that goes past the slowest host at first.
+fn past(hosts: usize, lost: f64, share: Share) -> f64 {
+    let positions = u32::try_from(hosts).unwrap_or(u32::MAX);
+    match share {
+        Share::Corrected => optimal_share(positions, 1, lost),
+        Share::Printed => printed_share(positions, 1, lost),
+    }
 }
 
 /// The slowest host, and the fraction that it has less than the slowest of the others.
