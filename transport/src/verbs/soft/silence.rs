@@ -7,7 +7,8 @@
 //! last looked.
 //!
 //! A peer whose process reads nothing closes its window. Then nothing is on the way, however much
-//! waits, and that is no silence.
+//! waits, and that is no silence. Neither is the time that a confirmation takes on this path as a rule: where
+//! queues are long, that is many times what it takes elsewhere.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -26,7 +27,15 @@ struct Confirmed {
     awaited: bool,
     /// How long ago it confirmed anything, sent bytes or not.
     ago: Duration,
+    /// How long a confirmation may take on this path, as it has been so far, even if the first attempt is
+    /// lost.
+    usual: Duration,
 }
+
+/// Deviations from the mean round trip that are usual; the kernel repeats what takes longer.
+const DEVIATIONS: u32 = 4;
+/// No path is given more time than this.
+const LONGEST_USUAL: Duration = Duration::from_secs(1);
 
 /// The memory of one connection.
 #[derive(Debug, Default)]
@@ -41,7 +50,7 @@ struct Watched {
 }
 
 impl Silence {
-    /// For how long nothing was confirmed on `stream` that was on the way.
+    /// For how much longer than usual nothing was confirmed on `stream` that was on the way.
     pub(super) fn of(&self, stream: &TcpStream) -> Option<Duration> {
         let confirmed = confirmed(stream)?;
         self.judge(clock::now(), confirmed)
@@ -52,8 +61,14 @@ impl Silence {
         let watched = same.unwrap_or(Watched { confirmed: confirmed.bytes, since: now });
         self.0.set(confirmed.awaited.then_some(watched));
         let since = now.saturating_duration_since(watched.since);
-        confirmed.awaited.then(|| since.min(confirmed.ago))
+        let silent = since.min(confirmed.ago).saturating_sub(confirmed.usual);
+        confirmed.awaited.then_some(silent)
     }
+}
+
+/// One loss is usual where queues are full, so the time until the repetition is confirmed is too.
+fn usual(round_trip: Duration, deviation: Duration) -> Duration {
+    (2 * (round_trip + DEVIATIONS * deviation)).min(LONGEST_USUAL)
 }
 
 fn confirmed(stream: &TcpStream) -> Option<Confirmed> {
@@ -71,10 +86,12 @@ fn confirmed(stream: &TcpStream) -> Option<Confirmed> {
     };
     // SAFETY: all its fields are integers, for which zeros are as good as what the kernel wrote.
     let report = unsafe { report.assume_init() };
+    let microseconds = |value: u32| Duration::from_micros(value.into());
     (result == 0).then(|| Confirmed {
         bytes: report.tcpi_bytes_acked,
         awaited: report.tcpi_unacked > 0,
         ago: Duration::from_millis(report.tcpi_last_ack_recv.into()),
+        usual: usual(microseconds(report.tcpi_rtt), microseconds(report.tcpi_rttvar)),
     })
 }
 
@@ -88,7 +105,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn at(bytes: u64, awaited: bool, ago: Duration) -> Confirmed {
-        Confirmed { bytes, awaited, ago }
+        Confirmed { bytes, awaited, ago, usual: Duration::ZERO }
     }
 
     #[test]
@@ -113,6 +130,17 @@ mod tests {
         let expected = [None, Some(0.0), Some(1.0), Some(1.0), Some(0.0), Some(1.0), Some(0.0)];
         assert_eq!(steps[..7], expected);
         assert_eq!(steps[7..], [None, Some(0.0)]);
+    }
+
+    #[test]
+    fn what_takes_as_long_as_usual_is_no_silence() {
+        let (silence, start) = (Silence::default(), clock::now());
+        let ms = Duration::from_millis;
+        let slow = |ago| Confirmed { usual: usual(ms(20), ms(5)), ..at(0, true, ago) };
+        assert_eq!(silence.judge(start, slow(ms(500))), Some(Duration::ZERO));
+        assert_eq!(silence.judge(start + ms(70), slow(ms(570))), Some(Duration::ZERO));
+        assert_eq!(silence.judge(start + ms(105), slow(ms(605))), Some(ms(25)));
+        assert_eq!(usual(SECOND, SECOND), LONGEST_USUAL);
     }
 
     #[test]
