@@ -1,10 +1,10 @@
 //! The rest of an AllReduce that was interrupted.
 //!
 //! Where a call stopped, every host's copy of every piece holds the sum over some of the hosts. Any
-//! copies that are disjoint and together hold everybody are enough to finish: they are summed at one
-//! host, the hub, and the result is stored wherever it is missing. If a copy is complete, only that
-//! remains to be done. What other copies hold is redundant and is overwritten. So it does not matter which
-//! schedule was interrupted, nor whether the rest moves over the same rails.
+//! copies that are disjoint and together hold everybody are enough to finish: they are summed at
+//! one host, the hub, and the result is stored wherever it is missing. If a copy is complete, only
+//! that remains to be done. What other copies hold is redundant and is overwritten. So it does not
+//! matter which schedule was interrupted, nor whether the rest moves over the same rails.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -82,8 +82,8 @@ impl Plan<'_> {
         first.unwrap_or(0)
     }
 
-    /// Sums the copies of `members` at `hub`, the farthest first. A host on the way whose own copy does
-    /// not count takes the first one that arrives in its place.
+    /// Sums the copies of `members` at `hub`, the farthest first. A host on the way whose own copy
+    /// does not count takes the first one that arrives in its place.
     fn sum(&mut self, chunk: Chunk, weight: f64, hub: usize, members: &[usize]) -> Option<()> {
         let ways = self.ways(&[hub], weight);
         let mut counts = vec![false; ways.len()];
@@ -124,8 +124,8 @@ impl Plan<'_> {
         Some(())
     }
 
-    /// For every host that can be reached the way to the nearest source; among these, to one that would
-    /// be done early.
+    /// For every host that can be reached the way to the nearest source; among these, to one that
+    /// would be done early.
     fn ways(&self, sources: &[usize], weight: f64) -> Vec<Way> {
         let mut busy = self.busy.clone();
         let mut ways: Vec<Way> = vec![None; self.fabric.hosts()];
@@ -188,8 +188,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Adds members until nobody is missing in what is `held`; whether that was possible. Somebody holds the
-    /// first contribution that is missing, so only such copies need to be tried.
+    /// Adds members until nobody is missing in what is `held`; whether that was possible. Somebody
+    /// holds the first contribution that is missing, so only such copies need to be tried.
     fn extend(&mut self, held: &[u64]) -> bool {
         let missing = |owner: &usize| held[owner / 64] >> (owner % 64) & 1 == 0;
         let Some(owner) = (0..self.copies.len()).find(missing) else { return true };

@@ -1,14 +1,15 @@
 //! An AllGather and a ReduceScatter that run at the same time, planned together.
 //!
 //! Each alone is bound by the slowest host: in an AllGather it must receive everything, in a
-//! ReduceScatter it must send everything. But it needs the other direction only for its own block, so together they
-//! can be as fast as one AllReduce (which is one after the other): with `n` hosts of which one has lost the
-//! fraction `X`, `max(1 / (1 - X), 2 (n - 1) / (n - X))` in units of data over bandwidth.
+//! ReduceScatter it must send everything. But it needs the other direction only for its own block,
+//! so together they can be as fast as one AllReduce (which is one after the other): with `n` hosts
+//! of which one has lost the fraction `X`, `max(1 / (1 - X), 2 (n - 1) / (n - X))` in units of data
+//! over bandwidth.
 //!
-//! In an AllGather an owner may send its whole block to all others, or parts of it to *spreaders*, which pass
-//! them on. What host `h` sends is `1 + (n - 2) s_h` blocks, if it spreads `s_h` blocks; so with
-//! [`hub_shares`] `w` the loads are balanced for `s_h = n w_h`. Slow hosts
-//! leave a part of their block to the fast ones. The ReduceScatter is the reverse.
+//! In an AllGather an owner may send its whole block to all others, or parts of it to *spreaders*,
+//! which pass them on. What host `h` sends is `1 + (n - 2) s_h` blocks, if it spreads `s_h` blocks;
+//! so with [`hub_shares`] `w` the loads are balanced for `s_h = n w_h`. Slow hosts leave a part of
+//! their block to the fast ones. The ReduceScatter is the reverse.
 
 use std::sync::Arc;
 
@@ -58,8 +59,8 @@ pub fn allgather_with_reduce_scatter(fabric: &Fabric) -> Option<Pair> {
     Some(Pair { reduce_scatter: reduction(Arc::clone(&allgather)), allgather, weights })
 }
 
-/// How long both take, in units of the data of each over the bandwidth of a host, when one of `hosts`
-/// hosts has lost the fraction `lost` of its bandwidth.
+/// How long both take, in units of the data of each over the bandwidth of a host, when one of
+/// `hosts` hosts has lost the fraction `lost` of its bandwidth.
 #[must_use]
 pub fn seconds_with_one_degraded(hosts: u32, lost: f64) -> f64 {
     let n = f64::from(hosts);

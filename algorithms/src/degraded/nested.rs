@@ -1,10 +1,11 @@
 //! Nested rings with leaves: the loads of reduction hubs, but with few peers for each host.
 //!
-//! With the hosts in order of their capacity and the shares `w` of [`hub_shares`], level `k` is a ring
-//! among hosts `k..=n`, for the fraction `(n - k + 1)(w_k - w_(k-1))` of the data; so host `i`, which is in
-//! levels `1..=i`, owns `w_i` in all. The hosts before `k` are leaves of that level: each hands its contribution
-//! to the owner of every shard before the ring gives the results round, and gets them from there. All levels
-//! run at the same time, and there are no more rings than different capacities.
+//! With the hosts in order of their capacity and the shares `w` of [`hub_shares`], level `k` is a
+//! ring among hosts `k..=n`, for the fraction `(n - k + 1)(w_k - w_(k-1))` of the data; so host
+//! `i`, which is in levels `1..=i`, owns `w_i` in all. The hosts before `k` are leaves of that
+//! level: each hands its contribution to the owner of every shard before the ring gives the results
+//! round, and gets them from there. All levels run at the same time, and there are no more rings
+//! than different capacities.
 
 use std::sync::Arc;
 
@@ -65,7 +66,8 @@ impl Level {
     }
 }
 
-/// The rings for this fabric, the largest first. None if some hosts cannot reach each other as that needs.
+/// The rings for this fabric, the largest first. None if some hosts cannot reach each other as that
+/// needs.
 #[must_use]
 pub fn levels(fabric: &Fabric) -> Option<Vec<Level>> {
     let capacities = fabric.capacities();
@@ -92,8 +94,8 @@ pub fn levels(fabric: &Fabric) -> Option<Vec<Level>> {
     levels.iter().all(|level| level.works(fabric)).then_some(levels)
 }
 
-/// An AllReduce over nested rings in `slices` slices. None if some hosts cannot reach each other as that
-/// needs, or there are no slices.
+/// An AllReduce over nested rings in `slices` slices. None if some hosts cannot reach each other as
+/// that needs, or there are no slices.
 #[must_use]
 pub fn nested_rings(fabric: &Fabric, slices: u32) -> Option<Between> {
     let levels = levels(fabric).filter(|_| slices > 0)?;

@@ -1,19 +1,21 @@
 //! In which order a ring visits the hosts, when neighbours share only some rails.
 //!
-//! A ring is as fast as the slowest of its edges, so the best order is the one whose smallest overlap between
-//! neighbours is largest, and has fewest edges of that size. Two steps find it:
+//! A ring is as fast as the slowest of its edges, so the best order is the one whose smallest
+//! overlap between neighbours is largest, and has fewest edges of that size. Two steps find it:
 //!
-//! * *Path cover.* For every size an overlap may have, from the largest on: hosts that overlap that much with all
-//!   others can stand anywhere. The rest is covered by paths of sufficient edges, and if there are
-//!   no more paths than such hosts, these connect the paths to a ring.
-//! * *Local search.* As long as a slow edge can be replaced, a part of the ring is reversed or moved.
+//! * *Path cover.* For every size an overlap may have, from the largest on: hosts that overlap that
+//!   much with all others can stand anywhere. The rest is covered by paths of sufficient edges, and
+//!   if there are no more paths than such hosts, these connect the paths to a ring.
+//! * *Local search.* As long as a slow edge can be replaced, a part of the ring is reversed or
+//!   moved.
 
 use super::Fabric;
 
 /// Longest part of a ring that is moved in one piece.
 const LONGEST_MOVE: usize = 3;
 
-/// The hosts in the order in which a ring over them is fastest; never slower than the order 0, 1, 2, ….
+/// The hosts in the order in which a ring over them is fastest; never slower than the order 0, 1,
+/// 2, ….
 #[must_use]
 pub fn best_ring(fabric: &Fabric) -> Vec<usize> {
     best_ring_of(fabric, &(0..fabric.hosts()).collect::<Vec<_>>())
@@ -65,8 +67,8 @@ impl Overlaps {
         self.values[one * self.hosts + other]
     }
 
-    /// The sizes that the smallest overlap in a ring may have, the largest first: every host has two edges, so
-    /// its second largest overlap is a limit.
+    /// The sizes that the smallest overlap in a ring may have, the largest first: every host has
+    /// two edges, so its second largest overlap is a limit.
     fn sizes(&self) -> Vec<f64> {
         let second = |row: &[f64]| {
             let mut row = row.to_vec();
@@ -99,8 +101,8 @@ impl Overlaps {
         slow > other_slow || (slow == other_slow && edges < other_edges)
     }
 
-    /// A ring in which as few edges as possible are below `size`, hosts that fit everywhere being put
-    /// between paths of the others.
+    /// A ring in which as few edges as possible are below `size`, hosts that fit everywhere being
+    /// put between paths of the others.
     fn covered(&self, size: f64) -> Vec<usize> {
         let joined = |one: usize, other: usize| one != other && self.at(one, other) >= size;
         let fits = |host: &usize| (0..self.hosts).filter(|o| joined(*host, *o)).count();
@@ -116,7 +118,8 @@ impl Overlaps {
         order
     }
 
-    /// Replaces slow edges as long as one can be, and the smallest is not as large as it may ever be.
+    /// Replaces slow edges as long as one can be, and the smallest is not as large as it may ever
+    /// be.
     fn improve(&self, order: &mut Vec<usize>, sizes: &[f64]) {
         loop {
             let (slow, _) = self.slowest(order);
@@ -140,7 +143,8 @@ impl Overlaps {
         }
     }
 
-    /// Whether a ring gets better with these edges instead of those, of which the first is a slowest one.
+    /// Whether a ring gets better with these edges instead of those, of which the first is a
+    /// slowest one.
     fn gains(&self, removed: &[(usize, usize)], added: &[(usize, usize)]) -> bool {
         let slow = self.at(removed[0].0, removed[0].1);
         let slow_ones = |edges: &[(usize, usize)]| {
@@ -213,7 +217,8 @@ fn parts(length: usize) -> impl Iterator<Item = (usize, usize)> {
     (1..length - 1).flat_map(move |start| ends(start).map(move |end| (start, end)))
 }
 
-/// Paths through all `hosts` along joined ones, grown at both ends from those with the fewest neighbours.
+/// Paths through all `hosts` along joined ones, grown at both ends from those with the fewest
+/// neighbours.
 fn paths(hosts: Vec<usize>, joined: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let mut left = hosts;
     let mut paths = Vec::new();

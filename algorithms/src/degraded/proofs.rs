@@ -1,5 +1,5 @@
-//! Every strategy for degraded hosts, proved on all small patterns of lost rails and on random ones, and
-//! measured against the lower bound.
+//! Every strategy for degraded hosts, proved on all small patterns of lost rails and on random
+//! ones, and measured against the lower bound.
 
 use std::collections::BTreeSet;
 
@@ -16,8 +16,8 @@ use super::{Between, Fabric, Reach};
 /// Rails of every host in the patterns of few losses.
 const RAILS: usize = 4;
 
-/// Random patterns in an ordinary run.
-const PATTERNS: u64 = 300;
+/// Random patterns; more of them where that is fast.
+const PATTERNS: u64 = if cfg!(debug_assertions) { 300 } else { 10_000 };
 
 type Strategy = (&'static str, fn(&Fabric) -> Option<Between>);
 
@@ -196,8 +196,8 @@ impl Schedule for Cut<'_> {
     }
 }
 
-/// Transfers that may have happened when a call stopped: with each one all those of earlier rounds that wrote
-/// what it reads, or read or wrote what it writes.
+/// Transfers that may have happened when a call stopped: with each one all those of earlier rounds
+/// that wrote what it reads, or read or wrote what it writes.
 fn random_cut<'a>(inner: &'a dyn Schedule, random: &mut Random) -> Cut<'a> {
     let percent = 40 + random.below(60);
     let mut happened = BTreeSet::new();
@@ -222,7 +222,8 @@ fn random_cut<'a>(inner: &'a dyn Schedule, random: &mut Random) -> Cut<'a> {
     Cut { inner, happened }
 }
 
-/// Interrupts every strategy on so many random patterns and completes it on others; returns how often.
+/// Interrupts every strategy on so many random patterns and completes it on others; returns how
+/// often.
 fn prove_completion(patterns: u64) -> usize {
     let mut completed = 0;
     for seed in 0..patterns {

@@ -1,12 +1,16 @@
 //! Which rails carry what, where a rail reaches only the same rail of other hosts.
 //!
 //! Hubs with the shares `w` make every pair of hosts exchange `w_i + w_j` of the data in each
-//! direction. A pair may divide that among its common rails as it likes, and the best division makes
-//! all rails of all hosts equally busy: it minimises the sum of squares of what they carry, over
-//! their capacity. That is found pair by pair. Given what the others do, the best for one pair is to
-//! fill its rails like connected vessels: those that are busiest at both ends together stay empty, and the
-//! rest end at one level. Where the shares of [`hub_shares`] leave one rail busier than
-//! the rest all the same, which happens among few hosts, hubs with busy rails hand some of their share
+//! direction. A pair may divide that among its common rails as it likes, and the best division
+//! makes all rails of all hosts equally busy: it minimises the sum of squares of what they carry,
+//! over their capacity.
+//!
+//! That is found in two ways. First, all rails of a host that are too busy become less attractive
+//! to all pairs at once, and the others more; this takes few steps for many hosts, but never
+//! empties a rail. Then pair by pair. Given what the others do, the best for one pair is to fill
+//! its rails like connected vessels: those that are busiest at both ends together stay empty, and
+//! the rest end at one level. Where the shares of [`hub_shares`] leave one rail busier than the
+//! rest all the same, which happens among few hosts, hubs with busy rails hand some of their share
 //! to the others.
 
 use super::relay::{Trees, pair};
@@ -16,11 +20,14 @@ use crate::shares::hub_shares;
 /// A division is good enough when the busiest rail is this close to what the busiest host needs.
 const TOLERANCE: f64 = 1e-3;
 
-/// The pairs are visited at most so often.
+/// All pairs change at once at most so often.
+const STEPS: u32 = 12;
+
+/// Then the pairs are visited at most so often, one after the other.
 const SWEEPS: u32 = 30;
 
-/// Shares are shifted at most so often.
-const SHIFTS: u32 = 24;
+/// Shares are shifted until it did not help so often.
+const PATIENCE: u32 = 6;
 
 /// What every pair of hosts sends over every rail, in each direction.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,15 +99,18 @@ pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
     let mut shares = hub_shares(&fabric.capacities());
     let (mut best, mut busy) = evaluate(fabric, &shares)?;
     let enough = lower_bound(fabric) * (1.0 + TOLERANCE);
-    let mut left = if fabric.hosts() > 2 { SHIFTS } else { 0 };
+    let mut left = if fabric.hosts() > 2 { PATIENCE } else { 0 };
     while left > 0 && best.seconds_per_byte > enough {
         shares = shifted(fabric, &shares, &busy);
         let (next, next_busy) = evaluate(fabric, &shares)?;
+        left -= 1;
+        if next.seconds_per_byte < best.seconds_per_byte * (1.0 - TOLERANCE) {
+            left = PATIENCE;
+        }
         if next.seconds_per_byte < best.seconds_per_byte {
             best = next;
         }
         busy = next_busy;
-        left -= 1;
     }
     Some(best)
 }
@@ -170,8 +180,8 @@ fn shifted(fabric: &Fabric, shares: &[f64], busy: &[f64]) -> Vec<f64> {
 #[must_use]
 pub fn divide(fabric: &Fabric, volumes: &[f64]) -> Division {
     let (hosts, rails) = (fabric.hosts(), rails_of(fabric));
-    let largest = busy_hosts(fabric, volumes).into_iter().fold(0.0, f64::max);
-    let enough = largest * (1.0 + TOLERANCE);
+    let targets = busy_hosts(fabric, volumes);
+    let enough = targets.iter().copied().fold(0.0, f64::max) * (1.0 + TOLERANCE);
     let mut vessels = Vessels::new(fabric, volumes);
     let mut division = Division {
         hosts,
@@ -179,13 +189,36 @@ pub fn divide(fabric: &Fabric, volumes: &[f64]) -> Division {
         volumes: vec![0.0; volumes.len() * rails],
         seconds: vec![0.0; hosts * rails],
     };
-    for _ in 0..SWEEPS {
-        vessels.sweep(&mut division);
+    let mut attraction: Vec<f64> =
+        vessels.costs.iter().map(|cost| f64::from(*cost > 0.0)).collect();
+    for step in 0..STEPS + SWEEPS {
+        if step < STEPS {
+            vessels.attract(&attraction, &mut division);
+            attract_more(&mut attraction, &division, &targets);
+        } else {
+            vessels.sweep(&mut division);
+        }
         if division.busiest() <= enough {
             break;
         }
     }
     division
+}
+
+/// Rails that are too busy become less attractive. If a rail of one host is too busy, that must be
+/// by the same factor; if it is so on all hosts, by its square root, because both ends of a pair
+/// change. The power of 5/8 is between the two, and made of roots, which all machines round alike.
+fn attract_more(attraction: &mut [f64], division: &Division, targets: &[f64]) {
+    let rows = division.seconds.chunks(division.rails.max(1));
+    let rows = attraction.chunks_mut(division.rails.max(1)).zip(rows.zip(targets));
+    for (attractions, (seconds, target)) in rows {
+        for (attraction, seconds) in attractions.iter_mut().zip(seconds) {
+            if *seconds > 0.0 {
+                let root = (target / seconds).sqrt();
+                *attraction *= root * root.sqrt().sqrt();
+            }
+        }
+    }
 }
 
 fn rails_of(fabric: &Fabric) -> usize {
@@ -212,6 +245,36 @@ impl<'a> Vessels<'a> {
             }
         }
         Self { volumes, costs, floors: vec![0.0; rails], widths: vec![0.0; rails] }
+    }
+
+    /// Divides the volume of every pair in proportion to how attractive the rails are at both ends.
+    fn attract(&self, attraction: &[f64], division: &mut Division) {
+        let rails = division.rails;
+        let row = |host: usize| host * rails..(host + 1) * rails;
+        division.seconds.fill(0.0);
+        let mut number = 0;
+        for one in 0..division.hosts {
+            for other in one + 1..division.hosts {
+                let parts = &mut division.volumes[row(number)];
+                let both = attraction[row(one)].iter().zip(&attraction[row(other)]);
+                for (part, (one, other)) in parts.iter_mut().zip(both) {
+                    *part = one * other;
+                }
+                let total: f64 = parts.iter().sum();
+                if total > 0.0 {
+                    let scale = self.volumes[number] / total;
+                    for (rail, part) in parts.iter_mut().enumerate() {
+                        *part *= scale;
+                        division.seconds[one * rails + rail] += *part;
+                        division.seconds[other * rails + rail] += *part;
+                    }
+                }
+                number += 1;
+            }
+        }
+        for (seconds, cost) in division.seconds.iter_mut().zip(&self.costs) {
+            *seconds *= cost;
+        }
     }
 
     /// Divides the volume of every pair anew, given what the others do.
@@ -260,8 +323,8 @@ impl<'a> Vessels<'a> {
 }
 
 /// The level at which vessels with these floors and widths hold `volume`: the level of all of them,
-/// then of those below that level, until none is above. Each time there must be fewer, so that rounding
-/// cannot keep this going.
+/// then of those below that level, until none is above. Each time there must be fewer, so that
+/// rounding cannot keep this going.
 fn level(floors: &[f64], widths: &[f64], volume: f64) -> f64 {
     let mut level = f64::INFINITY;
     let mut used = usize::MAX;
@@ -313,12 +376,14 @@ mod tests {
             let percent = percent(&rail_only(masks));
             assert!((percent - expected).abs() < 0.15, "{masks:?}: {percent}");
         }
-        // Hosts without a common rail go through the two that have all; 55.6 if only these were hubs.
+        // Hosts without a common rail go through the two that have all; 55.6 if only these were
+        // hubs.
         let halves = percent(&rail_only(&[0x0f, 0xf0, 0x0f, 0xf0, all, all]));
         assert!((55.6..=66.7).contains(&halves), "{halves}");
     }
 
-    /// The means over a thousand patterns, and what they would be if every rail reached every other.
+    /// The means over a thousand patterns, and what they would be if every rail reached every
+    /// other.
     #[test]
     fn hubs_on_random_rails_are_as_fast_as_behind_a_switch() {
         for (hosts, lost, expected) in [(8, 8, 87.5), (8, 16, 73.1), (4, 4, 87.3), (16, 8, 93.8)] {

@@ -26,7 +26,8 @@ pub(crate) struct Trees {
 
 impl Trees {
     /// Direct where there is a common rail; elsewhere through relays, those with the most head-room
-    /// when hub `h` has the share `shares[h]` of the data. None if some hosts cannot be reached at all.
+    /// when hub `h` has the share `shares[h]` of the data. None if some hosts cannot be reached at
+    /// all.
     pub(crate) fn new(fabric: &Fabric, shares: &[f64]) -> Option<Self> {
         let hosts = fabric.hosts();
         if hosts > 1 && !fabric.capacities().iter().all(|capacity| *capacity > 0.0) {

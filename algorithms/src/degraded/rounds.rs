@@ -1,13 +1,14 @@
 //! Reduction hubs with unequal shares, in several slices.
 //!
-//! Every host reduces its share of the data: all others send it theirs and get the result back. With
-//! the shares of [`rails::hubs`](super::rails::hubs) this meets the lower bound of AllReduce, but only while
-//! contributions and results move at the same time: a host that is slow because it has lost rails sends its
-//! contributions first and receives the results later, and each direction of its rails idles half of
-//! the time. Hence slices: while one is given back, the next one is reduced.
+//! Every host reduces its share of the data: all others send it theirs and get the result back.
+//! With the shares of [`rails::hubs`](super::rails::hubs) this meets the lower bound of AllReduce,
+//! but only while contributions and results move at the same time: a host that is slow because it
+//! has lost rails sends its contributions first and receives the results later, and each direction
+//! of its rails idles half of the time. Hence slices: while one is given back, the next one is
+//! reduced.
 //!
-//! With time `T` for the bytes, latency `α` and overhead `o` for each of `n - 1` peers, `m` slices take
-//! `(m + 1)(T / m + α + (n - 1) o)`, which is least for `m = √(T / (α + (n - 1) o))`.
+//! With time `T` for the bytes, latency `α` and overhead `o` for each of `n - 1` peers, `m` slices
+//! take `(m + 1)(T / m + α + (n - 1) o)`, which is least for `m = √(T / (α + (n - 1) o))`.
 
 use std::sync::Arc;
 
@@ -21,11 +22,12 @@ use crate::shares::sliced;
 /// No more slices than this are of use.
 const SLICES: u32 = 64;
 
-/// A slice of an average share is at least so large: smaller ones cost more for themselves than they save.
+/// A slice of an average share is at least so large: smaller ones cost more for themselves than
+/// they save.
 const SMALLEST_SLICE_BYTES: usize = 16 * 1024;
 
-/// An AllReduce through hubs in `slices` slices. None if some hosts cannot reach each other, or there
-/// are no slices.
+/// An AllReduce through hubs in `slices` slices. None if some hosts cannot reach each other, or
+/// there are no slices.
 #[must_use]
 pub fn hub_shares_in_rounds(fabric: &Fabric, slices: u32) -> Option<Between> {
     if slices == 0 {
@@ -37,8 +39,8 @@ pub fn hub_shares_in_rounds(fabric: &Fabric, slices: u32) -> Option<Between> {
     Some(Between { schedule: Arc::new(Staggered { inner, slices, lag: 1 }), weights })
 }
 
-/// The best number of slices, a power of two, for `bytes` among `hosts` hosts, when the busiest rail
-/// is busy for `seconds` with them.
+/// The best number of slices, a power of two, for `bytes` among `hosts` hosts, when the busiest
+/// rail is busy for `seconds` with them.
 #[must_use]
 pub fn best_slices(hosts: usize, bytes: usize, seconds: f64, network: &LinkCost) -> u32 {
     #[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
