@@ -110,7 +110,7 @@ fn every_strategy_is_an_allreduce_whichever_one_or_two_rails_are_lost() {
                         prove(&plan, hosts_of(&fabric));
                     }
                     let over = busiest(&plan, &fabric) / lower_bound(&fabric);
-                    let allowed = if reach == Reach::Switched { 1e-6 } else { 0.05 };
+                    let allowed = if reach == Reach::Switched { 1e-6 } else { 0.01 };
                     assert!(hosts == 1 || over < 1.0 + allowed, "{name} {lost:?} {hosts}: {over}");
                 }
             }
@@ -200,6 +200,7 @@ impl Schedule for Cut<'_> {
 /// that wrote what it reads, or read or wrote what it writes.
 fn random_cut<'a>(inner: &'a dyn Schedule, random: &mut Random) -> Cut<'a> {
     let percent = 40 + random.below(60);
+    let whole_rounds = random.percent(20).then(|| random.index(inner.rounds() as usize + 1));
     let mut happened = BTreeSet::new();
     let mut waiting: BTreeSet<(Rank, Chunk)> = BTreeSet::new();
     let mut wrote: BTreeSet<(Rank, Chunk)> = BTreeSet::new();
@@ -209,7 +210,11 @@ fn random_cut<'a>(inner: &'a dyn Schedule, random: &mut Random) -> Cut<'a> {
             let source = (transfer.source, transfer.chunk);
             let target = (transfer.target, transfer.chunk);
             let free = !wrote.contains(&source) && !wrote.contains(&target);
-            if free && !waiting.contains(&target) && random.percent(percent) {
+            let chosen = match whole_rounds {
+                Some(rounds) => (number as usize) < rounds,
+                None => random.percent(percent),
+            };
+            if free && !waiting.contains(&target) && chosen {
                 happened.insert((number, transfer));
             } else {
                 reads.push(source);

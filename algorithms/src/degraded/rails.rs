@@ -96,7 +96,7 @@ impl Hubs {
 /// The best hubs for this fabric; none if some hosts cannot reach each other.
 #[must_use]
 pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
-    let mut shares = hub_shares(&fabric.capacities());
+    let mut shares = hub_shares(&useful_capacities(fabric));
     let (mut best, mut busy) = evaluate(fabric, &shares)?;
     let enough = lower_bound(fabric) * (1.0 + TOLERANCE);
     let mut left = if fabric.hosts() > 2 { PATIENCE } else { 0 };
@@ -122,17 +122,32 @@ pub fn predicted_load(fabric: &Fabric, shares: &[f64]) -> f64 {
     evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte)
 }
 
-/// Seconds for every byte below which no AllReduce can be, even if every rail reached every other:
-/// [`ccl_core::cost::bound_allreduce`] for a fabric.
+/// Seconds for every byte below which no AllReduce can be: [`ccl_core::cost::bound_allreduce`] with
+/// the rails that reach any other host.
 #[must_use]
 pub fn lower_bound(fabric: &Fabric) -> f64 {
     if fabric.hosts() < 2 {
         return 0.0;
     }
-    let capacities = fabric.capacities();
+    let capacities = useful_capacities(fabric);
     let slowest = capacities.iter().copied().fold(f64::INFINITY, f64::min);
     let volume = 2.0 * real(fabric.hosts() - 1) / capacities.iter().sum::<f64>();
     f64::max(1.0 / slowest, volume)
+}
+
+/// The capacity of every host without the rails that no other host has.
+fn useful_capacities(fabric: &Fabric) -> Vec<f64> {
+    let hosts = 0..fabric.hosts();
+    let has = |host: usize, rail: usize| fabric.rails(host).get(rail).is_some_and(|r| *r > 0.0);
+    let useful = |host: usize, rail: usize| {
+        let mut others = hosts.clone().filter(|other| *other != host);
+        fabric.reach() == Reach::Switched || others.any(|other| has(other, rail))
+    };
+    let capacity = |host: usize| -> f64 {
+        let rails = fabric.rails(host).iter().enumerate();
+        rails.filter(|(rail, _)| useful(host, *rail)).map(|(_, capacity)| capacity).sum()
+    };
+    hosts.clone().map(capacity).collect()
 }
 
 /// Hubs with these shares, and how long the busiest rail of every host is busy.
@@ -189,8 +204,7 @@ pub fn divide(fabric: &Fabric, volumes: &[f64]) -> Division {
         volumes: vec![0.0; volumes.len() * rails],
         seconds: vec![0.0; hosts * rails],
     };
-    let mut attraction: Vec<f64> =
-        vessels.costs.iter().map(|cost| f64::from(*cost > 0.0)).collect();
+    let mut attraction = vessels.attraction();
     for step in 0..STEPS + SWEEPS {
         if step < STEPS {
             vessels.attract(&attraction, &mut division);
@@ -245,6 +259,12 @@ impl<'a> Vessels<'a> {
             }
         }
         Self { volumes, costs, floors: vec![0.0; rails], widths: vec![0.0; rails] }
+    }
+
+    /// How attractive every rail is at first: a pair of equals divides its volume by capacity.
+    fn attraction(&self) -> Vec<f64> {
+        let root = |cost: &f64| if *cost > 0.0 { (1.0 / cost).sqrt() } else { 0.0 };
+        self.costs.iter().map(root).collect()
     }
 
     /// Divides the volume of every pair in proportion to how attractive the rails are at both ends.
@@ -385,7 +405,7 @@ mod tests {
     /// The means over a thousand patterns, and what they would be if every rail reached every
     /// other.
     #[test]
-    fn hubs_on_random_rails_are_as_fast_as_behind_a_switch() {
+    fn hubs_on_random_rails_are_nearly_as_fast_as_can_be() {
         for (hosts, lost, expected) in [(8, 8, 87.5), (8, 16, 73.1), (4, 4, 87.3), (16, 8, 93.8)] {
             let mut random = Random::new(1);
             let fabrics = || random_losses(hosts, lost, &mut random);
@@ -437,8 +457,9 @@ mod tests {
     fn rails_of_different_speed_are_busy_for_the_same_time() {
         let fabric = Fabric::new(vec![vec![1.0, 3.0], vec![1.0, 3.0]], Reach::RailOnly);
         let division = divide(&fabric, &[1.0]);
-        assert_eq!([0, 1].map(|rail| division.volume(0, 1, rail)), [0.25, 0.75]);
-        assert_eq!(division.busiest(), 0.25);
+        assert!((division.volume(0, 1, 0) - 0.25).abs() < 1e-9, "{division:?}");
+        assert!((division.volume(0, 1, 1) - 0.75).abs() < 1e-9, "{division:?}");
+        assert!((division.busiest() - 0.25).abs() < 1e-9);
     }
 
     #[test]
