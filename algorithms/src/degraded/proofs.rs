@@ -196,6 +196,24 @@ impl Schedule for Cut<'_> {
     }
 }
 
+#[test]
+fn every_single_transfer_is_needed() {
+    for fabric in [switched(&[8, 6, 8, 7]), rail_only(&[0x0f, 0xf0, 0xff, 0xff])] {
+        for (name, strategy) in STRATEGIES {
+            let Some(plan) = strategy(&fabric) else { continue };
+            let inner = &*plan.schedule;
+            let numbered = |number| round(inner, number).into_iter().map(move |t| (number, t));
+            let all: BTreeSet<(u32, Transfer)> = (0..inner.rounds()).flat_map(numbered).collect();
+            let (hosts, pieces) = (hosts_of(&fabric), pieces_of(&plan));
+            for victim in &all {
+                let happened = all.iter().copied().filter(|other| other != victim).collect();
+                let after = run(&started(hosts, pieces), &Cut { inner, happened });
+                assert_ne!(after, Ok(finished(hosts, pieces)), "{name} without {victim:?}");
+            }
+        }
+    }
+}
+
 /// Transfers that may have happened when a call stopped: with each one all those of earlier rounds
 /// that wrote what it reads, or read or wrote what it writes.
 fn random_cut<'a>(inner: &'a dyn Schedule, random: &mut Random) -> Cut<'a> {
