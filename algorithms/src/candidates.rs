@@ -1,5 +1,6 @@
 //! The algorithms by name: how each is put together, and how it cuts the data.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ccl_core::collective::{Collective, Request};
@@ -14,7 +15,9 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
-use crate::degraded::{Between, Fabric, strategies};
+use crate::degraded::rails::{Hubs, hubs};
+use crate::degraded::strategies::{self, Strategy};
+use crate::degraded::{Between, Fabric};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
 use crate::shares::hub_shares;
@@ -29,11 +32,54 @@ pub(crate) struct Plan {
     pub(crate) schedule: Shared,
     pub(crate) partition: Partition,
     pub(crate) network: Network,
+    /// The same in one slice: it moves the same bytes, and is quickly gone through.
+    pub(crate) unsliced: Option<(Shared, Partition)>,
+    /// Seconds that the slices cost.
+    pub(crate) slices_seconds: f64,
 }
 
 impl Plan {
     fn new(schedule: Shared, partition: Partition) -> Self {
-        Self { schedule, partition, network: Network::Tiles }
+        let network = Network::Tiles;
+        Self { schedule, partition, network, unsliced: None, slices_seconds: 0.0 }
+    }
+
+    /// What is gone through to price it.
+    pub(crate) fn priced(&self) -> (&Shared, &Partition) {
+        let own = (&self.schedule, &self.partition);
+        self.unsliced.as_ref().map_or(own, |(schedule, partition)| (schedule, partition))
+    }
+}
+
+/// What a plan is made for, with what several candidates need to know about it.
+#[derive(Debug)]
+pub(crate) struct Scene<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) topology: &'a Topology,
+    pub(crate) model: &'a CostModel,
+    fabric: OnceCell<Fabric>,
+    hubs: OnceCell<Option<Hubs>>,
+}
+
+impl<'a> Scene<'a> {
+    pub(crate) fn new(request: &'a Request, topology: &'a Topology, model: &'a CostModel) -> Self {
+        Self { request, topology, model, fabric: OnceCell::new(), hubs: OnceCell::new() }
+    }
+
+    /// The rails between hosts.
+    pub(crate) fn fabric(&self) -> &Fabric {
+        self.fabric.get_or_init(|| Fabric::of(self.topology))
+    }
+
+    /// The best hubs; none if some hosts cannot reach each other.
+    pub(crate) fn hubs(&self) -> Option<&Hubs> {
+        self.hubs.get_or_init(|| hubs(self.fabric())).as_ref()
+    }
+
+    /// Whether hosts differ, so that strategies for degraded ones can be of use.
+    pub(crate) fn is_degraded(&self) -> bool {
+        let collective = self.request.collective;
+        collective == Collective::AllReduce && self.topology.nodes() > 1 && !self.fabric().is_even()
     }
 }
 
@@ -88,26 +134,23 @@ pub fn names(collective: Collective) -> &'static [&'static str] {
 }
 
 /// Whether the algorithm can differ from a flat one here; the others are built only on demand.
-pub(crate) fn is_sensible(name: &str, topology: &Topology) -> bool {
+pub(crate) fn is_sensible(name: &str, scene: &Scene<'_>) -> bool {
+    let topology = scene.topology;
     if strategies::NAMES.contains(&name) {
-        return topology.nodes() > 1 && !Fabric::of(topology).is_even();
+        return scene.is_degraded();
     }
     let hosts_matter = topology.nodes() > 1 && topology.nodes() < topology.ranks();
     hosts_matter || !name.starts_with("hierarchical")
 }
 
 /// The algorithm called `name`, if the collective has one.
-pub(crate) fn build(
-    name: &str,
-    request: &Request,
-    topology: &Topology,
-    model: &CostModel,
-) -> Option<Plan> {
+pub(crate) fn build(name: &str, scene: &Scene<'_>) -> Option<Plan> {
+    let (request, topology) = (scene.request, scene.topology);
     let whole = || even(request, 1);
     let plan = |schedule: Option<Shared>| schedule.map(|schedule| Plan::new(schedule, whole()));
     let root = request.root;
     match request.collective {
-        Collective::AllReduce => allreduce(name, request, topology, model),
+        Collective::AllReduce => allreduce(name, scene),
         Collective::Barrier => plan(barrier(name, topology)),
         Collective::AllGather => plan(allgather(name, topology)),
         Collective::ReduceScatter => plan(reduce_scatter(name, topology)),
@@ -120,12 +163,8 @@ pub(crate) fn build(
     }
 }
 
-fn allreduce(
-    name: &str,
-    request: &Request,
-    topology: &Topology,
-    model: &CostModel,
-) -> Option<Plan> {
+fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
+    let (request, topology) = (scene.request, scene.topology);
     let n = topology.ranks();
     let cut = |schedule, parts| Some(Plan::new(schedule, even(request, parts)));
     match name {
@@ -141,7 +180,7 @@ fn allreduce(
         }
         "ring" => cut(in_order(shards(Pattern::Chain, n), by_host(topology), Items::Same), n),
         "double_binary_tree" => cut(double_binary_tree(topology), 2),
-        _ if strategies::NAMES.contains(&name) => degraded(name, request, topology, model),
+        _ if strategies::NAMES.contains(&name) => degraded(name, scene),
         _ => hierarchical_allreduce(name, request, topology),
     }
 }
@@ -167,15 +206,18 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
 }
 
 /// A strategy for hosts that have lost rails.
-fn degraded(name: &str, request: &Request, topology: &Topology, model: &CostModel) -> Option<Plan> {
-    let fabric = Fabric::of(topology);
-    let (Between { schedule, weights }, network) =
-        strategies::between(name, &fabric, request.bytes(), model)?;
-    let hierarchy = Hierarchy::of(topology);
-    let pieces = u32::try_from(weights.len()).unwrap_or(u32::MAX);
-    let schedule = hierarchy.allreduce(&schedule, pieces);
-    let weights = weights.repeat(hierarchy.shards() as usize);
-    Some(Plan { network, ..Plan::new(schedule, weighted(request, &weights)) })
+fn degraded(name: &str, scene: &Scene<'_>) -> Option<Plan> {
+    let Strategy { between, network, unsliced, slices_seconds } = strategies::named(name, scene)?;
+    let hierarchy = Hierarchy::of(scene.topology);
+    let whole = |Between { schedule, weights }: Between| {
+        let pieces = u32::try_from(weights.len()).unwrap_or(u32::MAX);
+        let schedule = hierarchy.allreduce(&schedule, pieces);
+        let weights = weights.repeat(hierarchy.shards() as usize);
+        (schedule, weighted(scene.request, &weights))
+    };
+    let (schedule, partition) = whole(between);
+    let unsliced = unsliced.map(whole);
+    Some(Plan { schedule, partition, network, unsliced, slices_seconds })
 }
 
 fn barrier(name: &str, topology: &Topology) -> Option<Shared> {
@@ -396,11 +438,12 @@ mod tests {
             for name in names(collective) {
                 let topology = Topology::single_host(4, 2);
                 let model = CostModel::default_for(&topology);
-                assert!(build(name, &request, &topology, &model).is_some(), "{name}");
+                let scene = Scene::new(&request, &topology, &model);
+                assert!(build(name, &scene).is_some(), "{name}");
             }
             let topology = Topology::single_host(4, 2);
             let model = CostModel::default_for(&topology);
-            assert!(build("sorcery", &request, &topology, &model).is_none());
+            assert!(build("sorcery", &Scene::new(&request, &topology, &model)).is_none());
         }
     }
 

@@ -14,7 +14,8 @@ use ccl_core::layout::{Layout, Partition};
 use ccl_core::schedule::Schedule;
 use ccl_core::topology::Topology;
 
-use crate::candidates::{Plan, build, is_sensible, names};
+use crate::candidates::{Plan, Scene, build, is_sensible, names};
+use crate::degraded::strategies::{BASELINES, NAMES, least_seconds};
 
 /// One algorithm and what the model says about it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,6 +55,38 @@ pub fn choose(
     model: &CostModel,
     forced: Option<&str>,
 ) -> Result<Choice, Error> {
+    decide(request, topology, model, forced, Extent::Promising)
+}
+
+/// As [`choose()`], with the same choice, but no candidate is left out because it cannot be the
+/// fastest: for people who want to compare.
+///
+/// # Errors
+/// As for [`choose()`].
+pub fn explore(
+    request: &Request,
+    topology: &Topology,
+    model: &CostModel,
+    forced: Option<&str>,
+) -> Result<Choice, Error> {
+    decide(request, topology, model, forced, Extent::All)
+}
+
+/// Which candidates are priced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Extent {
+    /// Those that may be the fastest.
+    Promising,
+    All,
+}
+
+fn decide(
+    request: &Request,
+    topology: &Topology,
+    model: &CostModel,
+    forced: Option<&str>,
+    extent: Extent,
+) -> Result<Choice, Error> {
     let all = names(request.collective);
     if all.is_empty() || forced.is_some_and(|forced| !all.contains(&forced)) {
         return Err(unknown(request.collective, forced));
@@ -62,18 +95,10 @@ pub fn choose(
         let (root, ranks) = (request.root, topology.ranks());
         return Err(Error::InvalidArgument(format!("root {root} in a group of {ranks} ranks")));
     }
-    let wanted = |name: &str| forced.is_none_or(|forced| forced == name);
-    let listed = |name: &&str| is_sensible(name, topology) || forced == Some(*name);
-    let mut priced: Vec<(Candidate, Plan)> = Vec::new();
-    for name in all.iter().copied().filter(listed) {
-        if let Some(plan) = build(name, request, topology, model) {
-            let estimate = price(&plan, request, topology, model);
-            priced.push((Candidate { name, estimate }, plan));
-        }
-    }
-    // The sort is stable: equally fast ones stay in the order of their names.
-    priced.sort_by(|(a, _), (b, _)| a.estimate.seconds.total_cmp(&b.estimate.seconds));
+    let scene = Scene::new(request, topology, model);
+    let priced = price_all(&scene, forced, extent);
     let candidates: Vec<Candidate> = priced.iter().map(|(candidate, _)| *candidate).collect();
+    let wanted = |name: &str| forced.is_none_or(|forced| forced == name);
     let chosen = priced.into_iter().find(|(candidate, _)| wanted(candidate.name));
     let (chosen, plan) = chosen.ok_or_else(|| unknown(request.collective, forced))?;
     Ok(Choice {
@@ -106,9 +131,62 @@ pub fn explain(choice: &Choice) -> String {
     table
 }
 
-fn price(plan: &Plan, request: &Request, topology: &Topology, model: &CostModel) -> Estimate {
-    let layout = layout(plan, request, topology);
-    estimate(&*plan.schedule, &layout, request.datatype.bytes(), topology, model, plan.network)
+/// The candidates with their prices, cheapest first. Equally fast ones stay in the order of their names.
+///
+/// A candidate whose hops alone, with the bytes at the lower bound, take longer than another one is left
+/// out, which saves going through its rounds.
+fn price_all(scene: &Scene<'_>, forced: Option<&str>, extent: Extent) -> Vec<(Candidate, Plan)> {
+    let bound = bound(scene.request, scene.topology);
+    let is_forced = |name: &str| forced == Some(name);
+    let is_listed = |name: &str| {
+        let is_baseline = BASELINES.contains(&name) && extent == Extent::Promising;
+        is_forced(name) || (is_sensible(name, scene) && !is_baseline)
+    };
+    let mut priced: Vec<(usize, Candidate, Plan)> = Vec::new();
+    let mut best = f64::INFINITY;
+    let is_hopeless = |name: &str, least: f64, best: f64| {
+        extent == Extent::Promising && !is_forced(name) && least + bound > best
+    };
+    let all = names(scene.request.collective).iter().copied().enumerate();
+    for (place, name) in all.filter(|(_, name)| is_listed(name)) {
+        let is_strategy = NAMES.contains(&name);
+        if is_strategy && is_hopeless(name, least_seconds(name, scene), best) {
+            continue;
+        }
+        let Some(plan) = build(name, scene) else { continue };
+        if is_hopeless(name, hops_seconds(&plan, scene), best) {
+            continue;
+        }
+        let estimate = price(&plan, scene);
+        best = best.min(estimate.seconds);
+        priced.push((place, Candidate { name, estimate }, plan));
+    }
+    let key =
+        |(place, candidate, _): &(usize, Candidate, Plan)| (candidate.estimate.seconds, *place);
+    priced.sort_by(|a, b| {
+        let ((seconds, place), (other_seconds, other_place)) = (key(a), key(b));
+        seconds.total_cmp(&other_seconds).then(place.cmp(&other_place))
+    });
+    priced.into_iter().map(|(_, candidate, plan)| (candidate, plan)).collect()
+}
+
+/// What the hops of a plan take at least.
+fn hops_seconds(plan: &Plan, scene: &Scene<'_>) -> f64 {
+    let CostModel { local, network, .. } = scene.model;
+    let is_flat = scene.topology.nodes() == scene.topology.ranks();
+    let alpha = if is_flat { network.alpha } else { local.alpha.min(network.alpha) };
+    f64::from(plan.priced().0.rounds()) * alpha
+}
+
+fn price(plan: &Plan, scene: &Scene<'_>) -> Estimate {
+    let Scene { request, topology, model, .. } = scene;
+    let (schedule, partition) = plan.priced();
+    let layout = Layout::new(request, topology.ranks(), partition.clone());
+    let mut estimate =
+        estimate(&**schedule, &layout, request.datatype.bytes(), topology, model, plan.network);
+    estimate.latency_seconds += plan.slices_seconds;
+    estimate.seconds += plan.slices_seconds;
+    estimate
 }
 
 fn layout(plan: &Plan, request: &Request, topology: &Topology) -> Layout {

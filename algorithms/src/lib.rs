@@ -29,4 +29,4 @@ pub mod spread;
 mod tests;
 
 pub use candidates::names;
-pub use choose::{Candidate, Choice, choose, explain};
+pub use choose::{Candidate, Choice, choose, explain, explore};

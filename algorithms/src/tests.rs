@@ -10,7 +10,7 @@ use ccl_core::schedule::{Fault, Mode, Schedule, Transfer, round, run};
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use proptest::prelude::*;
 
-use crate::candidates::{build, names};
+use crate::candidates::{Plan, Scene, build, names};
 use crate::pattern::levels;
 use crate::{Choice, choose, explain};
 
@@ -77,10 +77,14 @@ pub(crate) fn bits_agree(schedule: &dyn Schedule, layout: &Layout) -> bool {
     values.iter().all(|row| *row == values[0])
 }
 
+fn built(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+    build(name, &Scene::new(request, topology, &CostModel::default_for(topology)))
+}
+
 fn verify_all(collective: Collective, topology: &Topology, root: Rank) {
     let request = request(collective, 1000, root);
     for name in names(collective) {
-        let plan = build(name, &request, topology, &CostModel::default_for(topology)).unwrap();
+        let plan = built(name, &request, topology).unwrap();
         let layout = Layout::new(&request, topology.ranks(), plan.partition);
         let case = || format!("{collective:?} {name}, root {root}, {topology:?}");
         assert_eq!(plan.schedule.ranks(), topology.ranks(), "{}", case());
@@ -95,7 +99,7 @@ fn verify_all(collective: Collective, topology: &Topology, root: Rank) {
 fn verify_programs(collective: Collective, topology: &Topology, root: Rank, count: usize) {
     let request = request(collective, count, root);
     for name in names(collective) {
-        let plan = build(name, &request, topology, &CostModel::default_for(topology)).unwrap();
+        let plan = built(name, &request, topology).unwrap();
         let layout = Layout::new(&request, topology.ranks(), plan.partition);
         let lowered = |rank| lower(&*plan.schedule, &layout, Rank(rank), 4, topology);
         let programs: Vec<Program> = (0..topology.ranks()).map(lowered).collect();
@@ -182,8 +186,7 @@ fn rounds_are_as_promised() {
     let rounds = |collective, name, ranks| {
         let request = request(collective, 1000, Rank(0));
         let topology = one_rank_each(ranks);
-        let model = CostModel::default_for(&topology);
-        build(name, &request, &topology, &model).unwrap().schedule.rounds()
+        built(name, &request, &topology).unwrap().schedule.rounds()
     };
     for n in 1..=33 {
         let log = levels(n);
@@ -242,8 +245,7 @@ fn every_single_transfer_is_needed() {
         let request = request(collective, 1000, Rank(0));
         for name in names(collective) {
             let topology = cluster(&[0, 0, 1, 1, 2], 2, &[1e9]);
-            let plan =
-                build(name, &request, &topology, &CostModel::default_for(&topology)).unwrap();
+            let plan = built(name, &request, &topology).unwrap();
             let layout = Layout::new(&request, 5, plan.partition);
             for number in 0..plan.schedule.rounds() {
                 for victim in round(&*plan.schedule, number) {
@@ -260,7 +262,7 @@ fn every_single_transfer_is_needed() {
 fn a_store_that_should_reduce_is_seen() {
     let request = request(Collective::AllReduce, 1000, Rank(0));
     let topology = one_rank_each(4);
-    let plan = build("ring", &request, &topology, &CostModel::default_for(&topology)).unwrap();
+    let plan = built("ring", &request, &topology).unwrap();
     let layout = Layout::new(&request, 4, plan.partition);
     let victim = round(&*plan.schedule, 0)[0];
     let replacement = Some(Transfer { mode: Mode::Store, ..victim });

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use ccl_algorithms::{Choice, choose, explain, names};
+use ccl_algorithms::{Choice, choose, explain, explore, names};
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
@@ -176,7 +176,8 @@ impl Planner {
     /// # Errors
     /// As [`Self::plan`].
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
-        Ok(explain(&self.choose(request)?))
+        let forced = forced(&self.settings, request.collective);
+        Ok(explain(&explore(request, &self.topology, &self.model, forced)?))
     }
 
     /// Ranks in different epochs must not take each other's plans for their own, even where they are

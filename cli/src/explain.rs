@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use bytesize::ByteSize;
-use ccl_algorithms::{Choice, choose, explain as details};
+use ccl_algorithms::{Choice, choose, explain as details, explore};
 use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::ids::Rank;
@@ -45,7 +45,7 @@ pub(crate) fn explain(wish: &Explain) -> Result<String, String> {
 fn row(wish: &Explain, cluster: &Cluster, bytes: usize) -> Result<Row, String> {
     let request = request(wish.collective, bytes, cluster.topology.ranks());
     let forced = wish.algorithm.as_deref();
-    let choice = choose(&request, &cluster.topology, &cluster.model, forced)
+    let choice = explore(&request, &cluster.topology, &cluster.model, forced)
         .map_err(|error| error.to_string())?;
     let healthy = choose(&request, &cluster.healthy, &cluster.model, None)
         .map_err(|error| error.to_string())?;

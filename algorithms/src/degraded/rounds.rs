@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ccl_core::cost::LinkCost;
 
-use super::rails::hubs;
+use super::rails::{Hubs, hubs};
 use super::{Between, Fabric};
 use crate::combine::{Staggered, there_and_back};
 use crate::shares::sliced;
@@ -30,10 +30,14 @@ const SMALLEST_SLICE_BYTES: usize = 16 * 1024;
 /// there are no slices.
 #[must_use]
 pub fn hub_shares_in_rounds(fabric: &Fabric, slices: u32) -> Option<Between> {
+    in_rounds(&hubs(fabric)?, slices)
+}
+
+/// [`hub_shares_in_rounds`] with hubs that are known.
+pub(crate) fn in_rounds(hubs: &Hubs, slices: u32) -> Option<Between> {
     if slices == 0 {
         return None;
     }
-    let hubs = hubs(fabric)?;
     let inner = there_and_back(hubs.trees().spread());
     let weights = sliced(hubs.shares(), slices);
     Some(Between { schedule: Arc::new(Staggered { inner, slices, lag: 1 }), weights })

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ccl_core::cost::{CostModel, Network};
+use ccl_core::cost::{LinkCost, Network};
 use ccl_core::ids::Node;
 use ccl_core::topology::Topology;
 
@@ -11,9 +11,9 @@ use super::order::{best_ring, ring_capacity};
 use super::paper::{
     Share, balance, bridge_order, bridge_ring, recursive, recursive_time, two_stage, two_stage_time,
 };
-use super::rails::hubs;
-use super::rounds::{best_slices, hub_shares_in_rounds};
+use super::rounds::{best_slices, in_rounds};
 use super::{Between, Fabric, Reach};
+use crate::candidates::Scene;
 use crate::combine::{Items, there_and_back};
 use crate::pattern::Pattern;
 use crate::spread::AllGather;
@@ -30,8 +30,35 @@ pub(crate) const NAMES: [&str; 8] = [
     "r2ccl_bridge_ring",
 ];
 
-/// More hosts than this are not put in the best order: looking for it takes too long.
-const ORDERED_HOSTS: usize = 128;
+/// Names of those that are compared with ours, and never better.
+pub(crate) const BASELINES: [&str; 5] = [
+    "balance",
+    "r2ccl_two_stage",
+    "r2ccl_two_stage_printed",
+    "r2ccl_recursive",
+    "r2ccl_bridge_ring",
+];
+
+/// Among more hosts than this, no strategy is worth its planning: a mesh has too many pairs, and a ring too
+/// many hops.
+const MOST_HOSTS: usize = 128;
+
+/// A strategy for the hosts of a scene.
+#[derive(Debug)]
+pub(crate) struct Strategy {
+    pub(crate) between: Between,
+    pub(crate) network: Network,
+    /// The same in one slice, if there are several.
+    pub(crate) unsliced: Option<Between>,
+    /// Seconds that the other slices cost, apart from the bytes.
+    pub(crate) slices_seconds: f64,
+}
+
+impl Strategy {
+    fn new(between: Between, network: Network) -> Self {
+        Self { between, network, unsliced: None, slices_seconds: 0.0 }
+    }
+}
 
 impl Fabric {
     /// The rails of `topology`. Hosts with as many rails as each other reach each other's rail by rail.
@@ -54,50 +81,54 @@ impl Fabric {
     }
 }
 
-/// The strategy called `name` for `bytes` of data, and how long it keeps the network busy. None if there
-/// is no such strategy, or hosts that have to cannot talk. A strategy that has nothing to do because
-/// no host is degraded is a plain ring.
-pub(crate) fn between(
-    name: &str,
-    fabric: &Fabric,
-    bytes: usize,
-    model: &CostModel,
-) -> Option<(Between, Network)> {
+/// Fewer seconds than these no plan of this name takes; nothing if it is not known without making it.
+pub(crate) fn least_seconds(name: &str, scene: &Scene<'_>) -> f64 {
+    let LinkCost { alpha, overhead, .. } = scene.model.network;
+    let peers = f64::from(scene.topology.nodes() - 1);
+    match name {
+        "hub_shares" => 2.0 * (alpha + peers * overhead),
+        _ => 2.0 * peers * (alpha + overhead),
+    }
+}
+
+/// The strategy called `name`, and how long it keeps the network busy. None if there is no such strategy,
+/// or hosts that have to cannot talk. A strategy that has nothing to do because no host is degraded is
+/// a plain ring.
+pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
+    let (fabric, bytes, model) = (scene.fabric(), scene.request.bytes(), scene.model);
     if fabric.hosts() == 1 {
         let alone = AllGather { pattern: Pattern::Direct, positions: 1, items: 1 };
         let schedule = there_and_back(Arc::new(alone));
-        return NAMES
-            .contains(&name)
-            .then(|| (Between { schedule, weights: vec![1.0] }, Network::Tiles));
+        let between = Between { schedule, weights: vec![1.0] };
+        return NAMES.contains(&name).then(|| Strategy::new(between, Network::Tiles));
     }
     let size = real(bytes);
     let in_order = || (0..fabric.hosts()).collect::<Vec<_>>();
     let ring = |plan: Option<Between>, order: &[usize]| {
-        Some((plan?, Network::Busy(ring_seconds(fabric, order) * size)))
+        Some(Strategy::new(plan?, Network::Busy(ring_seconds(fabric, order) * size)))
     };
     let or_ring = |plan: Option<Between>, seconds: Option<f64>| match (plan, seconds) {
-        (Some(plan), Some(seconds)) => Some((plan, Network::Busy(seconds * size))),
+        (Some(plan), Some(seconds)) => Some(Strategy::new(plan, Network::Busy(seconds * size))),
         _ => ring(balance(fabric), &in_order()),
     };
     let staged = |share| or_ring(two_stage(fabric, share), two_stage_time(fabric, share));
     match name {
-        "hub_shares" => {
-            let seconds = hubs(fabric)?.seconds_per_byte() * size;
+        "hub_shares" if fabric.hosts() <= MOST_HOSTS => {
+            let hubs = scene.hubs()?;
+            let seconds = hubs.seconds_per_byte() * size;
             let slices = best_slices(fabric.hosts(), bytes, seconds, &model.network);
-            let plan = hub_shares_in_rounds(fabric, slices)?;
-            Some((plan, Network::Busy(filled(seconds, slices))))
+            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices))
         }
-        "nested_rings" if fabric.hosts() <= ORDERED_HOSTS => {
+        "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::rails::lower_bound(fabric) * size;
             let slices = best_slices(fabric.hosts(), bytes, seconds, &model.network);
             let rings_seconds = levels(fabric)?
                 .iter()
                 .map(|level| level.fraction() * ring_seconds(fabric, &level.ring) * size)
                 .fold(seconds, f64::max);
-            let plan = nested_rings(fabric, slices)?;
-            Some((plan, Network::Busy(filled(rings_seconds, slices))))
+            sliced(scene, (rings_seconds, slices), |slices| nested_rings(fabric, slices))
         }
-        "best_ring" if fabric.hosts() <= ORDERED_HOSTS => {
+        "best_ring" if fabric.hosts() <= MOST_HOSTS => {
             let order = best_ring(fabric);
             ring(in_this_order(fabric, &order), &order)
         }
@@ -108,6 +139,22 @@ pub(crate) fn between(
         "r2ccl_bridge_ring" => ring(bridge_ring(fabric), &bridge_order(fabric)),
         _ => None,
     }
+}
+
+/// A strategy in slices, which keeps the network busy for so many seconds beside its ends.
+fn sliced(
+    scene: &Scene<'_>,
+    (seconds, slices): (f64, u32),
+    plan: impl Fn(u32) -> Option<Between>,
+) -> Option<Strategy> {
+    let LinkCost { alpha, overhead, .. } = scene.model.network;
+    let peers = f64::from(scene.topology.nodes() - 1);
+    Some(Strategy {
+        between: plan(slices)?,
+        network: Network::Busy(filled(seconds, slices)),
+        unsliced: if slices > 1 { plan(1) } else { None },
+        slices_seconds: f64::from(slices - 1) * (alpha + peers * overhead),
+    })
 }
 
 /// Rounds of which each but the last overlaps with the next.

@@ -397,9 +397,9 @@ fn the_time_of_two_stages_is_that_of_the_formulas() {
         rails[1][..lost].fill(0.0);
         let fabric = Fabric::new(rails, Reach::Switched);
         let seconds = two_stage_time(&fabric, Share::Corrected).expect("a host is degraded");
-        let kept = formulas::ring_volume(hosts, 1) / 8.0 / seconds;
+        let kept = ring_volume(hosts, 1) / 8.0 / seconds;
         #[allow(clippy::cast_precision_loss, reason = "a number of rails")]
-        let formula = formulas::retained(hosts, 1, lost as f64 / 8.0).corrected;
+        let formula = retained(hosts, 1, lost as f64 / 8.0).corrected;
         assert!((kept - formula).abs() < 1e-9, "{hosts} {lost}: {kept} {formula}");
     }
 }
