@@ -5,6 +5,7 @@ mod actor;
 mod build;
 mod calls;
 mod device;
+pub mod flow;
 mod keeper;
 pub mod mutation;
 mod network;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
+use ccl_sim::flow::command::{FlowArguments, table};
 use ccl_sim::mutation::Mutation;
 use ccl_sim::runner::{Campaign, shrink};
 use ccl_sim::scenario::Scenario;
@@ -55,11 +56,16 @@ enum Command {
         #[arg(long, default_value_t = 2)]
         jobs: usize,
     },
+    /// Tells how long an AllReduce takes on a network with these NICs, by each algorithm.
+    Flow(FlowArguments),
 }
 
 fn main() -> ExitCode {
-    quiet_panics();
-    let done = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if !matches!(command, Command::Flow(_)) {
+        quiet_panics();
+    }
+    let done = match command {
         Command::Faults { seeds, jobs, lose_notices } => faults(seeds, jobs, lose_notices),
         Command::Replay { seed, whole, lose_notices, mutant } => {
             let mut scenario = Scenario::draw(seed);
@@ -67,6 +73,7 @@ fn main() -> ExitCode {
             replay(scenario, whole, mutant)
         }
         Command::Mutants { seeds, jobs } => mutants(seeds, jobs),
+        Command::Flow(arguments) => flow(&arguments),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -128,6 +135,14 @@ fn replay(scenario: Scenario, whole: bool, mutation: Option<Mutation>) -> io::Re
         None => writeln!(out, "passed")?,
     }
     Ok(violation.is_none())
+}
+
+fn flow(arguments: &FlowArguments) -> io::Result<bool> {
+    let mut out = io::stdout().lock();
+    match table(arguments) {
+        Ok(table) => write!(out, "{table}").map(|()| true),
+        Err(cause) => writeln!(out, "{cause}").map(|()| false),
+    }
 }
 
 fn mutants((first, end): (u64, u64), jobs: usize) -> io::Result<bool> {
