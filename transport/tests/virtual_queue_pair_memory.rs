@@ -4,12 +4,17 @@
 #[path = "support/bench.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod bench;
+#[path = "support/shadows.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod shadows;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bench::{Pair, Place};
+use ccl_transport::clock;
 use ccl_transport::verbs::virtual_qp::{Evidence, Owner, SparePool, VirtualSettings};
 use ccl_transport::verbs::{Depth, Operation, Status};
 
@@ -39,6 +44,7 @@ static ALLOCATOR: Counting = Counting;
 const PAIRS: usize = 32;
 const RAILS: usize = 3;
 const DEPTH: Depth = Depth { sends: 64, receives: 64 };
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// Of one end of one queue pair.
 #[derive(Debug)]
@@ -82,6 +88,23 @@ fn measure(backups: impl FnOnce(&mut [Pair])) -> Cost {
     }
 }
 
+fn attach_in_background(exchange: &shadows::Exchange, pairs: &mut [Pair]) {
+    for (index, pair) in pairs.iter_mut().enumerate() {
+        pair.near.set_shadow(Some(exchange.near(&format!("pair {index}"))));
+        pair.far.set_shadow(Some(exchange.far(&format!("pair {index}"))));
+    }
+    let deadline = clock::now() + LIMIT;
+    let is_complete = |pair: &Pair| {
+        [&pair.near, &pair.far].iter().all(|end| end.footprint().queue_pairs == RAILS)
+    };
+    while !pairs.iter().all(is_complete) {
+        assert!(clock::now() < deadline, "not all rails are connected");
+        for pair in &mut *pairs {
+            pair.poll();
+        }
+    }
+}
+
 #[test]
 fn a_pool_costs_less_than_backups_for_everybody() {
     let own = measure(|pairs| pairs.iter_mut().for_each(|pair| pair.attach(1..RAILS)));
@@ -98,11 +121,16 @@ fn a_pool_costs_less_than_backups_for_everybody() {
         drop(pools);
         cost
     };
+    let exchange = shadows::Exchange::new(RAILS);
+    let background = measure(|pairs| attach_in_background(&exchange, pairs));
     let (small, large) = (shared(2), shared(8));
     println!("per end of {PAIRS} queue pairs, depth {}, {RAILS} rails:", DEPTH.sends);
-    for (name, cost) in [("own backups", &own), ("pool of 2", &small), ("pool of 8", &large)] {
+    let costs = [("own backups", &own), ("with shadows", &background)];
+    for (name, cost) in costs.into_iter().chain([("pool of 2", &small), ("pool of 8", &large)]) {
         println!("{name:>12}: {cost:?}");
     }
+    assert_eq!((background.queue_pairs, background.sockets), (RAILS, own.sockets));
+    assert!(background.heap_bytes < own.heap_bytes + 4096);
     assert_eq!((own.queue_pairs, small.queue_pairs, large.queue_pairs), (RAILS, 1, 1));
     // Two queue pairs less, whose buffers are most of what an end allocates.
     assert!(3 * small.heap_bytes < 2 * own.heap_bytes && 3 * large.heap_bytes < 2 * own.heap_bytes);

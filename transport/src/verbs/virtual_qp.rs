@@ -4,11 +4,11 @@
 //! backups. Its queue pairs have the contract of every other: they differ in that a fault of a rail
 //! is not an error of theirs. The machine of [`ccl_core::failover::queue`] decides; this module posts
 //! what it says on the queue pairs of the devices, and keeps what it needs at the peer in registered
-//! memory, which both ends use one-sided. No thread serves anybody.
+//! memory, which both ends use one-sided. No thread serves anybody; those of a shadow only make connections.
 //!
 //! [`QueuePair::connect`](super::QueuePair::connect) connects the default rail. Backups are connected
-//! whenever a connection is there, before or after a fault, with [`VirtualQp::attach`]: each queue
-//! pair its own, or one of a [`SparePool`] that many share.
+//! whenever a connection is there, before or after a fault: by a [`Shadow`] in the background, or with
+//! [`VirtualQp::attach`]: each queue pair its own, or one of a [`SparePool`] that many share.
 //!
 //! What is relaxed, and for which operations, is in `docs/virtual-queue-pair.md`.
 
@@ -18,6 +18,7 @@ mod keys;
 mod post;
 mod queue_pair;
 mod rail;
+mod shadow;
 mod spare;
 
 use std::net::IpAddr;
@@ -37,6 +38,7 @@ use keys::Keys;
 pub use keys::MAX_REGIONS;
 pub use queue_pair::{Footprint, VirtualQp};
 use rail::RailEnd;
+pub use shadow::{Attempt, Bell, Connector, Shadow, Store, Switchboard, TcpConnector};
 pub use spare::{Claim, Owner, SparePool};
 
 /// Requests of a rail besides those of the application: introductions, mail, logs and tables.

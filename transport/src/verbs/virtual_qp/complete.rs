@@ -199,6 +199,7 @@ impl VirtualQp {
     /// Goes to the error state. Rails that are in theirs already may still have to say why.
     pub(super) fn finish(&mut self, culprit: Option<(Sequence, Status)>) {
         self.state = State::Error;
+        self.dismiss_shadow();
         for rail in &mut self.rails {
             rail.pending.clear();
             if let Some(pair) = &mut rail.pair

@@ -35,7 +35,10 @@ impl VirtualQp {
             }
             Output::PostReceive { rail, receive } => self.repost_receive(rail.index(), receive),
             Output::Fence(rail) => self.rails[rail.index()].fence(),
-            Output::Revive(rail) => self.rails[rail.index()].reset(),
+            Output::Revive(rail) => {
+                self.rails[rail.index()].reset();
+                self.seek();
+            }
             Output::Say(rail, message) => {
                 self.rails[rail.index()].mail.unsent.push_back(message);
                 self.rails[rail.index()].send_mail();

@@ -15,6 +15,7 @@ use super::super::{
 };
 use super::control::Hello;
 use super::rail::{Condition, RailEnd};
+use super::shadow::Shadow;
 use super::{Counters, Evidence, Keys, SendState, Shared, VirtualSettings};
 use crate::{TransportError, clock};
 
@@ -60,6 +61,8 @@ pub struct VirtualQp {
     outputs: Vec<Output>,
     started: Instant,
     idle_polls: u32,
+    /// Makes the connections of the rails.
+    pub(super) shadow: Option<Shadow>,
 }
 
 impl VirtualQp {
@@ -93,6 +96,7 @@ impl VirtualQp {
             outputs: Vec::new(),
             started: clock::now(),
             idle_polls: 0,
+            shadow: None,
         })
     }
 
@@ -319,6 +323,7 @@ impl QueuePair for VirtualQp {
         }
         self.open(0, connection)?;
         self.state = State::ReadyToSend;
+        self.seek();
         Ok(())
     }
 
@@ -359,7 +364,10 @@ impl QueuePair for VirtualQp {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        let mut moved = false;
+        let mut moved = self.has_finds();
+        if moved {
+            self.take_finds();
+        }
         let mut arrived = std::mem::take(&mut self.arrived);
         for rail in 0..self.rails.len() {
             moved |= self.poll_rail(rail, &mut arrived);
@@ -375,6 +383,8 @@ impl QueuePair for VirtualQp {
         if self.idle_polls >= POLLS_PER_LOOK {
             self.idle_polls = 0;
             self.look_for_silence();
+            // Where there was no thread to be had there may be one now.
+            self.seek();
         }
         moved
     }
@@ -404,6 +414,7 @@ impl QueuePair for VirtualQp {
         // With none left it keeps the old number, whose record is free again.
         self.client = self.shared.next_client().unwrap_or(self.client);
         self.state = State::Reset;
+        self.dismiss_shadow();
     }
 
     fn flushed(&self) -> bool {
@@ -429,7 +440,8 @@ impl QueuePair for VirtualQp {
     fn needs_poll(&self) -> bool {
         let mut pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
         let is_repairing = self.state == State::ReadyToSend && !self.machine.is_running();
-        !self.ready.is_empty() || is_repairing || pairs.any(|pair| pair.needs_poll())
+        let has_finds = self.has_finds();
+        !self.ready.is_empty() || has_finds || is_repairing || pairs.any(|pair| pair.needs_poll())
     }
 }
 
