@@ -49,6 +49,7 @@ use crate::verbs::soft::SoftDevice;
 use crate::verbs::soft::socket::{self, Binding};
 use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
+pub use keeper::Directory;
 use keeper::Keeper;
 use keeper::rails::{Identity, RailKeeper};
 use layout::Geometry;
@@ -141,6 +142,7 @@ pub struct Endpoint {
     traffic: Arc<[RailTraffic]>,
     instrument: Instrument,
     terms: Terms,
+    directory: Directory,
 }
 
 impl fmt::Debug for Endpoint {
@@ -169,7 +171,8 @@ impl Endpoint {
         let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
         let instrument: Instrument = Box::new(|_, pair, _| pair);
         let terms = Terms::default();
-        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms })
+        let directory = Directory::default();
+        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms, directory })
     }
 
     /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
@@ -191,6 +194,13 @@ impl Endpoint {
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.addresses.clone()
+    }
+
+    /// Where to say that a peer listens elsewhere, as [`Witness::moved`](events::Witness::moved) told
+    /// it. It outlives the endpoint.
+    #[must_use]
+    pub fn directory(&self) -> Directory {
+        self.directory.clone()
     }
 
     /// Counters of the rails, in their order. They outlive the endpoint and count on.
@@ -225,6 +235,7 @@ impl Endpoint {
         let identity = Identity { me, communicator, key: self.key.clone() };
         let depth = |rails| Geometry { rails, shape }.depth();
         let mut keeper = RailKeeper::new(identity, plans.clone(), depth)?;
+        keeper.enter(&self.directory);
         let mut links = Vec::new();
         for (peer, plan) in peers.iter().zip(&plans) {
             let geometry = Geometry { rails: plan.connections.len(), shape };
@@ -233,7 +244,8 @@ impl Endpoint {
             let link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
             links.push((peer.rank, link));
         }
-        keeper.begin(self.rails, self.listeners, self.instrument)?;
+        let outside = (self.instrument, self.terms.witness);
+        keeper.begin(self.rails, self.listeners, outside)?;
         announce(&mut links, deadline)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
@@ -251,7 +263,12 @@ impl Endpoint {
             let interface = rail.interface.clone();
             (Binding { address: rail.address, interface }, peer.addresses[index % theirs])
         });
-        Ok(PeerPlan { rank: peer.rank, dials: me > peer.rank, connections: connections.collect() })
+        Ok(PeerPlan {
+            rank: peer.rank,
+            dials: me > peer.rank,
+            peer_rails: theirs,
+            connections: connections.collect(),
+        })
     }
 
     /// The connected rails to one peer.

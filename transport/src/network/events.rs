@@ -1,6 +1,7 @@
 //! What happens to the rails, for whoever wants to know.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// Something that happened to one path of a link.
@@ -89,6 +90,12 @@ impl Evidence {
 pub trait Witness: Send + Sync + fmt::Debug {
     /// Something happened.
     fn witness(&self, event: RailEvent);
+
+    /// The NIC of a rail of this rank has another address, at which it listens now. The peers have to
+    /// be [told](super::Directory::moved). Called from the thread that keeps the rails.
+    fn moved(&self, rail: usize, address: SocketAddr) {
+        let _ = (rail, address);
+    }
 }
 
 /// Writes events to the log.

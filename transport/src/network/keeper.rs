@@ -6,8 +6,10 @@
 
 mod arrivals;
 mod departures;
+mod directory;
 mod greeter;
 mod mailbox;
+mod moves;
 #[cfg(test)]
 mod namespaces;
 pub(super) mod rails;
@@ -19,6 +21,7 @@ mod worker;
 use std::fmt;
 
 use crate::verbs::{Domain, QueuePair};
+pub use directory::Directory;
 
 /// Keeps the rails of one link; asked by the link, which never waits for an answer.
 ///

@@ -43,6 +43,8 @@ pub(super) struct PeerPlan {
     pub(super) rank: Rank,
     /// Whether this end connects.
     pub(super) dials: bool,
+    /// How many rails the peer has.
+    pub(super) peer_rails: usize,
     /// From where, and to where, one for each queue pair.
     pub(super) connections: Vec<(Binding, SocketAddr)>,
 }

@@ -6,6 +6,7 @@
 //! the loss of a carrier late or, where netlink is not permitted, never, the state is looked at every
 //! few milliseconds as well.
 
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -13,12 +14,16 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
+use super::homes;
 use crate::TransportError;
 use crate::verbs::soft::socket::{self, Binding};
 
 /// How often to look without having been told. A look at one NIC takes less than a microsecond.
 pub(in super::super) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// Looks without having been told from one search for another address to the next: a search takes as long
+/// as there are interfaces.
+const LOOKS_PER_SEARCH: u32 = 16;
 /// `RTMGRP_IPV6_IFADDR`; the others have their constants.
 const IPV6_ADDRESSES: u32 = 0x100;
 /// Longest name of an interface, with the zero that ends it.
@@ -41,6 +46,8 @@ pub(in super::super) enum ChangeKind {
     Restored,
     /// In its place there is another interface of the same name, which listeners do not hear.
     Replaced,
+    /// It works again, under another address.
+    Moved(IpAddr),
 }
 
 /// How thorough a look is.
@@ -59,6 +66,8 @@ pub(in super::super) struct Nics {
     /// For questions about interfaces; any socket will do.
     inquiry: OwnedFd,
     events: Option<OwnedFd>,
+    /// What the interfaces had besides at first, which is there for something else.
+    foreign: Vec<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -69,6 +78,8 @@ struct Nic {
     /// The kernel's number of the interface.
     index: Option<u32>,
     is_severed: bool,
+    /// Looks since it was searched for another address.
+    looks: u32,
     /// A connection over it was faster than the kernel, which still says that it has no carrier.
     is_proved: bool,
 }
@@ -86,10 +97,13 @@ impl Nics {
             let flags = binding.interface.as_deref().and_then(|name| flags(&inquiry, name).ok());
             let has_carrier = flags.is_some_and(|flags| flags & libc::IFF_LOOPBACK == 0);
             let index = index(&inquiry, &binding);
-            Nic { binding, has_carrier, index, is_severed: false, is_proved: false }
+            Nic { binding, has_carrier, index, is_severed: false, looks: 0, is_proved: false }
         };
+        let own: Vec<IpAddr> = bindings.iter().map(|binding| binding.address).collect();
+        let present = homes::addresses().into_iter().map(|(_, address)| address);
+        let foreign = present.filter(|address| !own.contains(address)).collect();
         let nics = bindings.into_iter().map(nic).collect();
-        Ok(Self { nics, inquiry, events: listen() })
+        Ok(Self { nics, inquiry, events: listen(), foreign })
     }
 
     /// Readable when something was announced.
@@ -130,24 +144,63 @@ impl Nics {
     /// What has changed since the last look.
     pub(in super::super) fn changes(&mut self, look: Look) -> Vec<Change> {
         let mut changes = Vec::new();
+        let mut homeless = Vec::new();
         for (rail, nic) in self.nics.iter_mut().enumerate() {
             let ailment = ailment(&self.inquiry, nic, look);
-            if ailment.is_some() == nic.is_severed {
-                continue;
+            let was_severed = std::mem::replace(&mut nic.is_severed, ailment.is_some());
+            match ailment {
+                Some(ailment) => {
+                    if ailment.is_homeless && nic.is_searched(look, was_severed) {
+                        homeless.push(rail);
+                    }
+                    if !was_severed {
+                        changes.push(Change { rail, kind: ChangeKind::Severed(ailment.text) });
+                    }
+                }
+                None if !was_severed => {}
+                None if nic.is_another(&self.inquiry) => {
+                    changes.push(Change { rail, kind: ChangeKind::Replaced });
+                }
+                None => changes.push(Change { rail, kind: ChangeKind::Restored }),
             }
-            nic.is_severed = ailment.is_some();
-            let kind = match ailment {
-                Some(ailment) => ChangeKind::Severed(ailment),
-                None if nic.is_another(&self.inquiry) => ChangeKind::Replaced,
-                None => ChangeKind::Restored,
-            };
-            changes.push(Change { rail, kind });
         }
+        changes.extend(homeless.into_iter().filter_map(|rail| self.rehouse(rail)));
         changes
+    }
+
+    /// Gives a NIC that has lost its address another one, if it has one.
+    fn rehouse(&mut self, rail: usize) -> Option<Change> {
+        let rails = self.nics.iter().map(|nic| nic.binding.address);
+        let taken: Vec<IpAddr> = self.foreign.iter().copied().chain(rails).collect();
+        let nic = &mut self.nics[rail];
+        let address = homes::another(&nic.binding, &homes::addresses(), &taken)?;
+        (nic.binding.address, nic.is_severed) = (address, false);
+        nic.index = index(&self.inquiry, &nic.binding);
+        Some(Change { rail, kind: ChangeKind::Moved(address) })
+    }
+}
+
+/// What is wrong with a NIC.
+struct Ailment {
+    text: String,
+    /// Nothing but that its address is gone.
+    is_homeless: bool,
+}
+
+impl Ailment {
+    fn of_cable(text: String) -> Self {
+        Self { text, is_homeless: false }
     }
 }
 
 impl Nic {
+    /// Whether it is time to look for another address. Announcements tell when there may be one; where
+    /// there are none, or they come early, looks in between find it.
+    fn is_searched(&mut self, look: Look, was_severed: bool) -> bool {
+        self.looks = if was_severed { self.looks + 1 } else { 0 };
+        look == Look::Thorough || self.looks.is_multiple_of(LOOKS_PER_SEARCH)
+    }
+
     /// Whether the interface is not the one that it was at the last look.
     fn is_another(&mut self, inquiry: &OwnedFd) -> bool {
         let before = std::mem::replace(&mut self.index, index(inquiry, &self.binding));
@@ -160,13 +213,19 @@ fn index(inquiry: &OwnedFd, binding: &Binding) -> Option<u32> {
 }
 
 /// What is wrong with a NIC. One that was severed is well again only when everything is.
-fn ailment(inquiry: &OwnedFd, nic: &mut Nic, look: Look) -> Option<String> {
+fn ailment(inquiry: &OwnedFd, nic: &mut Nic, look: Look) -> Option<Ailment> {
     if let (true, Some(name)) = (nic.has_carrier, &nic.binding.interface) {
         match flags(inquiry, name) {
-            Ok(flags) if flags & libc::IFF_UP == 0 => return Some(format!("{name} is off")),
+            Ok(flags) if flags & libc::IFF_UP == 0 => {
+                return Some(Ailment::of_cable(format!("{name} is off")));
+            }
             Ok(flags) if flags & libc::IFF_RUNNING != 0 => nic.is_proved = false,
-            Ok(_) if !nic.is_proved => return Some(format!("{name} has no carrier")),
-            Err(libc::ENODEV) => return Some(format!("{name} does not exist any more")),
+            Ok(_) if !nic.is_proved => {
+                return Some(Ailment::of_cable(format!("{name} has no carrier")));
+            }
+            Err(libc::ENODEV) => {
+                return Some(Ailment::of_cable(format!("{name} does not exist any more")));
+            }
             Ok(_) | Err(_) => {}
         }
     }
@@ -175,7 +234,8 @@ fn ailment(inquiry: &OwnedFd, nic: &mut Nic, look: Look) -> Option<String> {
     }
     let cause = socket::bound(&nic.binding, 0).err()?.cause;
     let is_gone = matches!(cause.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::ENODEV));
-    is_gone.then(|| format!("this host has lost the address {}", nic.binding.address))
+    let text = format!("this host has lost the address {}", nic.binding.address);
+    is_gone.then_some(Ailment { text, is_homeless: true })
 }
 
 /// The flags of an interface, or the error number.

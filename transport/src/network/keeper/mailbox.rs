@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::directory::Move;
 use super::greeter::Greeted;
 use super::{Keeper, News};
 use crate::TransportError;
@@ -24,6 +25,8 @@ pub(super) enum Order {
         path: usize,
         incarnation: u32,
     },
+    /// A peer listens elsewhere.
+    Moved(Move),
     /// The link is gone.
     Close {
         link: usize,
@@ -111,7 +114,7 @@ pub(super) struct Office {
 }
 
 impl Office {
-    fn order(&self, order: Order) {
+    pub(super) fn order(&self, order: Order) {
         // Nobody takes orders when the keeper could not be started; then nothing is promised.
         let _ = self.orders.send(order);
         self.bell.ring();

@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
+use std::time::Duration;
 
+use ccl_core::ids::Rank;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
 use super::super::RailAddress;
@@ -60,6 +62,7 @@ fn skip() {
 }
 
 const RAILS: [u8; 2] = [0, 1];
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn interface(host: usize, rail: u8) -> String {
     format!("{}{rail}", ["near", "far"][host])
@@ -173,4 +176,70 @@ fn an_address_that_is_taken_away_severs_a_rail() {
     hosts[1].ip("addr add 10.77.1.2/24 dev far1");
     let (mut one, mut other) = replace(&mut near, &mut far, 1, 0);
     send(&mut one, &mut other);
+}
+
+/// Gives the NIC of rail 1 another address. Rail 0 is used in between.
+fn readdress(hosts: &[Host; 2], host: usize, (near, far): (&mut Kept, &mut Kept)) -> IpAddr {
+    let (name, old) = (interface(host, 1), address(host, 1));
+    hosts[host].ip(&format!("addr del {old}/24 dev {name}"));
+    let end = if host == 0 { &mut *near } else { &mut *far };
+    match end.hear() {
+        News::Severed { path: 1, cause } => {
+            assert_eq!(cause, format!("this host has lost the address {old}"));
+        }
+        other @ (News::Severed { .. }
+        | News::Answered { .. }
+        | News::Unreachable { .. }
+        | News::Connected { .. }) => panic!("{other:?}"),
+    }
+    // From now on the end that dials tries in vain.
+    far.keeper.reconnect(1, 0);
+    let (mut one, mut other) = replace(near, far, 0, 0);
+    send(&mut one, &mut other);
+    let new = IpAddr::from([10, 77, 1, 101 + host as u8]);
+    hosts[host].ip(&format!("addr add {new}/24 dev {name}"));
+    new
+}
+
+/// As a lease that is not given again: first at the end that dials, then at the one that accepts, whose
+/// peer is told.
+#[test]
+fn a_nic_comes_back_under_another_address() {
+    let Some(hosts) = hosts() else { return skip() };
+    let (mut near, mut far) = keepers(&hosts);
+
+    let new = readdress(&hosts, 1, (&mut near, &mut far));
+    let (mut one, mut other) = replace(&mut near, &mut far, 1, 0);
+    send(&mut one, &mut other);
+    let moved = far.moves.recv_timeout(LIMIT).unwrap();
+    assert_eq!((moved.0, moved.1.ip()), (1, new));
+    near.directory.moved(Rank(1), 1, moved.1);
+    assert_eq!(near.answer(1), "Answered { path: 1 }");
+    assert_eq!(far.answer(1), "Answered { path: 1 }");
+}
+
+#[test]
+fn a_peer_is_dialled_at_its_new_address() {
+    let Some(hosts) = hosts() else { return skip() };
+    let (mut near, mut far) = keepers(&hosts);
+
+    let new = readdress(&hosts, 0, (&mut near, &mut far));
+    let moved = near.moves.recv_timeout(LIMIT).unwrap();
+    assert_eq!((moved.0, moved.1.ip()), (1, new));
+    far.directory.moved(Rank(0), 1, moved.1);
+    let (mut one, mut other) = replace(&mut near, &mut far, 1, 0);
+    send(&mut one, &mut other);
+    assert_eq!(near.answer(1), "Answered { path: 1 }");
+    assert_eq!(far.answer(1), "Answered { path: 1 }");
+}
+
+/// What an interface has had all along besides is not taken.
+#[test]
+fn an_address_that_is_there_for_something_else_stays_alone() {
+    let Some(hosts) = hosts() else { return skip() };
+    hosts[1].ip("addr add 192.168.77.2/24 dev far1");
+    let (mut near, mut far) = keepers(&hosts);
+    let new = readdress(&hosts, 1, (&mut near, &mut far));
+    assert_eq!(far.moves.recv_timeout(LIMIT).unwrap().1.ip(), new);
+    replace(&mut near, &mut far, 1, 0);
 }

@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex};
 
 use ccl_core::ids::Rank;
 
+use super::super::events::Witness;
 use super::super::meet::PeerPlan;
 use super::super::{Instrument, RailAddress};
-use super::Keeper;
 use super::greeter::Greeter;
 use super::mailbox::{Bell, LinkKeeper, Mailbox, Office, Order};
 use super::worker::{KeptLink, Worker};
+use super::{Directory, Keeper};
 use crate::TransportError;
 use crate::auth::JobKey;
 use crate::verbs::Depth;
@@ -71,8 +72,13 @@ impl RailKeeper {
         Box::new(self.keepers.remove(&peer).expect("a link has one keeper"))
     }
 
+    /// Lets the keeper hear of peers that move.
+    pub(in super::super) fn enter(&self, directory: &Directory) {
+        directory.open(&self.office);
+    }
+
     /// Begins, in a thread of its own: from now on the keeper accepts what comes to the listeners, which
-    /// are in the order of the rails.
+    /// are in the order of the rails, and tells the witness when one of them moves.
     ///
     /// # Errors
     /// The system has no thread or no descriptor left.
@@ -80,14 +86,15 @@ impl RailKeeper {
         self,
         rails: Vec<RailAddress>,
         listeners: Vec<TcpListener>,
-        instrument: Instrument,
+        (instrument, witness): (Instrument, Arc<dyn Witness>),
     ) -> Result<(), TransportError> {
         let Self { identity, keepers: _unused, links, orders, office } = self;
         let bell = Arc::clone(&office.bell);
         let greeter = Greeter::new(identity.key.clone(), office.orders.clone(), bell);
         let bell = Arc::clone(&office.bell);
         let rails = rails.into_iter().zip(listeners).collect();
-        let worker = Worker::new(identity, rails, links, (orders, bell), (greeter, instrument))?;
+        let outside = (greeter, instrument, witness);
+        let worker = Worker::new(identity, rails, links, (orders, bell), outside)?;
         let thread = std::thread::Builder::new()
             .name("r2ccl-keeper".into())
             .spawn(move || worker.run())

@@ -3,11 +3,14 @@
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::ids::Rank;
 
+use super::super::events::{RailEvent, Witness};
 use super::super::meet::{Hello, PeerPlan};
 use super::super::{Instrument, RailAddress};
 use super::greeter::Verdict;
@@ -60,12 +63,17 @@ impl Candidate {
     /// Keeps the rails to the peer that listens at `addresses`.
     pub(super) fn keep(self, peer: u32, addresses: &[SocketAddr]) -> Kept {
         let connections = self.rails.iter().map(binding).zip(addresses.iter().copied()).collect();
-        let plan = PeerPlan { rank: Rank(peer), dials: self.rank > peer, connections };
+        let (dials, peer_rails) = (self.rank > peer, addresses.len());
+        let plan = PeerPlan { rank: Rank(peer), dials, peer_rails, connections };
         let identity = Identity { me: Rank(self.rank), communicator: COMMUNICATOR, key: key() };
         let mut keeper = RailKeeper::new(identity, vec![plan], |_| DEPTH).unwrap();
-        let kept = Kept { keeper: keeper.keeper_for(Rank(peer)), news: Vec::new() };
+        let directory = Directory::default();
+        keeper.enter(&directory);
+        let (mover, moves) = channel();
+        let kept =
+            Kept { keeper: keeper.keeper_for(Rank(peer)), news: Vec::new(), directory, moves };
         let instrument: Instrument = Box::new(|_, pair, _| pair);
-        keeper.begin(self.rails, self.listeners, instrument).unwrap();
+        keeper.begin(self.rails, self.listeners, (instrument, Arc::new(Mover(mover)))).unwrap();
         kept
     }
 }
@@ -78,6 +86,22 @@ fn binding(rail: &RailAddress) -> Binding {
 pub(super) struct Kept {
     pub(super) keeper: Box<dyn Keeper>,
     news: Vec<News>,
+    pub(super) directory: Directory,
+    /// Where this end listens since a NIC has another address.
+    pub(super) moves: Receiver<(usize, SocketAddr)>,
+}
+
+/// Hears of nothing but moves.
+#[derive(Debug)]
+struct Mover(Sender<(usize, SocketAddr)>);
+
+impl Witness for Mover {
+    fn witness(&self, _event: RailEvent) {}
+
+    fn moved(&self, rail: usize, address: SocketAddr) {
+        // Nobody may listen any more.
+        let _ = self.0.send((rail, address));
+    }
 }
 
 pub(super) type Connected = (usize, u32, Box<dyn Domain>, Box<dyn QueuePair>);
@@ -348,4 +372,27 @@ fn a_hundred_connections_leave_nothing_behind() {
     assert!(late[0] <= early.unwrap()[0] + 4 && late[1] <= early.unwrap()[1] + 2, "{late:?}");
     drop((near, far));
     assert_eq!(possessions(), before);
+}
+
+/// The higher rank waits between two attempts to reach an address at which nobody is.
+#[test]
+fn a_peer_that_moves_is_dialled_at_its_new_address() {
+    let near = Candidate::on_loopback(0, 9, 2);
+    let far = Candidate::on_loopback(1, 9, 2);
+    let addresses = (near.addresses(), far.addresses());
+    let nowhere = TcpListener::bind("127.1.9.50:0").unwrap().local_addr().unwrap();
+    let mut near = near.keep(1, &addresses.1);
+    let mut far = far.keep(0, &[nowhere, addresses.0[1]]);
+    far.keeper.reconnect(0, 0);
+    assert_eq!(far.answer(0), "Answered { path: 0 }");
+    for (peer, rail) in [(1, 0), (0, 2), (2, 0)] {
+        far.directory.moved(Rank(peer), rail, addresses.1[1]);
+    }
+    assert!(!near.keeper.has_news());
+    far.directory.moved(Rank(0), 0, addresses.0[0]);
+    let (mut one, mut other) = (near.hear_connected(), far.hear_connected());
+    assert_eq!((one.0, other.0), (0, 0));
+    send(&mut one, &mut other);
+    drop(far.keeper);
+    far.directory.moved(Rank(0), 0, nowhere);
 }

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::super::detect::Knock;
 use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
+use super::super::events::Witness;
 use super::super::meet::PeerPlan;
 use super::super::{Instrument, RailAddress, connected};
 use super::News;
@@ -25,7 +26,7 @@ use crate::{TransportError, clock};
 /// One NIC of this rank.
 #[derive(Debug)]
 pub(super) struct Rail {
-    address: RailAddress,
+    pub(super) address: RailAddress,
     pub(super) listener: TcpListener,
 }
 
@@ -37,6 +38,8 @@ pub(super) struct KeptLink {
     pub(super) dials: bool,
     pub(super) mailbox: Arc<Mailbox>,
     depth: Depth,
+    /// How many rails the peer has: its rail of a path is the number of the path modulo these.
+    pub(super) peer_rails: usize,
     pub(super) paths: Vec<KeptPath>,
 }
 
@@ -51,8 +54,9 @@ pub(super) struct KeptPath {
 impl KeptLink {
     pub(super) fn new(plan: PeerPlan, mailbox: Arc<Mailbox>, depth: Depth) -> Self {
         let path = |(binding, address)| KeptPath { binding, address, redial: Redial::new() };
-        let paths = plan.connections.into_iter().map(path).collect();
-        Self { peer: plan.rank, dials: plan.dials, mailbox, depth, paths }
+        let PeerPlan { rank: peer, dials, peer_rails, connections } = plan;
+        let paths = connections.into_iter().map(path).collect();
+        Self { peer, dials, mailbox, depth, peer_rails, paths }
     }
 }
 
@@ -91,6 +95,7 @@ pub(super) struct Worker {
     orders: Receiver<Order>,
     bell: Arc<Bell>,
     instrument: Instrument,
+    pub(super) witness: Arc<dyn Witness>,
     nics: Nics,
     next_look: Instant,
     pub(super) attempts: Vec<Attempt>,
@@ -106,7 +111,7 @@ impl Worker {
         rails: Vec<(RailAddress, TcpListener)>,
         links: Vec<KeptLink>,
         (orders, bell): (Receiver<Order>, Arc<Bell>),
-        (greeter, instrument): (Greeter, Instrument),
+        (greeter, instrument, witness): (Greeter, Instrument, Arc<dyn Witness>),
     ) -> Result<Self, TransportError> {
         let nics = Nics::watch(rails.iter().map(|(address, _)| binding(address)).collect())?;
         let rail = |(address, listener)| Rail { address, listener };
@@ -118,6 +123,7 @@ impl Worker {
             orders,
             bell,
             instrument,
+            witness,
             nics,
             next_look: clock::now(),
             attempts: Vec::new(),
@@ -153,6 +159,7 @@ impl Worker {
                         path.0.redial.ask(clock::now(), incarnation);
                     }
                 }
+                Order::Moved(news) => self.peer_moved(news, clock::now()),
                 Order::Close { link } => self.close(link),
                 Order::Greeted(greeted) => {
                     self.greeter.dismiss(greeted.number);
@@ -211,6 +218,7 @@ impl Worker {
                     self.listen_again(rail);
                     self.hurry(rail, now);
                 }
+                ChangeKind::Moved(address) => self.relocate(rail, address, now),
             }
         }
     }
@@ -287,7 +295,7 @@ impl Worker {
     }
 }
 
-fn binding(address: &RailAddress) -> Binding {
+pub(super) fn binding(address: &RailAddress) -> Binding {
     Binding { address: address.address, interface: address.interface.clone() }
 }
 
