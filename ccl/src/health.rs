@@ -3,6 +3,7 @@
 //! ```text
 //! board      where the transport reports this rank's rails
 //! judge      what the fates of single paths say about a rail
+//! moves      where rails are whose NICs have got other addresses
 //! witnesses  what third hosts say about it
 //! gate       counts the collectives that this rank starts, and stops it
 //! capacity   from agreed health to the topology that plans are made for
@@ -16,6 +17,7 @@ mod board;
 mod capacity;
 mod gate;
 mod judge;
+mod moves;
 #[cfg(test)]
 mod tests;
 mod witnesses;
@@ -26,6 +28,7 @@ pub(crate) use judge::{Judge, Paths};
 pub(crate) use witnesses::Surroundings;
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -93,6 +96,8 @@ struct RailNews {
 enum Letter {
     Agreement(Message),
     Rails(Vec<RailNews>),
+    /// The sender's rail of this number listens at another address.
+    Moved(usize, SocketAddr),
 }
 
 /// A collective that may start.
@@ -240,6 +245,9 @@ impl Health {
         let others: Vec<Rank> = others.into_iter().filter(|rank| *rank != self.me).collect();
         if !others.is_empty() {
             self.write(&others, &Letter::Rails(news.clone()));
+            for (rail, address) in self.board.moves().take_untold() {
+                self.write(&others, &Letter::Moved(rail, address));
+            }
         }
         let rails: Vec<RailCapacity> = news.iter().map(RailNews::capacity).collect();
         let before: Vec<RailCapacity> = match state.row.version {
@@ -269,6 +277,9 @@ impl Listener for Health {
                 if let Some(known) = state.rails.get_mut(from.index()) {
                     *known = rails;
                 }
+            }
+            Ok(Letter::Moved(rail, address)) => {
+                self.board.moves().moved_elsewhere(from, rail, address);
             }
             Err(cause) => tracing::warn!(from = from.0, %cause, "a letter is not understood"),
         }

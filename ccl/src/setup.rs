@@ -163,7 +163,9 @@ impl Group<'_> {
             let hosts = one_of_each_host(&topology, &remote)
                 .map(|rank| (rank, whereabouts[rank.index()].rails.clone()))
                 .filter(|(_, rails)| !rails.is_empty());
-            timeline.surround(Surroundings { rails, hosts: hosts.collect() });
+            let (hosts, moves) = (hosts.collect(), Arc::clone(board.moves()));
+            timeline.surround(Surroundings { rails, hosts, moves });
+            board.moves().tell(endpoint.directory());
             let peer = |rank: &Rank| PeerAddresses {
                 rank: *rank,
                 addresses: whereabouts[rank.index()].rails.clone(),

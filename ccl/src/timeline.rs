@@ -1,6 +1,7 @@
 //! What happened to the rails of a communicator, in order, for people and programs.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::sync::Mutex;
 
 use ccl_transport::clock;
@@ -124,5 +125,9 @@ impl Witness for Timeline {
         drop(records);
         self.judge.hear(&event);
         Log.witness(event);
+    }
+
+    fn moved(&self, rail: usize, address: SocketAddr) {
+        self.judge.moved(rail, address);
     }
 }

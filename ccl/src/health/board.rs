@@ -1,6 +1,7 @@
 //! Where the transport reports how this rank's rails are. Cheap, and never in the way: counters are
 //! atomics, and a report takes a lock that nobody holds for long.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use ccl_core::topology::RailCapacity;
 use ccl_transport::clock;
 use ccl_transport::network::RailTraffic;
 
+use super::moves::Moves;
 use super::{MAX_EVIDENCE_BYTES, RailNews};
 use crate::bootstrap::Letters;
 use crate::driver::lock;
@@ -23,6 +25,7 @@ pub struct HealthBoard {
     changed: AtomicBool,
     bell: OnceLock<Letters>,
     traffic: OnceLock<Arc<[RailTraffic]>>,
+    moves: Arc<Moves>,
     start: Instant,
 }
 
@@ -58,6 +61,7 @@ impl HealthBoard {
             changed: AtomicBool::new(false),
             bell: OnceLock::new(),
             traffic: OnceLock::new(),
+            moves: Arc::default(),
             start: clock::now(),
         }
     }
@@ -157,6 +161,17 @@ impl HealthBoard {
     pub(crate) fn read_traffic(&self, traffic: Arc<[RailTraffic]>) {
         // There is one network for each board.
         let _ = self.traffic.set(traffic);
+    }
+
+    /// Which rails have moved.
+    pub(crate) fn moves(&self) -> &Arc<Moves> {
+        &self.moves
+    }
+
+    /// A rail of this rank listens at another address. The other ranks hear of it.
+    pub(crate) fn moved(&self, rail: usize, address: SocketAddr) {
+        self.moves.moved_here(rail, address);
+        self.ring(false);
     }
 
     /// Tiles that had gone out on a rail went out again, on any.

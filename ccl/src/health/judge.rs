@@ -6,6 +6,7 @@
 //! ([`super::witnesses`]). Likewise a rail is slow when all its paths are.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use ccl_core::health::{RailState, Verdict};
@@ -78,6 +79,11 @@ impl Judge {
     pub(crate) fn surround(&self, surroundings: Surroundings) {
         // There is one network for each judge.
         let _ = self.surroundings.set(Arc::new(surroundings));
+    }
+
+    /// A rail of this rank listens at another address.
+    pub(crate) fn moved(&self, rail: usize, address: SocketAddr) {
+        self.court.board.moved(rail, address);
     }
 
     /// Something happened to a path.

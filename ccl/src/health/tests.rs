@@ -143,6 +143,28 @@ fn everybody_hears_of_every_rail() {
     });
 }
 
+/// A NIC of rank 1 gets another address, and another one after that.
+#[test]
+fn everybody_hears_where_a_rail_is() {
+    ranks(3, |communicator| {
+        communicator.barrier().unwrap();
+        let board = communicator.health_board();
+        let addresses = ["127.0.0.9:1009", "127.0.0.9:1010"].map(|text| text.parse().unwrap());
+        for address in addresses {
+            if communicator.rank() == Rank(1) {
+                board.moved(1, address);
+                assert_eq!(board.moves().here(1), Some(address));
+            } else {
+                wait_until(|| board.moves().elsewhere(Rank(1), 1) == Some(address));
+            }
+            // Over connections that are there already.
+            communicator.barrier().unwrap();
+        }
+        assert_eq!(communicator.epoch(), Epoch(0));
+        communicator.finalize().unwrap();
+    });
+}
+
 /// What the agreement prevents: a rank that changes its plans alone is found out.
 #[test]
 fn who_changes_its_plans_alone_disagrees() {

@@ -5,6 +5,7 @@
 //! what the other end says: both ends have asked the same third hosts.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use ccl_core::health::{Probe, Probes, Verdict, localise};
 use ccl_core::ids::{Rail, Rank};
@@ -12,6 +13,7 @@ use ccl_transport::network::RailAddress;
 use ccl_transport::network::survey::survey;
 
 use super::RailNews;
+use super::moves::Moves;
 
 /// The hosts around a rank, and the rails from which it can ask them.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub(crate) struct Surroundings {
     pub(crate) rails: Vec<RailAddress>,
     /// One rank of every other host, and where its rails listen.
     pub(crate) hosts: Vec<(Rank, Vec<SocketAddr>)>,
+    /// What has changed since.
+    pub(crate) moves: Arc<Moves>,
 }
 
 /// Who answers on a rail.
@@ -32,11 +36,16 @@ pub(crate) struct Answers {
 impl Surroundings {
     /// Asks all other hosts from one rail; takes up to half a second.
     pub(crate) fn ask(&self, rail: Rail) -> Answers {
-        let Some(address) = self.rails.get(rail.index()) else { return Answers::default() };
-        let of = |(_, rails): &(Rank, Vec<SocketAddr>)| rails[rail.index() % rails.len()];
+        let Some(known) = self.rails.get(rail.index()) else { return Answers::default() };
+        let moved = self.moves.here(rail.index()).map(|address| address.ip());
+        let address = RailAddress { address: moved.unwrap_or(known.address), ..known.clone() };
+        let of = |(rank, rails): &(Rank, Vec<SocketAddr>)| {
+            let index = rail.index() % rails.len();
+            self.moves.elsewhere(*rank, index).unwrap_or(rails[index])
+        };
         let addresses: Vec<SocketAddr> = self.hosts.iter().map(of).collect();
         let mut answers = Answers::default();
-        for ((rank, _), answered) in self.hosts.iter().zip(survey(address, &addresses)) {
+        for ((rank, _), answered) in self.hosts.iter().zip(survey(&address, &addresses)) {
             let side = if answered { &mut answers.reached } else { &mut answers.unreached };
             side.push(*rank);
         }
