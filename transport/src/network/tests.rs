@@ -17,14 +17,14 @@ use crate::verbs::{
 };
 use crate::{HEADER_BYTES, Stamp, conformance};
 
-const SHAPE: LinkShape = LinkShape { tile_bytes: 4096, slots: 8 };
+pub(super) const SHAPE: LinkShape = LinkShape { tile_bytes: 4096, slots: 8 };
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn soon() -> Instant {
     clock::now() + LIMIT
 }
 
-fn key() -> JobKey {
+pub(super) fn key() -> JobKey {
     JobKey::from_passphrase("the job of this test")
 }
 
@@ -39,7 +39,7 @@ fn endpoint(rank: u32, capacities: &[f64]) -> Endpoint {
     Endpoint::bind(rails.collect(), key()).unwrap()
 }
 
-fn announced(rank: u32, endpoint: &Endpoint) -> PeerAddresses {
+pub(super) fn announced(rank: u32, endpoint: &Endpoint) -> PeerAddresses {
     let capacities = endpoint.rails.iter().map(|rail| rail.capacity).collect();
     PeerAddresses { rank: Rank(rank), addresses: endpoint.addresses(), capacities }
 }
@@ -102,7 +102,7 @@ fn try_take(link: &mut dyn Link, sequence: u32) -> bool {
 }
 
 /// Sends so many tiles one way.
-fn stream(from: &mut dyn Link, to: &mut dyn Link, tiles: u32, bytes: usize) {
+pub(super) fn stream(from: &mut dyn Link, to: &mut dyn Link, tiles: u32, bytes: usize) {
     let (mut sent, mut taken) = (0, 0);
     let deadline = soon();
     while taken < tiles {

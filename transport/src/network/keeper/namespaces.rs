@@ -2,8 +2,10 @@
 //! root and `ip`.
 
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -11,10 +13,12 @@ use std::time::Duration;
 use ccl_core::ids::Rank;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use super::super::RailAddress;
 use super::super::detect::nics::{Look, Nics};
-use super::News;
+use super::super::events::{RailEvent, RailEventKind, Witness};
+use super::super::tests::{SHAPE, announced, key, stream};
+use super::super::{Endpoint, PeerLink, RailAddress, Terms};
 use super::tests::{Candidate, Kept, replace, send, soon};
+use super::{Directory, News};
 use crate::clock;
 use crate::verbs::soft::socket::Binding;
 
@@ -104,14 +108,18 @@ fn plug(hosts: &[Host; 2], rail: u8) {
     }
 }
 
-fn candidate(host: usize) -> Candidate {
+fn rails(host: usize) -> Vec<RailAddress> {
     let rail = |rail| RailAddress {
         name: interface(host, rail),
         address: address(host, rail),
         interface: Some(interface(host, rail)),
         capacity: 1.0,
     };
-    Candidate::new(u32::try_from(host).unwrap(), RAILS.map(rail).into())
+    RAILS.map(rail).into()
+}
+
+fn candidate(host: usize) -> Candidate {
+    Candidate::new(u32::try_from(host).unwrap(), rails(host))
 }
 
 /// The keepers of both hosts.
@@ -201,11 +209,11 @@ fn readdress(hosts: &[Host; 2], host: usize, (near, far): (&mut Kept, &mut Kept)
     new
 }
 
-/// As a lease that is not given again: first at the end that dials, then at the one that accepts, whose
-/// peer is told.
+/// As a lease that is not given again. What the interface had all along besides is not taken.
 #[test]
 fn a_nic_comes_back_under_another_address() {
     let Some(hosts) = hosts() else { return skip() };
+    hosts[1].ip("addr add 192.168.77.2/24 dev far1");
     let (mut near, mut far) = keepers(&hosts);
 
     let new = readdress(&hosts, 1, (&mut near, &mut far));
@@ -233,13 +241,66 @@ fn a_peer_is_dialled_at_its_new_address() {
     assert_eq!(far.answer(1), "Answered { path: 1 }");
 }
 
-/// What an interface has had all along besides is not taken.
+/// Tells the peer where a rail of this end is, as a control plane would, and counts what comes back.
+#[derive(Debug)]
+struct Courier {
+    me: Rank,
+    peer: Directory,
+    returned: AtomicU32,
+}
+
+impl Witness for Courier {
+    fn witness(&self, event: RailEvent) {
+        let is_return = event.rail == 1 && event.kind == RailEventKind::Returned;
+        self.returned.fetch_add(u32::from(is_return), Ordering::Relaxed);
+    }
+
+    fn moved(&self, rail: usize, address: SocketAddr) {
+        self.peer.moved(self.me, rail, address);
+    }
+}
+
+/// Links between two hosts, and who hears what happens to them.
+fn links(hosts: &[Host; 2]) -> [(PeerLink, Arc<Courier>); 2] {
+    let endpoints =
+        [0, 1].map(|host| hosts[host].run(move || Endpoint::bind(rails(host), key()).unwrap()));
+    let directories = [endpoints[1].directory(), endpoints[0].directory()];
+    let announced = [0, 1].map(|rank| announced(rank, &endpoints[rank as usize]));
+    let mut ends = endpoints.into_iter().zip(directories).enumerate();
+    thread::scope(|scope| {
+        let threads = [0, 1].map(|_| {
+            let (host, (endpoint, peer)) = ends.next().unwrap();
+            let me = Rank(host as u32);
+            let courier = Arc::new(Courier { me, peer, returned: AtomicU32::new(0) });
+            let terms = Terms { witness: Arc::clone(&courier) as _, ..Terms::default() };
+            let peers = [announced[1 - host].clone()];
+            let connect = move || endpoint.terms(terms).connect(me, 77, &peers, SHAPE, soon());
+            scope.spawn(move || (hosts[host].run(connect).unwrap().remove(0), courier))
+        });
+        threads.map(|thread| thread.join().unwrap())
+    })
+}
+
+/// Tiles flow all the time, and in the end over the rail that has moved, whichever end of it did.
 #[test]
-fn an_address_that_is_there_for_something_else_stays_alone() {
+fn links_use_a_rail_that_has_moved() {
     let Some(hosts) = hosts() else { return skip() };
-    hosts[1].ip("addr add 192.168.77.2/24 dev far1");
-    let (mut near, mut far) = keepers(&hosts);
-    let new = readdress(&hosts, 1, (&mut near, &mut far));
-    assert_eq!(far.moves.recv_timeout(LIMIT).unwrap().1.ip(), new);
-    replace(&mut near, &mut far, 1, 0);
+    let [((_, mut near), near_courier), ((_, mut far), far_courier)] = links(&hosts);
+    for (round, host) in [(1, 1), (2, 0)] {
+        let (name, old) = (interface(host, 1), address(host, 1));
+        stream(&mut *near, &mut *far, 20, 1000);
+        hosts[host].ip(&format!("addr del {old}/24 dev {name}"));
+        stream(&mut *near, &mut *far, 20, 1000);
+        stream(&mut *far, &mut *near, 20, 1000);
+        hosts[host].ip(&format!("addr add 10.77.1.{}/24 dev {name}", 101 + host));
+        let limit = soon();
+        while [&near_courier, &far_courier]
+            .iter()
+            .any(|courier| courier.returned.load(Ordering::Relaxed) < round)
+        {
+            assert!(clock::now() < limit, "rail 1 does not come back: {near:?} / {far:?}");
+            stream(&mut *near, &mut *far, 5, 1000);
+            stream(&mut *far, &mut *near, 5, 1000);
+        }
+    }
 }
