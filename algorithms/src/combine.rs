@@ -247,6 +247,28 @@ impl Schedule for Staggered {
     }
 }
 
+/// Rounds in which nothing moves: what comes after is later than it must be. In a [`Staggered`]
+/// schedule the slices between run ahead of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Pause {
+    /// Size of the group.
+    pub ranks: u32,
+    /// How many rounds.
+    pub rounds: u32,
+}
+
+impl Schedule for Pause {
+    fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds
+    }
+
+    fn transfers(&self, _round: u32, _rank: Rank, _into: &mut Vec<Transfer>) {}
+}
+
 /// A schedule written out, for plans that follow no formula.
 #[derive(Clone, Debug)]
 pub struct Listed {

@@ -22,8 +22,9 @@ const PATTERNS: u64 = if cfg!(debug_assertions) { 300 } else { 10_000 };
 type Strategy = (&'static str, fn(&Fabric) -> Option<Between>);
 
 const STRATEGIES: [Strategy; 4] = [
-    ("hubs", |fabric| hub_shares_in_rounds(fabric, 1)),
-    ("hubs in two slices", |fabric| hub_shares_in_rounds(fabric, 2)),
+    ("hubs", |fabric| hub_shares_in_rounds(fabric, 1, 1)),
+    ("hubs in two slices", |fabric| hub_shares_in_rounds(fabric, 2, 1)),
+    ("hubs in three slices, two ahead", |fabric| hub_shares_in_rounds(fabric, 3, 2)),
     ("nested rings", |fabric| nested_rings(fabric, 1)),
     ("nested rings in three slices", |fabric| nested_rings(fabric, 3)),
 ];
@@ -379,5 +380,5 @@ fn degenerate_fabrics_have_no_plan_or_an_empty_one() {
         assert!([&dead, &none, &apart].iter().all(|fabric| strategy(fabric).is_none()), "{name}");
     }
     let all = fabric(3, &[], Reach::Switched);
-    assert!(hub_shares_in_rounds(&all, 0).is_none() && nested_rings(&all, 0).is_none());
+    assert!(hub_shares_in_rounds(&all, 0, 1).is_none() && nested_rings(&all, 0).is_none());
 }

@@ -16,7 +16,7 @@ use ccl_core::cost::LinkCost;
 
 use super::rails::{Hubs, hubs};
 use super::{Between, Fabric};
-use crate::combine::{Staggered, there_and_back};
+use crate::combine::{InSequence, Pause, Shared, Staggered, reduction};
 use crate::shares::sliced;
 
 /// No more slices than this are of use.
@@ -26,19 +26,22 @@ const SLICES: u32 = 64;
 /// they save.
 const SMALLEST_SLICE_BYTES: usize = 16 * 1024;
 
-/// An AllReduce through hubs in `slices` slices. None if some hosts cannot reach each other, or
-/// there are no slices.
+/// An AllReduce through hubs in `slices` slices, of which `ahead` are sent to be reduced before the
+/// first is given back. None if some hosts cannot reach each other, or there are no slices.
 #[must_use]
-pub fn hub_shares_in_rounds(fabric: &Fabric, slices: u32) -> Option<Between> {
-    in_rounds(&hubs(fabric)?, slices)
+pub fn hub_shares_in_rounds(fabric: &Fabric, slices: u32, ahead: u32) -> Option<Between> {
+    in_rounds(&hubs(fabric)?, slices, ahead)
 }
 
 /// [`hub_shares_in_rounds`] with hubs that are known.
-pub(crate) fn in_rounds(hubs: &Hubs, slices: u32) -> Option<Between> {
+pub(crate) fn in_rounds(hubs: &Hubs, slices: u32, ahead: u32) -> Option<Between> {
     if slices == 0 {
         return None;
     }
-    let inner = there_and_back(hubs.trees().spread());
+    let spread = hubs.trees().spread();
+    let pause = Pause { ranks: spread.ranks(), rounds: ahead.clamp(1, slices) - 1 };
+    let stages = vec![reduction(Arc::clone(&spread)), Arc::new(pause), spread];
+    let inner: Shared = Arc::new(InSequence::new(stages));
     let weights = sliced(hubs.shares(), slices);
     Some(Between { schedule: Arc::new(Staggered { inner, slices, lag: 1 }), weights })
 }
@@ -91,7 +94,7 @@ mod tests {
     fn relays_cost_two_more_rounds() {
         let (low, high, all) = (0x0f, 0xf0, u8::MAX);
         let rounds = |masks: &[u8]| {
-            hub_shares_in_rounds(&rail_only(masks), 3).map(|plan| plan.schedule.rounds())
+            hub_shares_in_rounds(&rail_only(masks), 3, 1).map(|plan| plan.schedule.rounds())
         };
         assert_eq!(rounds(&[low, low, all]), Some(2 + 2));
         assert_eq!(rounds(&[low, high, all]), Some(4 + 2));
@@ -102,7 +105,7 @@ mod tests {
     #[test]
     fn shares_of_slices_follow_the_capacities() {
         let fabric = Fabric::new(vec![vec![1.0], vec![0.8], vec![1.0], vec![1.0]], Reach::Switched);
-        let plan = hub_shares_in_rounds(&fabric, 2).unwrap();
+        let plan = hub_shares_in_rounds(&fabric, 2, 1).unwrap();
         assert_eq!(plan.weights.len(), 8);
         assert!(plan.weights.chunks(2).all(|slices| slices[0] == slices[1]));
         assert!(plan.weights[2] < plan.weights[0] && plan.weights[0] == plan.weights[4]);

@@ -117,7 +117,7 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
             let hubs = scene.hubs()?;
             let seconds = hubs.seconds_per_byte() * size;
             let slices = best_slices(fabric.hosts(), bytes, seconds, &model.network);
-            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices))
+            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices, 1))
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::rails::lower_bound(fabric) * size;

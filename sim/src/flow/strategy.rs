@@ -15,7 +15,8 @@ use ccl_core::schedule::Mode;
 use ccl_core::topology::Topology;
 
 /// The names, for people.
-pub const NAMES: &str = "rounds:SLICES, nested:SLICES, recursive_literal, one_way_ring";
+pub const NAMES: &str =
+    "rounds:SLICES, rounds:SLICES:AHEAD, nested:SLICES, recursive_literal, one_way_ring";
 
 /// The strategy called `name` between the hosts of `topology`. None if there is no such strategy, if it
 /// does not apply to these hosts, or if a host has several ranks.
@@ -25,15 +26,15 @@ pub fn strategy(name: &str, topology: &Topology) -> Option<Between> {
         return None;
     }
     let fabric = Fabric::of(topology);
-    let (kind, slices) = match name.split_once(':') {
-        Some((kind, slices)) => (kind, Some(slices.parse().ok()?)),
-        None => (name, None),
-    };
-    match (kind, slices) {
-        ("rounds", Some(slices)) => hub_shares_in_rounds(&fabric, slices),
-        ("nested", Some(slices)) => nested_rings(&fabric, slices),
-        ("recursive_literal", None) => recursive_literal(&fabric),
-        ("one_way_ring", None) => Some(one_way_ring(topology.ranks())),
+    let mut words = name.split(':');
+    let kind = words.next()?;
+    let numbers: Vec<u32> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    match (kind, numbers.as_slice()) {
+        ("rounds", [slices]) => hub_shares_in_rounds(&fabric, *slices, 1),
+        ("rounds", [slices, ahead]) => hub_shares_in_rounds(&fabric, *slices, *ahead),
+        ("nested", [slices]) => nested_rings(&fabric, *slices),
+        ("recursive_literal", []) => recursive_literal(&fabric),
+        ("one_way_ring", []) => Some(one_way_ring(topology.ranks())),
         _ => None,
     }
 }
