@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert_eq!(settings.bootstrap_timeout, Duration::from_secs(120));
         assert_eq!((settings.tile_bytes, settings.shm_slots), (32768, 4));
-        assert_eq!((settings.net_tile_bytes, settings.net_slots), (131_072, 16));
+        assert_eq!((settings.net_tile_bytes, settings.net_slots), (131_072, 0));
         assert!(settings.shared_memory && settings.algorithms.is_empty());
         assert_eq!(
             (settings.bootstrap, settings.job_key, settings.log),

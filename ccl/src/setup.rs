@@ -28,6 +28,10 @@ use crate::timeline::Timeline;
 const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
 const SMALLEST_TILE_BYTES: usize = 4096;
 
+/// Tiles on the way between two hosts, for each rail between them and at least.
+const SLOTS_PER_RAIL: usize = 8;
+const LEAST_SLOTS: usize = 16;
+
 /// Everything a communicator needs to know about itself before it can be built.
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -214,8 +218,12 @@ impl Group<'_> {
         peers: Vec<PeerAddresses>,
         links: &mut Links,
     ) -> Result<(), Error> {
-        let Settings { net_tile_bytes: tile_bytes, net_slots: slots, .. } = *self.settings;
-        let shape = LinkShape { tile_bytes, slots };
+        let rails = peers.iter().map(|peer| peer.addresses.len()).max().unwrap_or(0);
+        let rails = rails.max(endpoint.addresses().len());
+        let shape = LinkShape {
+            tile_bytes: self.settings.net_tile_bytes,
+            slots: slots(self.settings, rails),
+        };
         let connected = endpoint
             .connect(self.me, self.communicator, &peers, shape, self.deadline)
             .map_err(from_transport)?;
@@ -272,6 +280,17 @@ impl Group<'_> {
         let blob = postcard::to_allocvec(own).map_err(internal)?;
         let blobs = self.control.all_gather(name, &blob, self.deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(internal)).collect()
+    }
+}
+
+/// Tiles on the way between two hosts of which the one with more rails has so many; the same on all ranks.
+///
+/// A tile waits for those before it on its rail, and the receiver for the slowest one: with few tiles for each
+/// rail, rails idle.
+fn slots(settings: &Settings, rails: usize) -> usize {
+    match settings.net_slots {
+        0 => (SLOTS_PER_RAIL * rails).max(LEAST_SLOTS),
+        slots => slots.max(2),
     }
 }
 

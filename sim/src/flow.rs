@@ -166,6 +166,9 @@ impl fmt::Display for Impossible {
     }
 }
 
+/// Tiles on the way between two hosts with eight rails.
+const USUAL_SLOTS: usize = 64;
+
 impl Default for Physics {
     /// No latency, no processors, and the links as they are by default.
     fn default() -> Self {
@@ -174,8 +177,8 @@ impl Default for Physics {
             alpha: 0.0,
             overhead: 0.0,
             tile_bytes: settings.net_tile_bytes,
-            slots: settings.net_slots,
-            spread_rails: false,
+            slots: USUAL_SLOTS,
+            spread_rails: true,
             local_bytes_per_second: f64::INFINITY,
             local_tile_bytes: settings.tile_bytes,
             local_slots: settings.shm_slots,

@@ -50,7 +50,7 @@ enum Command {
     /// Breaks the protocol on purpose, in every way it knows, and looks whether that is found.
     Mutants {
         /// Seeds for each, as FIRST..END.
-        #[arg(long, value_parser = seeds, default_value = "0..5000")]
+        #[arg(long, value_parser = seeds, default_value = "0..50000")]
         seeds: (u64, u64),
         /// Threads.
         #[arg(long, default_value_t = 2)]

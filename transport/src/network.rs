@@ -241,7 +241,8 @@ impl Endpoint {
             let geometry = Geometry { rails: plan.connections.len(), shape };
             let wires = self.wires(peer, plan, geometry.depth(), &mut streams)?;
             let (terms, keeper) = (self.terms.clone(), keeper.keeper_for(peer.rank));
-            let link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
+            let mut link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
+            link.split.begin_with(me.index() + peer.rank.index());
             links.push((peer.rank, link));
         }
         let outside = (self.instrument, self.terms.witness);

@@ -21,7 +21,7 @@ const PATTERNS: u64 = if cfg!(debug_assertions) { 300 } else { 10_000 };
 
 type Strategy = (&'static str, fn(&Fabric) -> Option<Between>);
 
-const STRATEGIES: [Strategy; 4] = [
+const STRATEGIES: [Strategy; 5] = [
     ("hubs", |fabric| hub_shares_in_rounds(fabric, 1, 1)),
     ("hubs in two slices", |fabric| hub_shares_in_rounds(fabric, 2, 1)),
     ("hubs in three slices, two ahead", |fabric| hub_shares_in_rounds(fabric, 3, 2)),

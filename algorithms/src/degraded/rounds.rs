@@ -22,9 +22,12 @@ use crate::shares::sliced;
 /// No more slices than this are of use.
 const SLICES: u32 = 64;
 
-/// A slice of an average share is at least so large: smaller ones cost more for themselves than
-/// they save.
-const SMALLEST_SLICE_BYTES: usize = 16 * 1024;
+/// A slice of an average share has at least so many bytes for each rail, the tile of the network:
+/// with less, rails idle.
+const SMALLEST_SLICE_BYTES: usize = 128 * 1024;
+
+/// From so many slices on, two are sent to be reduced before the first is given back.
+const MANY_SLICES: u32 = 4;
 
 /// An AllReduce through hubs in `slices` slices, of which `ahead` are sent to be reduced before the
 /// first is given back. None if some hosts cannot reach each other, or there are no slices.
@@ -39,17 +42,26 @@ pub(crate) fn in_rounds(hubs: &Hubs, slices: u32, ahead: u32) -> Option<Between>
         return None;
     }
     let spread = hubs.trees().spread();
-    let pause = Pause { ranks: spread.ranks(), rounds: ahead.clamp(1, slices) - 1 };
+    let paused = if spread.rounds() > 0 { ahead.clamp(1, slices) - 1 } else { 0 };
+    let pause = Pause { ranks: spread.ranks(), rounds: paused };
     let stages = vec![reduction(Arc::clone(&spread)), Arc::new(pause), spread];
     let inner: Shared = Arc::new(InSequence::new(stages));
     let weights = sliced(hubs.shares(), slices);
     Some(Between { schedule: Arc::new(Staggered { inner, slices, lag: 1 }), weights })
 }
 
-/// The best number of slices, a power of two, for `bytes` among `hosts` hosts, when the busiest
+/// How many slices are best sent to be reduced before the first is given back.
+#[must_use]
+pub fn best_lead(slices: u32) -> u32 {
+    if slices < MANY_SLICES { 1 } else { 2 }
+}
+
+/// The best number of slices, a power of two, for `bytes` among the hosts of `fabric`, when the busiest
 /// rail is busy for `seconds` with them.
 #[must_use]
-pub fn best_slices(hosts: usize, bytes: usize, seconds: f64, network: &LinkCost) -> u32 {
+pub fn best_slices(fabric: &Fabric, bytes: usize, seconds: f64, network: &LinkCost) -> u32 {
+    let hosts = fabric.hosts();
+    let rails = (0..hosts).map(|host| fabric.rails(host).len()).max().unwrap_or(1).max(1);
     #[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
     let peers = hosts.saturating_sub(1) as f64;
     let each = network.alpha + peers * network.overhead;
@@ -59,7 +71,8 @@ pub fn best_slices(hosts: usize, bytes: usize, seconds: f64, network: &LinkCost)
     while slices > 1 && f64::from(slices) > ideal * std::f64::consts::SQRT_2 {
         slices /= 2;
     }
-    while slices > 1 && bytes / hosts.max(1) / (slices as usize) < SMALLEST_SLICE_BYTES {
+    let least = rails * SMALLEST_SLICE_BYTES;
+    while slices > 1 && bytes / hosts.max(1) / (slices as usize) < least {
         slices /= 2;
     }
     slices
@@ -73,21 +86,26 @@ mod tests {
 
     const NETWORK: LinkCost = LinkCost { alpha: 5e-6, overhead: 0.5e-6, bytes_per_second: 200e9 };
 
+    fn even(hosts: usize) -> Fabric {
+        Fabric::new(vec![vec![200e9]; hosts], Reach::Switched)
+    }
+
     /// Among eight healthy hosts with 200 GB/s.
     fn slices(bytes: usize) -> u32 {
         #[allow(clippy::cast_precision_loss, reason = "a size")]
         let seconds = 1.75 * bytes as f64 / 200e9;
-        best_slices(8, bytes, seconds, &NETWORK)
+        best_slices(&even(8), bytes, seconds, &NETWORK)
     }
 
     #[test]
     fn more_data_has_more_slices() {
         let sizes = [0, 64 << 10, 4 << 20, 64 << 20, 256 << 20, 1 << 30, 4 << 30];
         assert_eq!(sizes.map(slices), [1, 1, 2, 8, 16, 32, 64]);
-        assert_eq!(best_slices(8, usize::MAX, 1e9, &NETWORK), 64);
-        assert_eq!(best_slices(1, 1 << 20, 0.0, &NETWORK), 1);
+        assert_eq!(best_slices(&even(8), usize::MAX, 1e9, &NETWORK), 64);
+        assert_eq!(best_slices(&even(1), 1 << 20, 0.0, &NETWORK), 1);
         // Time alone would allow more, but slices would be tiny.
-        assert_eq!(best_slices(8, 512 << 10, 1.0, &NETWORK), 4);
+        assert_eq!(best_slices(&even(8), 4 << 20, 1.0, &NETWORK), 4);
+        assert_eq!([1, 2, 4, 64].map(best_lead), [1, 1, 2, 2]);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::order::{best_ring, ring_capacity};
 use super::paper::{
     Share, balance, bridge_order, bridge_ring, recursive, recursive_time, two_stage, two_stage_time,
 };
-use super::rounds::{best_slices, in_rounds};
+use super::rounds::{best_lead, best_slices, in_rounds};
 use super::{Between, Fabric, Reach};
 use crate::candidates::Scene;
 use crate::combine::{Items, there_and_back};
@@ -116,12 +116,12 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
         "hub_shares" if fabric.hosts() <= MOST_HOSTS => {
             let hubs = scene.hubs()?;
             let seconds = hubs.seconds_per_byte() * size;
-            let slices = best_slices(fabric.hosts(), bytes, seconds, &model.network);
-            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices, 1))
+            let slices = best_slices(fabric, bytes, seconds, &model.network);
+            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices, best_lead(slices)))
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::rails::lower_bound(fabric) * size;
-            let slices = best_slices(fabric.hosts(), bytes, seconds, &model.network);
+            let slices = best_slices(fabric, bytes, seconds, &model.network);
             let rings_seconds = levels(fabric)?
                 .iter()
                 .map(|level| level.fraction() * ring_seconds(fabric, &level.ring) * size)

@@ -99,9 +99,10 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_NET_SLOTS",
-        default: "16",
-        help: "Tiles in flight in each direction between two ranks of different hosts.",
-        field: Field::Count { of: |s| &mut s.net_slots, least: 2, most: 1024 },
+        default: "0",
+        help: "Tiles in flight in each direction between two ranks of different hosts; 0: 8 for each rail, \
+               and 16 at least.",
+        field: Field::Count { of: |s| &mut s.net_slots, least: 0, most: 1024 },
     },
     Setting {
         name: "R2CCL_HOT_REPAIR",

@@ -57,9 +57,9 @@ pub struct FlowArguments {
     /// Tiles on the way between two ranks of different hosts.
     #[arg(long)]
     slots: Option<usize>,
-    /// Let the links of a rank begin with different rails.
+    /// Let all links of a rank begin with the same rail.
     #[arg(long)]
-    spread_rails: bool,
+    same_rail: bool,
     /// Tells what went through every NIC, and what the hosts waited for.
     #[arg(long)]
     nics: bool,
@@ -74,7 +74,7 @@ impl FlowArguments {
             tile_bytes: self.tile.unwrap_or(usual.tile_bytes),
             slots: self.slots.unwrap_or(usual.slots),
             local_bytes_per_second: self.local.unwrap_or(usual.local_bytes_per_second),
-            spread_rails: self.spread_rails,
+            spread_rails: !self.same_rail,
             ..usual
         }
     }

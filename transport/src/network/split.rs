@@ -22,6 +22,8 @@ pub struct Split {
     meter: Meter,
     /// In seconds at nominal capacity.
     slack: f64,
+    /// The rail that goes first where all are alike.
+    first: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -58,7 +60,13 @@ impl Split {
         };
         let shares = capacities.iter().map(share).collect();
         let meter = Meter::new(capacities.len(), METERED_BYTES_PER_RAIL * capacities.len() as u64);
-        Self { shares, meter, slack: window_bytes as f64 / total / 2.0 }
+        Self { shares, meter, slack: window_bytes as f64 / total / 2.0, first: 0 }
+    }
+
+    /// Begins with this rail where all are alike: if all links of a host began with the same one, their
+    /// first tiles would wait for each other.
+    pub fn begin_with(&mut self, rail: usize) {
+        self.first = rail % self.shares.len();
     }
 
     /// Lets a rail take part from now on, with nothing on the way.
@@ -90,7 +98,11 @@ impl Split {
         (0..self.shares.len())
             .filter(|&index| self.shares[index].is_open)
             .filter(|&index| self.shares[index].drain_time() <= limit)
-            .min_by(|&one, &other| finish(one).total_cmp(&finish(other)))
+            .min_by(|&one, &other| {
+                let turn =
+                    |rail: usize| (rail + self.shares.len() - self.first) % self.shares.len();
+                finish(one).total_cmp(&finish(other)).then(turn(one).cmp(&turn(other)))
+            })
     }
 
     /// Gives `bytes` bytes to a rail.
@@ -167,6 +179,15 @@ mod tests {
                 prop_assert!((*given as f64 - fair).abs() <= 2000.0, "{given} for {fair}");
             }
         }
+    }
+
+    #[test]
+    fn links_can_begin_with_different_rails() {
+        let mut split = open(&[1.0; 3], 1000);
+        split.begin_with(5);
+        assert_eq!(split.choose(10), Some(2));
+        split.give(2, 10, Timestamp(0));
+        assert_eq!(split.choose(10), Some(0));
     }
 
     #[test]
