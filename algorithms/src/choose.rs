@@ -98,7 +98,10 @@ fn decide(
     let scene = Scene::new(request, topology, model);
     let priced = price_all(&scene, forced, extent);
     let candidates: Vec<Candidate> = priced.iter().map(|(candidate, _)| *candidate).collect();
-    let wanted = |name: &str| forced.is_none_or(|forced| forced == name);
+    let wanted = |name: &str| match forced {
+        Some(forced) => forced == name,
+        None => !BASELINES.contains(&name),
+    };
     let chosen = priced.into_iter().find(|(candidate, _)| wanted(candidate.name));
     let (chosen, plan) = chosen.ok_or_else(|| unknown(request.collective, forced))?;
     Ok(Choice {
