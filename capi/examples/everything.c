@@ -231,6 +231,19 @@ static void groups(ccl_comm_t comm, int rank)
     static _Thread_local int32_t out[COUNT], in[RANKS][COUNT], sums[COUNT];
     fill(out, COUNT, rank);
 
+    ccl_sim_info_t info = CCL_SIM_INFO_INITIALIZER;
+    CHECK(ccl_group_start());
+    CHECK(ccl_allreduce(out, sums, COUNT, CCL_INT32, CCL_SUM, comm));
+    CHECK(ccl_send(out, COUNT, CCL_INT32, (rank + 1) % RANKS, comm));
+    CHECK(ccl_group_simulate_end(&info));
+    REQUIRE(info.estimated_time > 0.0f);
+    EXPECT(CCL_INVALID_USAGE, ccl_group_simulate_end(&info));
+    info.magic = 0;
+    CHECK(ccl_group_start());
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_group_simulate_end(&info));
+    CHECK(ccl_group_start());
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_group_simulate_end(NULL));
+
     CHECK(ccl_group_start());
     CHECK(ccl_group_start());
     for (int peer = 0; peer < RANKS; peer++) {

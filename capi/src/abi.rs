@@ -48,6 +48,23 @@ pub struct UniqueIdRecord {
     pub internal: [c_char; UNIQUE_ID_BYTES],
 }
 
+/// `CCL_SIM_INFO_MAGIC`.
+pub const SIM_INFO_MAGIC: c_uint = 0x7232_7369;
+
+/// `ccl_sim_info_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct SimInfoRecord {
+    /// `sizeof(ccl_sim_info_t)`.
+    pub size: usize,
+    /// [`SIM_INFO_MAGIC`].
+    pub magic: c_uint,
+    /// The version of the header.
+    pub version: c_uint,
+    /// Microseconds.
+    pub estimated_time: f32,
+}
+
 /// `CCL_EVIDENCE_BYTES`.
 pub const EVIDENCE_BYTES: usize = 256;
 

@@ -44,6 +44,11 @@ pub(crate) fn end() -> Outcome {
     OPEN.with_borrow_mut(close)?.map_or(Ok(Status::Done), Collected::run)
 }
 
+/// Closes one level and runs nothing: tells how many seconds what was collected would take.
+pub(crate) fn simulate_end() -> Result<f64, Error> {
+    OPEN.with_borrow_mut(close)?.map_or(Ok(0.0), Collected::predict)
+}
+
 /// Closes one level; what was collected, if it was the outermost.
 fn close(open: &mut Collected) -> Result<Option<Collected>, Error> {
     open.depth = open.depth.checked_sub(1).ok_or_else(|| {
@@ -96,6 +101,22 @@ pub(crate) fn perform(
 }
 
 impl Collected {
+    /// Communicators progress together, operations of one of them in order.
+    fn predict(self) -> Result<f64, Error> {
+        let jobs = join(self.jobs);
+        self.failure.map_or(Ok(()), Err)?;
+        jobs?;
+        let mut sums: Vec<(Arc<Member>, f64)> = Vec::new();
+        for (member, operation) in &self.operations {
+            let seconds = member.ready()?.predict(operation)?;
+            match sums.iter_mut().find(|(known, _)| Arc::ptr_eq(known, member)) {
+                Some((_, sum)) => *sum += seconds,
+                None => sums.push((Arc::clone(member), seconds)),
+            }
+        }
+        Ok(sums.iter().map(|(_, sum)| *sum).fold(0.0, f64::max))
+    }
+
     fn run(self) -> Outcome {
         let jobs = join(self.jobs);
         self.failure.map_or(Ok(()), Err)?;

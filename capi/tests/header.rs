@@ -12,7 +12,7 @@ use ccl_core::ResultCode;
 use ccl_core::collective::Collective;
 use ccl_core::datatype::{DataType, ReduceOp};
 use ccl_core::health::{RailState, Verdict};
-use r2ccl::abi::{self, ConfigRecord, RailHealthRecord, UniqueIdRecord};
+use r2ccl::abi::{self, ConfigRecord, RailHealthRecord, SimInfoRecord, UniqueIdRecord};
 use support::{Workshop, include_folder, succeeded};
 
 const RESULTS: [ResultCode; 9] = [
@@ -143,6 +143,8 @@ fn records_and_constants_are_the_compilers() {
              SHOW(offsetof(ccl_rail_health_t, resent_bytes));\n\
              SHOW(offsetof(ccl_rail_health_t, last_fault_ns));\n\
              SHOW(offsetof(ccl_rail_health_t, evidence)); SHOW(CCL_NO_FAULT);\n\
+             SHOW(sizeof(ccl_sim_info_t)); SHOW(offsetof(ccl_sim_info_t, estimated_time));\n\
+             SHOW(CCL_SIM_INFO_MAGIC);\n\
              return 0;\n\
          }\n",
     )
@@ -182,6 +184,9 @@ fn records_and_constants_are_the_compilers() {
     ];
     expected.extend(health.map(|size| i64::try_from(size).unwrap()));
     expected.push(abi::NO_FAULT.cast_signed());
+    let simulation = [size_of::<SimInfoRecord>(), offset_of!(SimInfoRecord, estimated_time)];
+    expected.extend(simulation.map(|size| i64::try_from(size).unwrap()));
+    expected.push(i64::from(abi::SIM_INFO_MAGIC));
     assert_eq!(seen, expected);
 }
 

@@ -268,6 +268,15 @@ impl Communicator {
         lock(&self.core().engine).explain(request)
     }
 
+    /// How many seconds an operation would take, as the planner predicts.
+    ///
+    /// # Errors
+    /// The arguments are impossible, or the settings force an algorithm that does not exist.
+    pub fn predict(&self, operation: &Operation<'_>) -> Result<f64, Error> {
+        self.validate(std::slice::from_ref(operation))?;
+        lock(&self.core().engine).predict(operation)
+    }
+
     /// What happened to the rails between this rank and others since the last call, oldest first.
     #[must_use]
     pub fn rail_records(&self) -> Vec<RailRecord> {

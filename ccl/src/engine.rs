@@ -153,6 +153,32 @@ impl Engine {
         self.planner.explain(request)
     }
 
+    /// How many seconds a validated operation would take.
+    pub(crate) fn predict(&self, operation: &Operation<'_>) -> Result<f64, Error> {
+        match operation {
+            Operation::Collective { request, .. } if request.count > 0 => {
+                self.planner.predict(request)
+            }
+            Operation::Collective { .. } | Operation::Barrier => {
+                self.planner.predict(&barrier_request())
+            }
+            Operation::AllToAllV { datatype, counts, .. } => {
+                // As if all blocks were as large as this rank's are on average.
+                let sent: usize = counts.send.iter().map(|(count, _)| *count).sum();
+                let count = sent.div_ceil(self.ranks.max(1) as usize);
+                self.planner.predict(&Request {
+                    collective: Collective::AllToAll,
+                    count: count.max(1),
+                    datatype: *datatype,
+                    ..barrier_request()
+                })
+            }
+            Operation::Send { peer, data } | Operation::Receive { peer, data } => {
+                Ok(self.planner.predict_message(*peer, data.bytes()))
+            }
+        }
+    }
+
     /// Runs validated operations: neighbouring sends and receives together, the rest in order.
     pub(crate) fn run(
         &mut self,

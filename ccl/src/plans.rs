@@ -171,6 +171,30 @@ impl Planner {
         Ok(Plan { program: barrier.program.clone(), signature: request.signature(self.digest(0)) })
     }
 
+    /// How many seconds a collective would take.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    pub(crate) fn predict(&self, request: &Request) -> Result<f64, Error> {
+        let choice = self.choose(request)?;
+        let chosen = choice.candidates.iter().find(|candidate| candidate.name == choice.name);
+        Ok(chosen.map_or(0.0, |chosen| chosen.estimate.seconds))
+    }
+
+    /// How many seconds a message takes between this rank and another, or itself.
+    pub(crate) fn predict_message(&self, peer: Rank, bytes: usize) -> f64 {
+        let near = self.topology.together(self.me, peer);
+        let link = if near { self.model.local } else { self.model.network };
+        let capacity = |rank| self.topology.capacity(self.topology.node_of(rank));
+        let rate = match near {
+            true => link.bytes_per_second,
+            false => f64::min(capacity(self.me), capacity(peer)).min(link.bytes_per_second),
+        };
+        #[allow(clippy::cast_precision_loss, reason = "a size in a model")]
+        let bytes = bytes as f64;
+        link.alpha + link.overhead + bytes / rate
+    }
+
     /// The candidates for `request`, as text.
     ///
     /// # Errors

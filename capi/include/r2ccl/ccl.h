@@ -344,6 +344,26 @@ ccl_result_t ccl_group_start(void);
  * returns CCL_IN_PROGRESS; a group must not mix both kinds (CCL_INVALID_USAGE). */
 ccl_result_t ccl_group_end(void);
 
+/* What ccl_group_simulate_end() tells. Start from CCL_SIM_INFO_INITIALIZER. */
+typedef struct ccl_sim_info {
+    size_t size;          /* sizeof(ccl_sim_info_t) */
+    unsigned int magic;   /* CCL_SIM_INFO_MAGIC */
+    unsigned int version; /* CCL_VERSION_CODE */
+    float estimated_time; /* microseconds; CCL_UNDEF_FLOAT before the call */
+} ccl_sim_info_t;
+
+#define CCL_UNDEF_FLOAT (-1.0f)
+#define CCL_SIM_INFO_MAGIC 0x72327369u
+#define CCL_SIM_INFO_INITIALIZER                                                                  \
+    {                                                                                             \
+        sizeof(ccl_sim_info_t), CCL_SIM_INFO_MAGIC, CCL_VERSION_CODE, CCL_UNDEF_FLOAT             \
+    }
+
+/* Closes the group like ccl_group_end(), but runs nothing of it: tells how long it would take as the
+ * planner predicts, the longest of the communicators in it. Communicators that were to be created or
+ * ended in the group are nevertheless. An inner end only closes its level, and tells 0. */
+ccl_result_t ccl_group_simulate_end(ccl_sim_info_t *info);
+
 /* ---- Non-blocking forms --------------------------------------------------------------------- */
 /* ccl_iX is ccl_X, except that it only starts: until the request is done, the buffers belong to the
  * library. Operations of one communicator run in the order in which they were started. If the call

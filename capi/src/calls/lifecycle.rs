@@ -7,7 +7,10 @@ use std::sync::Arc;
 use ccl::{Communicator, Config, Error, UniqueId};
 
 use super::{entry_in_group, natural};
-use crate::abi::{CommHandle, ConfigRecord, SPLIT_NO_COLOR, UNIQUE_ID_BYTES, UniqueIdRecord};
+use crate::abi::{
+    CommHandle, ConfigRecord, SIM_INFO_MAGIC, SPLIT_NO_COLOR, SimInfoRecord, UNIQUE_ID_BYTES,
+    UniqueIdRecord,
+};
 use crate::arguments::{Slot, rank as checked_rank};
 use crate::config::Choices;
 use crate::group::{self, perform};
@@ -191,6 +194,37 @@ pub extern "C" fn ccl_group_start() -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn ccl_group_end() -> c_int {
     entry("ccl_group_end", group::end)
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `info` is null, or leads to a `size_t` that says how many bytes can be read and written there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_group_simulate_end(info: *mut SimInfoRecord) -> c_int {
+    entry("ccl_group_simulate_end", || {
+        let seconds = group::simulate_end();
+        if info.is_null() {
+            return Err(Error::InvalidArgument("info is null".into()));
+        }
+        // SAFETY: not null, and the caller's promise.
+        let size = unsafe { info.cast::<usize>().read() };
+        if size < size_of::<SimInfoRecord>() {
+            let text = format!("info.size is {size}: use CCL_SIM_INFO_INITIALIZER");
+            return Err(Error::InvalidArgument(text));
+        }
+        // SAFETY: as large as a record, by the caller's promise.
+        let info = unsafe { &mut *info };
+        if info.magic != SIM_INFO_MAGIC {
+            let text = "info.magic is wrong: use CCL_SIM_INFO_INITIALIZER".to_owned();
+            return Err(Error::InvalidArgument(text));
+        }
+        #[allow(clippy::cast_possible_truncation, reason = "a prediction")]
+        let microseconds = (seconds? * 1e6) as f32;
+        info.estimated_time = microseconds;
+        Ok(Status::Done)
+    })
 }
 
 /// # Safety
