@@ -83,7 +83,13 @@ fn a_healthy_ring_takes_what_the_formula_says() {
         for name in ["ring", "one_way_ring"] {
             let outcome = named(name, bytes, &topology, &Physics::default());
             let what = format!("{name}, {hosts} hosts with {rails} rails");
-            near(outcome.seconds, ring_seconds(hosts, bytes), 0.01, &what);
+            // The last tiles do not fill all rails.
+            near(
+                outcome.seconds,
+                ring_seconds(hosts, bytes),
+                0.01 * f64::from(rails).sqrt(),
+                &what,
+            );
             near(outcome.bound_seconds, ring_seconds(hosts, bytes), 1e-9, &what);
         }
     }
