@@ -15,7 +15,7 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
-use crate::degraded::rails::{Hubs, hubs};
+use crate::degraded::rails::{Division, Hubs, hubs};
 use crate::degraded::strategies::{self, Strategy};
 use crate::degraded::{Between, Fabric};
 use crate::hierarchical::Hierarchy;
@@ -36,12 +36,15 @@ pub(crate) struct Plan {
     pub(crate) unsliced: Option<(Shared, Partition)>,
     /// Seconds that the slices cost.
     pub(crate) slices_seconds: f64,
+    /// Which rails carry what between hosts, if that is not by capacity.
+    pub(crate) division: Option<Division>,
 }
 
 impl Plan {
     fn new(schedule: Shared, partition: Partition) -> Self {
         let network = Network::Tiles;
-        Self { schedule, partition, network, unsliced: None, slices_seconds: 0.0 }
+        let (unsliced, slices_seconds, division) = (None, 0.0, None);
+        Self { schedule, partition, network, unsliced, slices_seconds, division }
     }
 
     /// What is gone through to price it.
@@ -207,7 +210,8 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
 
 /// A strategy for hosts that have lost rails.
 fn degraded(name: &str, scene: &Scene<'_>) -> Option<Plan> {
-    let Strategy { between, network, unsliced, slices_seconds } = strategies::named(name, scene)?;
+    let strategy = strategies::named(name, scene)?;
+    let Strategy { between, network, unsliced, slices_seconds, division } = strategy;
     let hierarchy = Hierarchy::of(scene.topology);
     let whole = |Between { schedule, weights }: Between| {
         let pieces = u32::try_from(weights.len()).unwrap_or(u32::MAX);
@@ -217,7 +221,7 @@ fn degraded(name: &str, scene: &Scene<'_>) -> Option<Plan> {
     };
     let (schedule, partition) = whole(between);
     let unsliced = unsliced.map(whole);
-    Some(Plan { schedule, partition, network, unsliced, slices_seconds })
+    Some(Plan { schedule, partition, network, unsliced, slices_seconds, division })
 }
 
 fn barrier(name: &str, topology: &Topology) -> Option<Shared> {

@@ -15,6 +15,7 @@ use ccl_core::schedule::Schedule;
 use ccl_core::topology::Topology;
 
 use crate::candidates::{Plan, Scene, build, is_sensible, names};
+use crate::degraded::rails::Division;
 use crate::degraded::strategies::{BASELINES, NAMES, least_seconds};
 
 /// One algorithm and what the model says about it.
@@ -35,6 +36,8 @@ pub struct Choice {
     pub schedule: Arc<dyn Schedule>,
     /// How the blocks are cut for it.
     pub partition: Partition,
+    /// Which rails carry what between hosts, in order of node, if that is not by capacity.
+    pub division: Option<Division>,
     /// Digest of name, partition and capacities: equal on ranks that planned alike.
     pub digest: u32,
     /// One line for people.
@@ -110,6 +113,7 @@ fn decide(
         reason: reason(&chosen, &candidates, forced.is_some()),
         schedule: plan.schedule,
         partition: plan.partition,
+        division: plan.division,
         bound_seconds: bound(request, topology),
         candidates,
     })

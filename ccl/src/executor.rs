@@ -54,6 +54,8 @@ pub(crate) struct Executor {
     /// One tile of scaled contributions.
     scaled: Scratch,
     progress: Progress,
+    /// How the last program divided the bytes among the rails.
+    rails: Vec<(Rank, Vec<u16>)>,
 }
 
 impl Executor {
@@ -73,12 +75,29 @@ impl Executor {
         let scaled = Scratch::new(largest);
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
-        Self { me, links, pushed, sockets, revision: 0, broken, scratch, scaled, progress }
+        let (revision, rails) = (0, Vec::new());
+        Self { me, links, pushed, sockets, revision, broken, scratch, scaled, progress, rails }
+    }
+
+    /// Divides the bytes among the rails as a program wants it.
+    fn divide(&mut self, rails: &[(Rank, Vec<u16>)]) {
+        if self.rails == rails {
+            return;
+        }
+        let ranks = self.links.len() / 2;
+        for rank in (0..).map(Rank).take(ranks) {
+            let proportions = rails.iter().find(|(peer, _)| *peer == rank);
+            if let Some(link) = &mut self.links[Port::Pair(rank).index(ranks)] {
+                link.divide(proportions.map_or(&[], |(_, proportions)| proportions));
+            }
+        }
+        self.rails = rails.to_vec();
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
     pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
         self.prepare(task.program);
+        self.divide(&task.program.rails);
         self.resume(task)
     }
 }

@@ -211,7 +211,10 @@ impl Planner {
     }
 
     fn lower(&self, choice: &Choice, layout: &Layout, datatype: DataType) -> Program {
-        lower(&*choice.schedule, layout, self.me, datatype.bytes(), &self.topology)
+        let program = lower(&*choice.schedule, layout, self.me, datatype.bytes(), &self.topology);
+        let division = choice.division.as_ref();
+        let rails = division.map(|division| division.of_rank(self.me, &self.topology));
+        Program { rails: rails.unwrap_or_default(), ..program }
     }
 
     fn choose(&self, request: &Request) -> Result<Choice, Error> {

@@ -35,6 +35,7 @@ mod wire;
 use std::fmt;
 
 use ccl_algorithms::Choice;
+use ccl_algorithms::degraded::rails::Division;
 use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::bound_allreduce;
 use ccl_core::ids::{Node, Rank, Timestamp};
@@ -83,6 +84,8 @@ pub struct Job<'a> {
     pub schedule: &'a dyn Schedule,
     /// How the data is cut.
     pub partition: &'a Partition,
+    /// Which rails carry what, if that is not by capacity.
+    pub division: Option<&'a Division>,
 }
 
 /// What came of it.
@@ -205,7 +208,13 @@ impl<'a> Job<'a> {
     /// What the planner has chosen for `request`.
     #[must_use]
     pub fn of(request: &'a Request, topology: &'a Topology, choice: &'a Choice) -> Self {
-        Self { request, topology, schedule: &*choice.schedule, partition: &choice.partition }
+        Self {
+            request,
+            topology,
+            schedule: &*choice.schedule,
+            partition: &choice.partition,
+            division: choice.division.as_ref(),
+        }
     }
 
     /// The programs of all ranks.
@@ -214,8 +223,12 @@ impl<'a> Job<'a> {
         let ranks = self.topology.ranks();
         let layout = Layout::new(self.request, ranks, self.partition.clone());
         let element_bytes = self.request.datatype.bytes();
-        let part = |rank| lower(self.schedule, &layout, Rank(rank), element_bytes, self.topology);
-        (0..ranks).map(part).collect()
+        let part = |rank| {
+            let program = lower(self.schedule, &layout, rank, element_bytes, self.topology);
+            let rails = self.division.map(|division| division.of_rank(rank, self.topology));
+            Program { rails: rails.unwrap_or_default(), ..program }
+        };
+        (0..ranks).map(Rank).map(part).collect()
     }
 
     fn bound_seconds(&self) -> f64 {

@@ -57,7 +57,10 @@ fn named(name: &str, bytes: usize, topology: &Topology, physics: &Physics) -> Ou
     let outcome = if let Some(between) = strategy(name, topology) {
         let partition = Partition::weighted(request.count, 4, &between.weights);
         let schedule = &*between.schedule;
-        run(&Job { request: &request, topology, schedule, partition: &partition }, physics)
+        run(
+            &Job { request: &request, topology, schedule, partition: &partition, division: None },
+            physics,
+        )
     } else {
         let model = CostModel::default_for(topology);
         let choice = choose(&request, topology, &model, Some(name)).expect("a known algorithm");
@@ -249,7 +252,10 @@ fn what_cannot_be_is_an_error() {
     let (request, partition) = (request(1 << 20), Partition::even(1 << 18, 4, 2));
     let ring = strategy("one_way_ring", &cluster(2, 1, 2)).unwrap().schedule;
     let attempt = |topology: &Topology, schedule: &dyn Schedule, physics: &Physics| {
-        run(&Job { request: &request, topology, schedule, partition: &partition }, physics)
+        run(
+            &Job { request: &request, topology, schedule, partition: &partition, division: None },
+            physics,
+        )
     };
     let healthy = cluster(2, 1, 2);
     assert!(attempt(&healthy, &*ring, &FLUID).is_ok());

@@ -104,6 +104,12 @@ pub trait Link: Send + fmt::Debug {
         Ok(false)
     }
 
+    /// Divides the bytes of the next tiles among the rails in these proportions, or by capacity if there
+    /// are none. Rails that do not drain are passed over all the same.
+    fn divide(&mut self, proportions: &[u16]) {
+        let _ = proportions;
+    }
+
     /// Whether everything committed has left this process for good: nothing is lost if it exits now.
     fn flushed(&self) -> bool {
         true

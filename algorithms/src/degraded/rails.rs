@@ -13,6 +13,9 @@
 //! rest all the same, which happens among few hosts, hubs with busy rails hand some of their share
 //! to the others.
 
+use ccl_core::ids::Rank;
+use ccl_core::topology::Topology;
+
 use super::relay::{Trees, pair};
 use super::{Fabric, Reach};
 use crate::shares::hub_shares;
@@ -53,6 +56,28 @@ impl Division {
         self.seconds[host * self.rails + rail]
     }
 
+    /// [`Self::proportions`] for every rank on another host than `rank`; the hosts are the nodes.
+    #[must_use]
+    pub fn of_rank(&self, rank: Rank, topology: &Topology) -> Vec<(Rank, Vec<u16>)> {
+        let home = topology.node_of(rank);
+        let peers = (0..topology.ranks()).map(Rank);
+        let away = peers.map(|peer| (peer, topology.node_of(peer)));
+        away.filter(|(_, node)| *node != home)
+            .map(|(peer, node)| (peer, self.proportions(home.index(), node.index())))
+            .collect()
+    }
+
+    /// How what two different hosts send each other is divided among the rails, in proportion.
+    #[must_use]
+    pub fn proportions(&self, one: usize, other: usize) -> Vec<u16> {
+        let volume = |rail| self.volume(one, other, rail);
+        let most = (0..self.rails).map(volume).fold(0.0, f64::max);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "up to 1000")]
+        let part =
+            |rail| if most > 0.0 { (volume(rail) / most * 1000.0).round() as u16 } else { 0 };
+        (0..self.rails).map(part).collect()
+    }
+
     /// How long the busiest rail is busy.
     #[must_use]
     pub fn busiest(&self) -> f64 {
@@ -73,6 +98,8 @@ pub struct Hubs {
     shares: Vec<f64>,
     trees: Trees,
     seconds_per_byte: f64,
+    /// If a rail reaches only the same rail of other hosts.
+    division: Option<Division>,
 }
 
 impl Hubs {
@@ -86,6 +113,12 @@ impl Hubs {
     #[must_use]
     pub fn seconds_per_byte(&self) -> f64 {
         self.seconds_per_byte
+    }
+
+    /// What every pair of hosts sends over every rail; none if every rail reaches every other.
+    #[must_use]
+    pub fn division(&self) -> Option<&Division> {
+        self.division.as_ref()
     }
 
     pub(crate) fn trees(&self) -> &Trees {
@@ -154,12 +187,13 @@ fn useful_capacities(fabric: &Fabric) -> Vec<f64> {
 fn evaluate(fabric: &Fabric, shares: &[f64]) -> Option<(Hubs, Vec<f64>)> {
     let trees = Trees::new(fabric, shares)?;
     let volumes = trees.volumes(shares);
-    let busy = match fabric.reach() {
-        Reach::Switched => busy_hosts(fabric, &volumes),
-        Reach::RailOnly => divide(fabric, &volumes).by_host(),
+    let division = (fabric.reach() == Reach::RailOnly).then(|| divide(fabric, &volumes));
+    let busy = match &division {
+        Some(division) => division.by_host(),
+        None => busy_hosts(fabric, &volumes),
     };
     let seconds_per_byte = busy.iter().copied().fold(0.0, f64::max);
-    Some((Hubs { shares: shares.to_vec(), trees, seconds_per_byte }, busy))
+    Some((Hubs { shares: shares.to_vec(), trees, seconds_per_byte, division }, busy))
 }
 
 /// How long every host would be busy if all its rails were equally so.

@@ -11,6 +11,7 @@ use super::order::{best_ring, ring_capacity};
 use super::paper::{
     Share, balance, bridge_order, bridge_ring, recursive, recursive_time, two_stage, two_stage_time,
 };
+use super::rails::Division;
 use super::rounds::{best_lead, best_slices, in_rounds};
 use super::{Between, Fabric, Reach};
 use crate::candidates::Scene;
@@ -52,11 +53,13 @@ pub(crate) struct Strategy {
     pub(crate) unsliced: Option<Between>,
     /// Seconds that the other slices cost, apart from the bytes.
     pub(crate) slices_seconds: f64,
+    /// Which rails carry what, if that is not by capacity.
+    pub(crate) division: Option<Division>,
 }
 
 impl Strategy {
     fn new(between: Between, network: Network) -> Self {
-        Self { between, network, unsliced: None, slices_seconds: 0.0 }
+        Self { between, network, unsliced: None, slices_seconds: 0.0, division: None }
     }
 }
 
@@ -117,7 +120,9 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
             let hubs = scene.hubs()?;
             let seconds = hubs.seconds_per_byte() * size;
             let slices = best_slices(fabric, bytes, seconds, &model.network);
-            sliced(scene, (seconds, slices), |slices| in_rounds(hubs, slices, best_lead(slices)))
+            let plan = |slices| in_rounds(hubs, slices, best_lead(slices));
+            let strategy = sliced(scene, (seconds, slices), plan)?;
+            Some(Strategy { division: hubs.division().cloned(), ..strategy })
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::rails::lower_bound(fabric) * size;
@@ -154,6 +159,7 @@ fn sliced(
         network: Network::Busy(filled(seconds, slices)),
         unsliced: if slices > 1 { plan(1) } else { None },
         slices_seconds: f64::from(slices - 1) * (alpha + peers * overhead),
+        division: None,
     })
 }
 

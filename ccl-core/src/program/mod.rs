@@ -161,6 +161,9 @@ pub struct Program {
     pub copies: Vec<StepIndex>,
     /// Size of [`Buffer::SCRATCH`], in bytes.
     pub scratch_bytes: usize,
+    /// Per peer on another host, how the bytes to it are divided among the rails, in proportion. Peers
+    /// that are not named, and those whose list is empty, get them by capacity.
+    pub rails: Vec<(Rank, Vec<u16>)>,
 }
 
 impl Program {

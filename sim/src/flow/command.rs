@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use ccl_algorithms::degraded::Between;
+use ccl_algorithms::degraded::rails::{Hubs, hubs};
+use ccl_algorithms::degraded::{Between, Fabric};
 use ccl_algorithms::{choose, names};
 use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::CostModel;
@@ -151,7 +152,14 @@ fn one(name: &str, arguments: &FlowArguments, topology: &Topology) -> Result<Out
     let request = arguments.request();
     if let Some(Between { schedule, weights }) = strategy(name, topology) {
         let partition = Partition::weighted(request.count, request.datatype.bytes(), &weights);
-        let job = Job { request: &request, topology, schedule: &*schedule, partition: &partition };
+        let hubs = hubs(&Fabric::of(topology)).filter(|_| name.starts_with("rounds"));
+        let job = Job {
+            request: &request,
+            topology,
+            schedule: &*schedule,
+            partition: &partition,
+            division: hubs.as_ref().and_then(Hubs::division),
+        };
         return run(&job, &arguments.physics()).map_err(|why| format!("{name}: {why}"));
     }
     let physics = arguments.physics();

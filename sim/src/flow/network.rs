@@ -72,6 +72,14 @@ impl Network {
         for (source, link) in used(programs) {
             network.connect(source, link, topology)?;
         }
+        for (source, program) in programs.iter().enumerate() {
+            for (peer, proportions) in &program.rails {
+                let wire = network.index(source, Link::Pair(*peer));
+                if let Some(paths) = network.paths(wire) {
+                    paths.divide(proportions);
+                }
+            }
+        }
         Ok(network)
     }
 

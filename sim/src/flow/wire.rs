@@ -56,6 +56,13 @@ impl Paths {
         Self { opposite, rails, split, landings: VecDeque::new() }
     }
 
+    /// Divides the bytes among the rails in these proportions, by number of rail.
+    pub(super) fn divide(&mut self, proportions: &[u16]) {
+        let of_path = |rail: &usize| proportions.get(*rail).copied().unwrap_or(0);
+        let proportions: Vec<u16> = self.rails.iter().map(of_path).collect();
+        self.split.divide(&proportions);
+    }
+
     /// The path for a parcel of so many bytes.
     pub(super) fn choose(&self, bytes: usize) -> usize {
         self.split.choose(bytes).unwrap_or(0)

@@ -375,6 +375,10 @@ impl Link for NetworkLink {
         }
     }
 
+    fn divide(&mut self, proportions: &[u16]) {
+        self.split.divide(proportions);
+    }
+
     fn flushed(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
         self.window.is_posted() && !self.fences.any_due() && live.all(|live| live.pair.flushed())

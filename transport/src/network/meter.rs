@@ -24,6 +24,8 @@ pub(super) struct Meter {
     /// Bytes that have arrived since the rails were compared, and when to compare them again.
     arrived: u64,
     window_bytes: u64,
+    /// Whether they were compared since the last question for news.
+    is_fresh: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -63,7 +65,7 @@ impl Gauge {
 impl Meter {
     /// So many rails, compared whenever `window_bytes` have arrived on all of them together.
     pub(super) fn new(rails: usize, window_bytes: u64) -> Self {
-        Self { gauges: vec![Gauge::new(); rails], arrived: 0, window_bytes }
+        Self { gauges: vec![Gauge::new(); rails], arrived: 0, window_bytes, is_fresh: false }
     }
 
     /// A rail takes part from now on, or no longer. It is presumed to be as fast as it says.
@@ -99,19 +101,30 @@ impl Meter {
         }
     }
 
+    /// The share of a rail that was told last.
+    pub(super) fn share(&self, rail: usize) -> f64 {
+        self.gauges[rail].told
+    }
+
     /// A rail whose share is no longer what was told last, and its share, between 0 and 1.
     pub(super) fn news(&mut self) -> Option<(usize, f64)> {
+        if !self.is_fresh {
+            return None;
+        }
         let is_news = |gauge: &Gauge| {
             let ratio = gauge.share / gauge.told;
             !(1.0 / STEP..=STEP).contains(&ratio) || (gauge.share >= FULL && gauge.told < 1.0)
         };
-        let rail = self.gauges.iter().position(is_news)?;
+        let found = self.gauges.iter().position(is_news);
+        self.is_fresh = found.is_some();
+        let rail = found?;
         let gauge = &mut self.gauges[rail];
         gauge.told = if gauge.share >= FULL { 1.0 } else { gauge.share };
         Some((rail, gauge.told))
     }
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {
+        self.is_fresh = true;
         for gauge in &mut self.gauges {
             let is_busy = gauge.busy.is_some();
             gauge.pause(now);

@@ -15,6 +15,9 @@ use super::meter::Meter;
 /// tile more or less does not matter.
 const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
 
+/// A rail is worth so much of its capacity even if a plan wants nothing of it.
+const LEAST_PART: f64 = 0.01;
+
 /// The rails to one peer.
 #[derive(Clone, Debug)]
 pub struct Split {
@@ -24,6 +27,8 @@ pub struct Split {
     slack: f64,
     /// The rail that goes first where all are alike.
     first: usize,
+    /// Parts of the bytes as a plan wants them, in place of the capacities; or nothing.
+    parts: Vec<f64>,
 }
 
 #[derive(Clone, Debug)]
@@ -60,7 +65,13 @@ impl Split {
         };
         let shares = capacities.iter().map(share).collect();
         let meter = Meter::new(capacities.len(), METERED_BYTES_PER_RAIL * capacities.len() as u64);
-        Self { shares, meter, slack: window_bytes as f64 / total / 2.0, first: 0 }
+        Self {
+            shares,
+            meter,
+            slack: window_bytes as f64 / total / 2.0,
+            first: 0,
+            parts: Vec::new(),
+        }
     }
 
     /// Begins with this rail where all are alike: if all links of a host began with the same one, their
@@ -69,14 +80,43 @@ impl Split {
         self.first = rail % self.shares.len();
     }
 
+    /// Divides the bytes in these proportions from now on, as if the capacities of all rails together were
+    /// so divided; by capacity if there is not one for each rail, or all are zero.
+    pub fn divide(&mut self, proportions: &[u16]) {
+        let total: u64 = proportions.iter().copied().map(u64::from).sum();
+        self.parts.clear();
+        if total > 0 && proportions.len() == self.shares.len() {
+            let part = |proportion: &u16| f64::from(*proportion) / total as f64;
+            self.parts.extend(proportions.iter().map(part));
+        }
+        let latest = self.shares.iter().map(|share| share.finish).fold(0.0, f64::max);
+        for rail in 0..self.shares.len() {
+            self.shares[rail].capacity = self.capacity(rail);
+            // What was right before is not caught up.
+            self.shares[rail].finish = latest;
+        }
+    }
+
+    /// Bytes per second that a rail is worth.
+    fn capacity(&self, rail: usize) -> f64 {
+        let nominal = self.shares[rail].nominal;
+        match self.parts.get(rail) {
+            Some(part) => {
+                let all: f64 = self.shares.iter().map(|share| share.nominal).sum();
+                (all * part).max(nominal * LEAST_PART)
+            }
+            None => nominal * self.meter.share(rail),
+        }
+    }
+
     /// Lets a rail take part from now on, with nothing on the way.
     pub fn open(&mut self, rail: usize) {
         let open = self.shares.iter().filter(|share| share.is_open);
         let start = open.map(|share| share.finish).fold(0.0, f64::max);
         let share = &mut self.shares[rail];
         (share.is_open, share.backlog, share.finish) = (true, 0, start);
-        share.capacity = share.nominal;
         self.meter.reset(rail);
+        self.shares[rail].capacity = self.capacity(rail);
     }
 
     /// Gives a rail nothing more, and forgets what is on the way on it.
@@ -122,7 +162,7 @@ impl Split {
     /// was told before, and this share, between 0 and 1.
     pub fn news(&mut self) -> Option<(usize, f64)> {
         let (rail, share) = self.meter.news()?;
-        self.shares[rail].capacity = self.shares[rail].nominal * share;
+        self.shares[rail].capacity = self.capacity(rail);
         Some((rail, share))
     }
 
@@ -179,6 +219,20 @@ mod tests {
                 prop_assert!((*given as f64 - fair).abs() <= 2000.0, "{given} for {fair}");
             }
         }
+    }
+
+    #[test]
+    fn a_plan_may_divide_the_bytes_otherwise() {
+        let mut split = open(&[1.0, 1.0, 2.0], 1_000_000);
+        split.divide(&[300, 100, 0]);
+        let given = prompt(&mut split, std::iter::repeat_n(10, 1000));
+        assert!((7300..=7500).contains(&given[0]) && given[2] < 100, "{given:?}");
+        split.divide(&[]);
+        let given = prompt(&mut split, std::iter::repeat_n(10, 1000));
+        assert_eq!(given, [2500, 2500, 5000]);
+        split.divide(&[1, 1]);
+        let given = prompt(&mut split, std::iter::repeat_n(10, 1000));
+        assert_eq!(given, [2500, 2500, 5000], "not one for each rail");
     }
 
     #[test]
