@@ -30,10 +30,14 @@ struct Records {
 
 /// Runs with one fault; `None` if this machine cannot have a testbed.
 fn run(fault: &str, sizes: &str) -> Option<Records> {
+    run_on(BED, fault, sizes)
+}
+
+fn run_on(bed: &str, fault: &str, sizes: &str) -> Option<Records> {
     let folder = tempfile::tempdir().unwrap();
     let [timeline, report] = ["timeline", "report"].map(|name| folder.path().join(name));
     let files = ["--timeline", timeline.to_str().unwrap(), "-J", report.to_str().unwrap()];
-    let words: Vec<&str> = BED.split(' ').chain(sizes.split(' ')).collect();
+    let words: Vec<&str> = bed.split(' ').chain(sizes.split(' ')).collect();
     let words = [&words[..], &["--fault", fault], &files].concat();
     let finished = Testbed::of(ALL_REDUCE, &words, "faults").finish()?;
     finished.assert_right(fault);
@@ -138,6 +142,15 @@ fn a_slow_rail_is_measured_and_not_given_up() {
     assert!(!slow.is_empty(), "{}", records.finished.output);
     assert!(slow.iter().all(|line| line["rail"] == 1), "{slow:?}");
     assert!(of("given-up").is_empty(), "{}", records.finished.output);
+}
+
+#[test]
+fn small_messages_say_nothing_about_healthy_rails() {
+    let (bed, never) = ("--ranks 3 --hosts 3 --rails 4 -T 60", "down:host=0,rail=1,at=1h");
+    let Some(records) = run_on(bed, never, "-b 256K -e 256K -n 1000") else { return };
+    let events = records.timeline.iter().map(|line| line["event"].as_str());
+    let unexpected = events.flatten().find(|event| ["measured", "given-up"].contains(event));
+    assert_eq!(unexpected, None, "{}", records.finished.output);
 }
 
 #[test]

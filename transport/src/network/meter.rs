@@ -1,10 +1,12 @@
 //! How fast the rails of a link are beside each other.
 //!
-//! While bytes are on the way on a rail, it is busy; bytes over busy time is its rate. A processor that
-//! is busy with something else, or a peer that is, slows all rails alike. So a rail is measured against
-//! its siblings: its *share* is the part of its nominal capacity that it carries, over the best such part
-//! of any. Short exchanges say nothing about rates, and are left out. Of the last two measurements the
-//! better one counts: a packet that is lost now and then makes no rail slow.
+//! A rail is *deep* while so much is on the way on it that its bandwidth decides when that arrives, and
+//! not the time a round trip takes; bytes over the time it is deep is its rate. Small messages fill no
+//! rail, and say nothing about rates. A processor that is busy with something else, or a peer that is,
+//! slows all rails alike. So a rail is measured against its siblings that were deep for about as long:
+//! its *share* is the part of its nominal capacity that it carries, over the best such part of any. Of
+//! the last few measurements the best one counts: a packet that is lost now and then, or a stall of the
+//! processor, makes no rail slow.
 
 use ccl_core::ids::Timestamp;
 
@@ -14,13 +16,17 @@ const STEP: f64 = 1.5;
 const FULL: f64 = 0.9;
 /// No rail is so slow that it counts for nothing while it works.
 const LEAST: f64 = 0.01;
-/// Bytes in one go that say something about a rate.
-const LEAST_BUSY_BYTES: u64 = 64 << 10;
+/// So many measurements in a row must agree that a rail is slow.
+const AGREEING: usize = 4;
+/// A rail that has carried at least this part of its fair part while it was deep has carried much.
+const LEAST_DEEP_PART: u64 = 4;
 
 /// Measures the rails of one link.
 #[derive(Clone, Debug)]
 pub(super) struct Meter {
     gauges: Vec<Gauge>,
+    /// From so many bytes on the way on, a rail at full share is deep.
+    deep_bytes: f64,
     /// Bytes that have arrived since the rails were compared, and when to compare them again.
     arrived: u64,
     window_bytes: u64,
@@ -30,42 +36,51 @@ pub(super) struct Meter {
 
 #[derive(Clone, Debug)]
 struct Gauge {
-    /// Since when bytes are on the way without a pause, and how many of them have arrived.
-    busy: Option<(Timestamp, u64)>,
+    /// Since when it is deep.
+    deep: Option<Timestamp>,
+    /// What has arrived while it was deep, and how long that was, since the rails were compared.
     bytes: u64,
-    busy_ns: u64,
-    /// The last measurement, and the better one of the last two.
-    latest: f64,
-    share: f64,
+    deep_ns: u64,
+    /// The last measurements.
+    latest: [f64; AGREEING],
     told: f64,
 }
 
 impl Gauge {
     fn new() -> Self {
-        Self { busy: None, bytes: 0, busy_ns: 0, latest: 1.0, share: 1.0, told: 1.0 }
+        Self { deep: None, bytes: 0, deep_ns: 0, latest: [1.0; AGREEING], told: 1.0 }
     }
 
-    /// Ends a stretch of time in which the rail was busy.
-    fn pause(&mut self, now: Timestamp) {
-        if let Some((since, bytes)) = self.busy.take()
-            && bytes >= LEAST_BUSY_BYTES
-        {
-            self.bytes += bytes;
-            self.busy_ns += now.0.saturating_sub(since.0);
+    fn share(&self) -> f64 {
+        self.latest.iter().copied().fold(0.0, f64::max)
+    }
+
+    fn measured(&mut self, share: f64) {
+        self.latest.rotate_left(1);
+        self.latest[AGREEING - 1] = share;
+    }
+
+    /// Adds the time until now, if it is deep.
+    fn count(&mut self, now: Timestamp) {
+        if let Some(since) = &mut self.deep {
+            self.deep_ns += now.0.saturating_sub(since.0);
+            *since = now;
         }
     }
 
     /// Bytes per second.
     fn rate(&self) -> Option<f64> {
         #[allow(clippy::cast_precision_loss, reason = "a rate")]
-        (self.busy_ns > 0).then(|| self.bytes as f64 * 1e9 / self.busy_ns as f64)
+        (self.deep_ns > 0).then(|| self.bytes as f64 * 1e9 / self.deep_ns as f64)
     }
 }
 
 impl Meter {
-    /// So many rails, compared whenever `window_bytes` have arrived on all of them together.
-    pub(super) fn new(rails: usize, window_bytes: u64) -> Self {
-        Self { gauges: vec![Gauge::new(); rails], arrived: 0, window_bytes, is_fresh: false }
+    /// So many rails, compared whenever `window_bytes` have arrived on all of them together; of a rail
+    /// at full share at least `deep_bytes` must be on the way while it is measured.
+    pub(super) fn new(rails: usize, deep_bytes: usize, window_bytes: u64) -> Self {
+        let gauges = vec![Gauge::new(); rails];
+        Self { gauges, deep_bytes: deep_bytes as f64, arrived: 0, window_bytes, is_fresh: false }
     }
 
     /// A rail takes part from now on, or no longer. It is presumed to be as fast as it says.
@@ -73,32 +88,37 @@ impl Meter {
         self.gauges[rail] = Gauge::new();
     }
 
-    /// Something was given to a rail.
-    pub(super) fn given(&mut self, rail: usize, now: Timestamp) {
-        self.gauges[rail].busy.get_or_insert((now, 0));
+    /// Something was given to a rail, and so much is on the way on it now.
+    pub(super) fn given(&mut self, rail: usize, backlog: usize, now: Timestamp) {
+        if self.is_deep(rail, backlog) {
+            self.gauges[rail].deep.get_or_insert(now);
+        }
     }
 
-    /// `bytes` have arrived on a rail, and nothing is on the way on it any more, or something still is.
-    /// `capacity` is nominal.
+    /// `bytes` have arrived on a rail, and so much is on the way on it now. `capacity` is nominal.
     pub(super) fn arrived(
         &mut self,
-        (rail, bytes): (usize, usize),
-        is_idle: bool,
+        rail: usize,
+        (bytes, backlog): (usize, usize),
         now: Timestamp,
         capacity: impl Fn(usize) -> f64,
     ) {
+        let is_deep = self.is_deep(rail, backlog);
         let gauge = &mut self.gauges[rail];
-        if let Some((_, total)) = &mut gauge.busy {
-            *total += bytes as u64;
+        if gauge.deep.is_some() {
+            gauge.bytes += bytes as u64;
+            gauge.count(now);
         }
-        if is_idle {
-            gauge.pause(now);
-        }
+        gauge.deep = gauge.deep.filter(|_| is_deep);
         self.arrived += bytes as u64;
         if self.arrived >= self.window_bytes {
-            self.arrived = 0;
             self.compare(now, capacity);
         }
+    }
+
+    /// A slow rail is given less, so less on it is much.
+    fn is_deep(&self, rail: usize, backlog: usize) -> bool {
+        backlog as f64 >= self.deep_bytes * self.gauges[rail].told
     }
 
     /// The share of a rail that was told last.
@@ -112,34 +132,44 @@ impl Meter {
             return None;
         }
         let is_news = |gauge: &Gauge| {
-            let ratio = gauge.share / gauge.told;
-            !(1.0 / STEP..=STEP).contains(&ratio) || (gauge.share >= FULL && gauge.told < 1.0)
+            let ratio = gauge.share() / gauge.told;
+            !(1.0 / STEP..=STEP).contains(&ratio) || (gauge.share() >= FULL && gauge.told < 1.0)
         };
         let found = self.gauges.iter().position(is_news);
         self.is_fresh = found.is_some();
         let rail = found?;
         let gauge = &mut self.gauges[rail];
-        gauge.told = if gauge.share >= FULL { 1.0 } else { gauge.share };
+        gauge.told = if gauge.share() >= FULL { 1.0 } else { gauge.share() };
         Some((rail, gauge.told))
     }
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {
-        self.is_fresh = true;
+        self.gauges.iter_mut().for_each(|gauge| gauge.count(now));
+        for (rail, share) in self.shares(capacity) {
+            self.gauges[rail].measured(share.max(LEAST));
+            self.is_fresh = true;
+        }
+        self.arrived = 0;
         for gauge in &mut self.gauges {
-            let is_busy = gauge.busy.is_some();
-            gauge.pause(now);
-            gauge.busy = is_busy.then_some((now, 0));
+            (gauge.bytes, gauge.deep_ns) = (0, 0);
         }
-        let part = |(rail, gauge): (usize, &Gauge)| Some(gauge.rate()? / capacity(rail));
-        let best = self.gauges.iter().enumerate().filter_map(part).fold(0.0, f64::max);
-        for (rail, gauge) in self.gauges.iter_mut().enumerate() {
-            if let Some(part) = part((rail, gauge)).filter(|_| best > 0.0) {
-                let latest = (part / best).max(LEAST);
-                gauge.share = latest.max(gauge.latest);
-                gauge.latest = latest;
-            }
-            (gauge.bytes, gauge.busy_ns) = (0, 0);
-        }
+    }
+
+    /// The shares of the rails that can be compared: those that were deep for at least half as long as
+    /// the fastest of those that have carried much.
+    fn shares(&self, capacity: impl Fn(usize) -> f64) -> Vec<(usize, f64)> {
+        let much = self.arrived / self.gauges.len() as u64 / LEAST_DEEP_PART;
+        let carried_much = self.gauges.iter().filter(|gauge| gauge.bytes >= much);
+        let Some(deep_ns) = carried_much.map(|gauge| gauge.deep_ns).min() else {
+            return Vec::new();
+        };
+        let is_comparable = |gauge: &Gauge| gauge.deep_ns >= deep_ns / 2;
+        let parts: Vec<(usize, f64)> = (self.gauges.iter().enumerate())
+            .filter(|(_, gauge)| is_comparable(gauge))
+            .filter_map(|(rail, gauge)| Some((rail, gauge.rate()? / capacity(rail))))
+            .collect();
+        let best = parts.iter().map(|(_, part)| *part).fold(0.0, f64::max);
+        parts.into_iter().filter(|_| best > 0.0).map(|(rail, part)| (rail, part / best)).collect()
     }
 }
 
@@ -148,17 +178,27 @@ mod tests {
     use super::*;
 
     const WINDOW: u64 = 10 << 20;
-    const TILE: usize = 128 << 10;
+    const DEEP: usize = 128 << 10;
+    const TILE: usize = 64 << 10;
 
-    /// Sends tiles on all rails at once, again and again; a tile takes so many nanoseconds on each. All
-    /// rails say that they are equally fast. Returns what is told.
-    fn told(meter: &mut Meter, tile_ns: &[u64], bytes: usize, rounds: u64) -> Vec<(usize, f64)> {
+    /// Sends messages of so many tiles, each on all rails at once, one message after the other; a tile
+    /// takes so many nanoseconds on each rail. All rails say that they are equally fast. Returns what is
+    /// told.
+    fn told(meter: &mut Meter, tile_ns: &[u64], tiles: usize, messages: u64) -> Vec<(usize, f64)> {
         let mut told = Vec::new();
-        for round in 0..rounds {
-            let start = Timestamp(round * 1_000_000);
+        for message in 0..messages {
+            let start = Timestamp(message * 1_000_000_000);
+            for rail in 0..tile_ns.len() {
+                (1..=tiles).for_each(|tile| meter.given(rail, tile * TILE, start));
+            }
+            let mut arrivals = Vec::new();
             for (rail, tile_ns) in tile_ns.iter().enumerate() {
-                meter.given(rail, start);
-                meter.arrived((rail, bytes), true, start.after(*tile_ns), |_| 1.0);
+                let tiles = (1..=tiles as u64).zip((0..tiles).rev());
+                arrivals.extend(tiles.map(|(tile, left)| (tile * tile_ns, rail, left * TILE)));
+            }
+            arrivals.sort_unstable();
+            for (time, rail, backlog) in arrivals {
+                meter.arrived(rail, (TILE, backlog), start.after(time), |_| 1.0);
             }
             told.extend(meter.news());
         }
@@ -167,41 +207,61 @@ mod tests {
 
     #[test]
     fn a_slow_rail_is_noticed_and_so_is_its_recovery() {
-        let mut meter = Meter::new(3, WINDOW);
-        assert_eq!(told(&mut meter, &[100, 100, 100], TILE, 1000), []);
-        let slow = told(&mut meter, &[100, 400, 110], TILE, 1000);
+        let mut meter = Meter::new(3, DEEP, WINDOW);
+        assert_eq!(told(&mut meter, &[100, 100, 100], 8, 100), []);
+        let slow = told(&mut meter, &[100, 400, 110], 8, 100);
         let last = slow.last().expect("the rail is slow");
         assert!(slow.iter().all(|(rail, _)| *rail == 1), "{slow:?}");
         assert!((0.24..0.26).contains(&last.1), "{slow:?}");
-        let healed = told(&mut meter, &[100, 100, 100], TILE, 1000);
+        let healed = told(&mut meter, &[100, 100, 100], 8, 100);
         assert_eq!(healed.last(), Some(&(1, 1.0)), "{healed:?}");
-        assert_eq!(told(&mut meter, &[100, 100, 100], TILE, 1000), [], "told once");
+        assert_eq!(told(&mut meter, &[100, 100, 100], 8, 100), [], "told once");
     }
 
     #[test]
-    fn noise_and_short_exchanges_are_no_news() {
-        let mut meter = Meter::new(2, WINDOW);
+    fn noise_is_no_news() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
         for _ in 0..30 {
-            assert_eq!(told(&mut meter, &[110, 100], TILE, 100), []);
-            assert_eq!(told(&mut meter, &[100, 110], TILE, 100), []);
-            assert_eq!(told(&mut meter, &[100, 900], 1000, 10_000), []);
+            assert_eq!(told(&mut meter, &[110, 100], 8, 100), []);
+            assert_eq!(told(&mut meter, &[100, 110], 8, 100), []);
         }
     }
 
     #[test]
-    fn one_hiccup_is_no_news() {
-        let mut meter = Meter::new(2, WINDOW);
+    fn messages_that_fill_no_rail_are_no_news() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        assert_eq!(told(&mut meter, &[100, 900], 1, 10_000), []);
+        let mostly_small = |meter: &mut Meter| {
+            [told(meter, &[100, 900], 1, 60), told(meter, &[100, 900], 2, 1)].concat()
+        };
+        assert!((0..1000).all(|_| mostly_small(&mut meter).is_empty()));
+    }
+
+    #[test]
+    fn a_rail_that_was_measured_for_a_moment_only_is_not_compared() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        for message in 0..1000 {
+            assert_eq!(told(&mut meter, &[100], 8, 20), [], "message {message}");
+            meter.given(1, DEEP, Timestamp(0));
+            meter.arrived(1, (TILE, 0), Timestamp(4000), |_| 1.0);
+            assert_eq!(meter.news(), None, "message {message}");
+        }
+    }
+
+    #[test]
+    fn hiccups_are_no_news() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
         for _ in 0..10 {
-            assert_eq!(told(&mut meter, &[100, 100], TILE, 100), []);
-            assert_eq!(told(&mut meter, &[100, 100_000], TILE, 1), []);
+            assert_eq!(told(&mut meter, &[100, 100], 8, 100), []);
+            assert_eq!(told(&mut meter, &[100, 100_000], 8, 25), [], "in three measurements");
         }
     }
 
     #[test]
     fn a_rail_that_returns_is_presumed_fast() {
-        let mut meter = Meter::new(2, WINDOW);
-        assert!(!told(&mut meter, &[100, 500], TILE, 1000).is_empty());
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        assert!(!told(&mut meter, &[100, 500], 8, 1000).is_empty());
         meter.reset(1);
-        assert_eq!(told(&mut meter, &[100, 100], TILE, 1000), []);
+        assert_eq!(told(&mut meter, &[100, 100], 8, 1000), []);
     }
 }

@@ -14,6 +14,8 @@ use super::meter::Meter;
 /// Before the rails are compared, so many bytes are given out for each: some tens of tiles, so that a
 /// tile more or less does not matter.
 const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
+/// A rail is measured while at least this part of what it carries at most is on the way on it.
+const METERED_DEPTH: usize = 4;
 
 /// A rail is worth so much of its capacity even if a plan wants nothing of it.
 const LEAST_PART: f64 = 0.01;
@@ -64,7 +66,9 @@ impl Split {
             is_open: false,
         };
         let shares = capacities.iter().map(share).collect();
-        let meter = Meter::new(capacities.len(), METERED_BYTES_PER_RAIL * capacities.len() as u64);
+        let rails = capacities.len();
+        let deep_bytes = window_bytes / rails.max(1) / METERED_DEPTH;
+        let meter = Meter::new(rails, deep_bytes, METERED_BYTES_PER_RAIL * rails as u64);
         Self {
             shares,
             meter,
@@ -147,10 +151,10 @@ impl Split {
 
     /// Gives `bytes` bytes to a rail.
     pub fn give(&mut self, rail: usize, bytes: usize, now: Timestamp) {
-        self.meter.given(rail, now);
         let start = self.shares[rail].finish;
         let share = &mut self.shares[rail];
         share.backlog += bytes;
+        self.meter.given(rail, share.backlog, now);
         share.finish = start + bytes as f64 / share.capacity;
         for share in &mut self.shares {
             let one = bytes as f64 / share.capacity;
@@ -173,8 +177,8 @@ impl Split {
     pub fn finished(&mut self, rail: usize, bytes: usize, now: Timestamp) {
         let share = &mut self.shares[rail];
         share.backlog = share.backlog.checked_sub(bytes).expect("only what was given arrives");
-        let is_idle = share.backlog == 0;
-        self.meter.arrived((rail, bytes), is_idle, now, |rail| self.shares[rail].nominal);
+        let backlog = share.backlog;
+        self.meter.arrived(rail, (bytes, backlog), now, |rail| self.shares[rail].nominal);
     }
 }
 
