@@ -4,12 +4,20 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use crate::TransportError;
 
 /// Connections that wait to be accepted; the kernel may allow fewer.
 const BACKLOG: i32 = 4096;
+
+/// Congestion controls that pace what they send by their own estimate of the bandwidth. Between hosts
+/// that are microseconds apart, with bursts of a few tiles, the estimate is wrong by orders of
+/// magnitude, and bytes wait for tens of milliseconds in front of an idle NIC.
+const PACING: [&str; 1] = ["bbr"];
+/// What every kernel has and permits, in place of one of those.
+const UNPACED: &str = "reno";
 
 /// Where a socket is tied to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,12 +87,22 @@ pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
     let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
         .map_err(BindError::new("create a TCP socket".into()))?;
+    unpace(&socket).map_err(BindError::new(format!("use the congestion control {UNPACED}")))?;
     if let Some(interface) = &binding.interface {
         tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
     let local = SockAddr::from(SocketAddr::new(binding.address, port));
     socket.bind(&local).map_err(BindError::new(format!("bind to {}", binding.address)))?;
     Ok(socket)
+}
+
+/// Keeps the congestion control that the host has chosen, unless it paces. Connections that a listener
+/// accepts have that of the listener.
+fn unpace(socket: &Socket) -> io::Result<()> {
+    if PACING.contains(&tcp_congestion(socket)?.as_str()) {
+        set_tcp_congestion(socket, UNPACED)?;
+    }
+    Ok(())
 }
 
 /// Ties the socket to a NIC by name. Where that is not permitted the source address has to do: it
@@ -107,6 +125,8 @@ fn tie(_: &Socket, _: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]
@@ -118,6 +138,37 @@ mod tests {
         assert_eq!(peer.ip(), far.address);
         let stream = dial(&near, peer, Duration::from_secs(10)).unwrap();
         assert_eq!(stream.local_addr().unwrap().ip(), near.address);
+    }
+
+    #[test]
+    fn nothing_is_paced_at_either_end() {
+        let loopback = Binding { address: "127.0.0.1".parse().unwrap(), interface: None };
+        let socket = bound(&loopback, 0).unwrap();
+        for pacing in PACING {
+            match set_tcp_congestion(&socket, pacing) {
+                Ok(()) => unpace(&socket).unwrap(),
+                Err(reason) => {
+                    let line = format!("skip: congestion control {pacing}: {reason}\n");
+                    io::stderr().write_all(line.as_bytes()).unwrap();
+                }
+            }
+        }
+        socket.listen(1).unwrap();
+        let listener = TcpListener::from(socket);
+        let near = dial(&loopback, listener.local_addr().unwrap(), Duration::from_secs(10));
+        for end in [near.unwrap(), listener.accept().unwrap().0] {
+            let control = tcp_congestion(&end).unwrap();
+            assert!(!PACING.contains(&control.as_str()), "{control}");
+        }
+    }
+
+    #[test]
+    fn a_chosen_congestion_control_stays() {
+        let loopback = Binding { address: "127.0.0.1".parse().unwrap(), interface: None };
+        let socket = bound(&loopback, 0).unwrap();
+        set_tcp_congestion(&socket, UNPACED).unwrap();
+        unpace(&socket).unwrap();
+        assert_eq!(tcp_congestion(&socket).unwrap(), UNPACED);
     }
 
     #[test]
