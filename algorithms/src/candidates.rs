@@ -15,7 +15,8 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
-use crate::degraded::rails::{Division, Hubs, hubs};
+use crate::degraded::hubs::{Hubs, hubs};
+use crate::degraded::rails::Division;
 use crate::degraded::strategies::{self, Strategy};
 use crate::degraded::{Between, Fabric};
 use crate::hierarchical::Hierarchy;

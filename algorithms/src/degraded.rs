@@ -6,6 +6,7 @@
 
 pub mod completion;
 pub mod concurrent;
+pub mod hubs;
 pub mod nested;
 pub mod order;
 pub mod paper;
@@ -68,6 +69,12 @@ impl Fabric {
     #[must_use]
     pub fn rails(&self, host: usize) -> &[f64] {
         &self.rails[host]
+    }
+
+    /// How many rails the host with the most has.
+    #[must_use]
+    pub fn most_rails(&self) -> usize {
+        self.rails.iter().map(Vec::len).max().unwrap_or(0)
     }
 
     /// Bytes per second that `host` can send, and receive.

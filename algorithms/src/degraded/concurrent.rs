@@ -193,7 +193,7 @@ mod tests {
         for rails in [[8.0, 6.0, 7.0, 8.0, 5.0, 8.0], [2.0, 8.0, 8.0, 3.0, 7.0, 8.0]] {
             let pair = allgather_with_reduce_scatter(&fabric(&rails)).unwrap();
             verify(&pair, 6);
-            let bound = crate::degraded::rails::lower_bound(&fabric(&rails));
+            let bound = crate::degraded::hubs::lower_bound(&fabric(&rails));
             assert!((seconds(&pair, &rails) / bound - 1.0).abs() < 1e-6, "{rails:?}");
         }
     }

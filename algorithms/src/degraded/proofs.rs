@@ -8,8 +8,8 @@ use ccl_core::random::Random;
 use ccl_core::schedule::{Holdings, Schedule, Transfer, round, run};
 
 use super::completion::complete;
+use super::hubs::{hubs, lower_bound};
 use super::nested::{levels, nested_rings};
-use super::rails::{hubs, lower_bound};
 use super::rounds::hub_shares_in_rounds;
 use super::{Between, Fabric, Reach};
 

@@ -1,36 +1,30 @@
 //! Which rails carry what, where a rail reaches only the same rail of other hosts.
 //!
-//! Hubs with the shares `w` make every pair of hosts exchange `w_i + w_j` of the data in each
-//! direction. A pair may divide that among its common rails as it likes, and the best division
-//! makes all rails of all hosts equally busy: it minimises the sum of squares of what they carry,
-//! over their capacity.
+//! [Hubs](super::hubs) with the shares `w` make every pair of hosts exchange `w_i + w_j` of the data
+//! in each direction. A pair may divide that among its common rails as it likes, and the best
+//! division makes all rails of all hosts equally busy: it minimises the sum of squares of what they
+//! carry, over their capacity.
 //!
 //! That is found in two ways. First, all rails of a host that are too busy become less attractive
 //! to all pairs at once, and the others more; this takes few steps for many hosts, but never
 //! empties a rail. Then pair by pair. Given what the others do, the best for one pair is to fill
 //! its rails like connected vessels: those that are busiest at both ends together stay empty, and
-//! the rest end at one level. Where the shares of [`hub_shares`] leave one rail busier than the
-//! rest all the same, which happens among few hosts, hubs with busy rails hand some of their share
-//! to the others.
+//! the rest end at one level.
 
 use ccl_core::ids::Rank;
 use ccl_core::topology::Topology;
 
-use super::relay::{Trees, pair};
-use super::{Fabric, Reach};
-use crate::shares::hub_shares;
+use super::Fabric;
+use super::relay::pair;
 
 /// A division is good enough when the busiest rail is this close to what the busiest host needs.
-const TOLERANCE: f64 = 1e-3;
+pub(super) const TOLERANCE: f64 = 1e-3;
 
 /// All pairs change at once at most so often.
 const STEPS: u32 = 12;
 
 /// Then the pairs are visited at most so often, one after the other.
 const SWEEPS: u32 = 30;
-
-/// Shares are shifted until it did not help so often.
-const PATIENCE: u32 = 6;
 
 /// What every pair of hosts sends over every rail, in each direction.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,119 +79,14 @@ impl Division {
     }
 
     /// How long the busiest rail of every host is busy.
-    fn by_host(&self) -> Vec<f64> {
+    pub(super) fn by_host(&self) -> Vec<f64> {
         let rows = self.seconds.chunks(self.rails.max(1));
         rows.map(|row| row.iter().copied().fold(0.0, f64::max)).collect()
     }
 }
 
-/// Hubs, and what they cost.
-#[derive(Clone, Debug)]
-pub struct Hubs {
-    /// How much of the data each host reduces.
-    shares: Vec<f64>,
-    trees: Trees,
-    seconds_per_byte: f64,
-    /// If a rail reaches only the same rail of other hosts.
-    division: Option<Division>,
-}
-
-impl Hubs {
-    /// How much of the data each host reduces; in all that is 1.
-    #[must_use]
-    pub fn shares(&self) -> &[f64] {
-        &self.shares
-    }
-
-    /// How long the busiest rail is busy, for every byte of the data.
-    #[must_use]
-    pub fn seconds_per_byte(&self) -> f64 {
-        self.seconds_per_byte
-    }
-
-    /// What every pair of hosts sends over every rail; none if every rail reaches every other.
-    #[must_use]
-    pub fn division(&self) -> Option<&Division> {
-        self.division.as_ref()
-    }
-
-    pub(crate) fn trees(&self) -> &Trees {
-        &self.trees
-    }
-}
-
-/// The best hubs for this fabric; none if some hosts cannot reach each other.
-#[must_use]
-pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
-    let mut shares = hub_shares(&useful_capacities(fabric));
-    let (mut best, mut busy) = evaluate(fabric, &shares)?;
-    let enough = lower_bound(fabric) * (1.0 + TOLERANCE);
-    let mut left = if fabric.hosts() > 2 { PATIENCE } else { 0 };
-    while left > 0 && best.seconds_per_byte > enough {
-        shares = shifted(fabric, &shares, &busy);
-        let (next, next_busy) = evaluate(fabric, &shares)?;
-        left -= 1;
-        if next.seconds_per_byte < best.seconds_per_byte * (1.0 - TOLERANCE) {
-            left = PATIENCE;
-        }
-        if next.seconds_per_byte < best.seconds_per_byte {
-            best = next;
-        }
-        busy = next_busy;
-    }
-    Some(best)
-}
-
-/// How long the busiest rail is busy for every byte of the data, when host `h` reduces the share
-/// `shares[h]` of it. Infinite if some hosts cannot reach each other.
-#[must_use]
-pub fn predicted_load(fabric: &Fabric, shares: &[f64]) -> f64 {
-    evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte)
-}
-
-/// Seconds for every byte below which no AllReduce can be: [`ccl_core::cost::bound_allreduce`] with
-/// the rails that reach any other host.
-#[must_use]
-pub fn lower_bound(fabric: &Fabric) -> f64 {
-    if fabric.hosts() < 2 {
-        return 0.0;
-    }
-    let capacities = useful_capacities(fabric);
-    let slowest = capacities.iter().copied().fold(f64::INFINITY, f64::min);
-    let volume = 2.0 * real(fabric.hosts() - 1) / capacities.iter().sum::<f64>();
-    f64::max(1.0 / slowest, volume)
-}
-
-/// The capacity of every host without the rails that no other host has.
-fn useful_capacities(fabric: &Fabric) -> Vec<f64> {
-    let hosts = 0..fabric.hosts();
-    let has = |host: usize, rail: usize| fabric.rails(host).get(rail).is_some_and(|r| *r > 0.0);
-    let useful = |host: usize, rail: usize| {
-        let mut others = hosts.clone().filter(|other| *other != host);
-        fabric.reach() == Reach::Switched || others.any(|other| has(other, rail))
-    };
-    let capacity = |host: usize| -> f64 {
-        let rails = fabric.rails(host).iter().enumerate();
-        rails.filter(|(rail, _)| useful(host, *rail)).map(|(_, capacity)| capacity).sum()
-    };
-    hosts.clone().map(capacity).collect()
-}
-
-/// Hubs with these shares, and how long the busiest rail of every host is busy.
-fn evaluate(fabric: &Fabric, shares: &[f64]) -> Option<(Hubs, Vec<f64>)> {
-    let trees = Trees::new(fabric, shares)?;
-    let volumes = trees.volumes(shares);
-    let division = (fabric.reach() == Reach::RailOnly).then(|| divide(fabric, &volumes));
-    let busy = match &division {
-        Some(division) => division.by_host(),
-        None => busy_hosts(fabric, &volumes),
-    };
-    let seconds_per_byte = busy.iter().copied().fold(0.0, f64::max);
-    Some((Hubs { shares: shares.to_vec(), trees, seconds_per_byte, division }, busy))
-}
-
 /// How long every host would be busy if all its rails were equally so.
-fn busy_hosts(fabric: &Fabric, volumes: &[f64]) -> Vec<f64> {
+pub(super) fn busy_hosts(fabric: &Fabric, volumes: &[f64]) -> Vec<f64> {
     let hosts = fabric.hosts();
     let total = |host: usize| -> f64 {
         let others = (0..hosts).filter(|other| *other != host);
@@ -210,25 +99,12 @@ fn busy_hosts(fabric: &Fabric, volumes: &[f64]) -> Vec<f64> {
     fabric.capacities().into_iter().enumerate().map(busy).collect()
 }
 
-/// Hosts that are busier than the average give up some of their share, the others get it.
-fn shifted(fabric: &Fabric, shares: &[f64], busy: &[f64]) -> Vec<f64> {
-    let capacities = fabric.capacities();
-    let weighted = busy.iter().zip(&capacities).map(|(busy, capacity)| busy * capacity);
-    let average = weighted.sum::<f64>() / capacities.iter().sum::<f64>();
-    let step = 0.5 / real(fabric.hosts() - 2);
-    let moved = shares.iter().zip(busy.iter().zip(&capacities));
-    let moved = moved.map(|(share, (busy, capacity))| share + step * (average - busy) * capacity);
-    let moved: Vec<f64> = moved.map(|share| share.max(0.0)).collect();
-    let total: f64 = moved.iter().sum();
-    moved.iter().map(|share| share / total).collect()
-}
-
 /// Divides what every pair of hosts sends in each direction, by [`pair`], among its common rails.
 ///
 /// A pair that has none must have nothing to send.
 #[must_use]
 pub fn divide(fabric: &Fabric, volumes: &[f64]) -> Division {
-    let (hosts, rails) = (fabric.hosts(), rails_of(fabric));
+    let (hosts, rails) = (fabric.hosts(), fabric.most_rails());
     let targets = busy_hosts(fabric, volumes);
     let enough = targets.iter().copied().fold(0.0, f64::max) * (1.0 + TOLERANCE);
     let mut vessels = Vessels::new(fabric, volumes);
@@ -269,10 +145,6 @@ fn attract_more(attraction: &mut [f64], division: &Division, targets: &[f64]) {
     }
 }
 
-fn rails_of(fabric: &Fabric) -> usize {
-    (0..fabric.hosts()).map(|host| fabric.rails(host).len()).max().unwrap_or(0)
-}
-
 /// The rails as vessels: what a pair puts into rail `r` raises its level by that over `widths[r]`.
 struct Vessels<'a> {
     volumes: &'a [f64],
@@ -285,7 +157,7 @@ struct Vessels<'a> {
 
 impl<'a> Vessels<'a> {
     fn new(fabric: &Fabric, volumes: &'a [f64]) -> Self {
-        let rails = rails_of(fabric);
+        let rails = fabric.most_rails();
         let mut costs = vec![0.0; fabric.hosts() * rails];
         for host in 0..fabric.hosts() {
             for (cost, capacity) in costs[host * rails..].iter_mut().zip(fabric.rails(host)) {
@@ -399,59 +271,13 @@ fn level(floors: &[f64], widths: &[f64], volume: f64) -> f64 {
     }
 }
 
-#[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
-fn real(number: usize) -> f64 {
-    number as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::degraded::proofs::{rail_only, random_losses, retained};
+    use crate::degraded::Reach;
+    use crate::degraded::hubs::{hubs, lower_bound, predicted_load};
+    use crate::degraded::proofs::random_losses;
     use ccl_core::random::Random;
-
-    fn percent(fabric: &Fabric) -> f64 {
-        hubs(fabric).map_or(0.0, |hubs| retained(fabric, hubs.seconds_per_byte()))
-    }
-
-    #[test]
-    fn hubs_reach_the_bound_where_rings_of_mismatched_rails_do_not() {
-        let (a, b, all) = (!2, !4, u8::MAX);
-        let each: Vec<u8> = (0..8).map(|rail| !(1 << rail)).collect();
-        let table: [(&[u8], f64); 6] = [
-            (&[a, b], 75.0),
-            (&[a, b, all], 91.7),
-            (&[a, b, a, b, all, all], 91.7),
-            (&each, 87.5),
-            (&[a, b, a, b, a, b, a, b], 87.5),
-            (&[0x0f, 0xf0, all], 66.7),
-        ];
-        for (masks, expected) in table {
-            let percent = percent(&rail_only(masks));
-            assert!((percent - expected).abs() < 0.15, "{masks:?}: {percent}");
-        }
-        // Hosts without a common rail go through the two that have all; 55.6 if only these were
-        // hubs.
-        let halves = percent(&rail_only(&[0x0f, 0xf0, 0x0f, 0xf0, all, all]));
-        assert!((55.6..=66.7).contains(&halves), "{halves}");
-    }
-
-    /// The means over a thousand patterns, and what they would be if every rail reached every
-    /// other.
-    #[test]
-    fn hubs_on_random_rails_are_nearly_as_fast_as_can_be() {
-        for (hosts, lost, expected) in [(8, 8, 87.5), (8, 16, 73.1), (4, 4, 87.3), (16, 8, 93.8)] {
-            let mut random = Random::new(1);
-            let fabrics = || random_losses(hosts, lost, &mut random);
-            let trials: Vec<Fabric> = std::iter::repeat_with(fabrics).take(1000).collect();
-            let mean = trials.iter().map(percent).sum::<f64>() / 1000.0;
-            let bound = |fabric: &Fabric| retained(fabric, lower_bound(fabric));
-            let bound = trials.iter().map(bound).sum::<f64>() / 1000.0;
-            println!("{hosts} hosts, {lost} rails lost: {mean} of {bound}");
-            assert!((mean - expected).abs() <= 0.5, "{hosts} hosts, {lost} rails lost: {mean}");
-            assert!(mean <= bound && bound - mean < 0.5, "{mean} of {bound}");
-        }
-    }
 
     #[test]
     fn a_division_moves_everything_over_common_rails() {
@@ -494,11 +320,5 @@ mod tests {
         assert!((division.volume(0, 1, 0) - 0.25).abs() < 1e-9, "{division:?}");
         assert!((division.volume(0, 1, 1) - 0.75).abs() < 1e-9, "{division:?}");
         assert!((division.busiest() - 0.25).abs() < 1e-9);
-    }
-
-    #[test]
-    fn hosts_apart_are_infinitely_slow() {
-        assert_eq!(predicted_load(&rail_only(&[1, 2]), &[0.5, 0.5]), f64::INFINITY);
-        assert_eq!(predicted_load(&rail_only(&[1]), &[1.0]), 0.0);
     }
 }

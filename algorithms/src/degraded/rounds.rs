@@ -1,7 +1,7 @@
 //! Reduction hubs with unequal shares, in several slices.
 //!
 //! Every host reduces its share of the data: all others send it theirs and get the result back.
-//! With the shares of [`rails::hubs`](super::rails::hubs) this meets the lower bound of AllReduce,
+//! With the shares of [`hubs`](super::hubs::hubs) this meets the lower bound of AllReduce,
 //! but only while contributions and results move at the same time: a host that is slow because it
 //! has lost rails sends its contributions first and receives the results later, and each direction
 //! of its rails idles half of the time. Hence slices: while one is given back, the next one is
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use ccl_core::cost::LinkCost;
 
-use super::rails::{Hubs, hubs};
+use super::hubs::{Hubs, hubs};
 use super::{Between, Fabric};
 use crate::combine::{InSequence, Pause, Shared, Staggered, reduction};
 use crate::shares::sliced;
@@ -61,7 +61,7 @@ pub fn best_lead(slices: u32) -> u32 {
 #[must_use]
 pub fn best_slices(fabric: &Fabric, bytes: usize, seconds: f64, network: &LinkCost) -> u32 {
     let hosts = fabric.hosts();
-    let rails = (0..hosts).map(|host| fabric.rails(host).len()).max().unwrap_or(1).max(1);
+    let rails = fabric.most_rails().max(1);
     #[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
     let peers = hosts.saturating_sub(1) as f64;
     let each = network.alpha + peers * network.overhead;

@@ -125,7 +125,7 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
             Some(Strategy { division: hubs.division().cloned(), ..strategy })
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
-            let seconds = super::rails::lower_bound(fabric) * size;
+            let seconds = super::hubs::lower_bound(fabric) * size;
             let slices = best_slices(fabric, bytes, seconds, &model.network);
             let rings_seconds = levels(fabric)?
                 .iter()

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use ccl_algorithms::degraded::rails::{Hubs, hubs};
+use ccl_algorithms::degraded::hubs::{Hubs, hubs};
 use ccl_algorithms::degraded::{Between, Fabric};
 use ccl_algorithms::{choose, names};
 use ccl_core::collective::{Collective, Request};
