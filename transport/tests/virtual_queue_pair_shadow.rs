@@ -52,6 +52,14 @@ fn places() -> (Place, Place) {
     (Place::new(&settings, 4096, 0), Place::new(&settings, 4096, 0))
 }
 
+/// A pair whose ends connect their backups by themselves.
+fn shadowed(exchange: &Exchange, near: &Place, far: &Place) -> Pair {
+    let mut pair = Pair::new(near, far, DEPTH);
+    pair.near.set_shadow(Some(exchange.near("pair")));
+    pair.far.set_shadow(Some(exchange.far("pair")));
+    pair
+}
+
 fn is_complete(pair: &Pair) -> bool {
     let ends = [&pair.near, &pair.far];
     ends.iter().all(|end| end.is_running() && end.footprint().queue_pairs == RAILS)
@@ -72,9 +80,7 @@ fn backups_attach_by_themselves() {
     let _others = THREADS.read();
     let exchange = Exchange::new(RAILS);
     let (near, far) = places();
-    let mut pair = Pair::new(&near, &far, DEPTH);
-    pair.near.set_shadow(Some(exchange.near("pair")));
-    pair.far.set_shadow(Some(exchange.far("pair")));
+    let mut pair = shadowed(&exchange, &near, &far);
     until(std::slice::from_mut(&mut pair), is_complete);
     add(&mut pair, (&near, &far), 5);
     pair.near.set_shadow(None);
@@ -145,9 +151,7 @@ fn a_rail_that_dies_comes_back_by_itself() {
     let _others = THREADS.read();
     let exchange = Exchange::new(RAILS);
     let (near, far) = places();
-    let mut pair = Pair::new(&near, &far, DEPTH);
-    pair.near.set_shadow(Some(exchange.near("pair")));
-    pair.far.set_shadow(Some(exchange.far("pair")));
+    let mut pair = shadowed(&exchange, &near, &far);
     for round in 0..20 {
         until(std::slice::from_mut(&mut pair), |pair| is_complete(pair) && pair.near.active() == 0);
         let rail = round % RAILS;
@@ -186,9 +190,7 @@ fn a_newer_connection_replaces_the_one_before() {
     let _others = THREADS.read();
     let exchange = Exchange::new(RAILS);
     let (near, far) = places();
-    let mut pair = Pair::new(&near, &far, DEPTH);
-    pair.near.set_shadow(Some(exchange.near("pair")));
-    pair.far.set_shadow(Some(exchange.far("pair")));
+    let mut pair = shadowed(&exchange, &near, &far);
     until(std::slice::from_mut(&mut pair), is_complete);
     let attempt = Attempt::new(clock::now() + LIMIT);
     let Ok(Connection::Stream(mut newer)) = exchange.dialling("pair").connect(1, &attempt) else {
@@ -267,9 +269,7 @@ fn no_thread_is_left() {
     drop(pair);
     until_threads(0);
     let exchange = Exchange::new(RAILS);
-    let mut pair = Pair::new(&near, &far, DEPTH);
-    pair.near.set_shadow(Some(exchange.near("pair")));
-    pair.far.set_shadow(Some(exchange.far("pair")));
+    let mut pair = shadowed(&exchange, &near, &far);
     until(std::slice::from_mut(&mut pair), is_complete);
     until_threads(0);
 }
