@@ -8,12 +8,12 @@ use proptest::prelude::*;
 use super::super::keeper::{Keeper, News, NoKeeper};
 use super::super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, TileHeader};
 use super::super::link::NetworkLink;
-use super::super::{RailTraffic, Terms, Wire};
+use super::super::{LinkShape, RailTraffic, Terms, Wire};
 use super::{SHAPE, soon, stamp};
 use crate::verbs::soft::SoftDevice;
 use crate::verbs::{
     Access, Completion, Connection, Device, Domain, Memory, MemoryRegion, Operation, QueuePair,
-    ReceiveRequest, RemoteAddress, WorkId, WorkRequest,
+    ReceiveRequest, RemoteAddress, RemoteKey, WorkId, WorkRequest,
 };
 use crate::{Link, TransportError, clock};
 
@@ -123,6 +123,7 @@ fn a_peer_that_lies_is_an_error() {
         ("another slot", good.clone(), 1, 0),
         ("beyond the window", tile(8, 16), 0, 8),
         ("shorter than it says", cut, 0, 0),
+        ("larger than a tile", tile(0, SHAPE.tile_bytes + 1), 0, 0),
         ("without a header", vec![], 0, 0),
         ("a credit for what was not sent", generous, 0, 0),
     ];
@@ -133,6 +134,27 @@ fn a_peer_that_lies_is_an_error() {
         let error = impostor.failure();
         assert!(matches!(error, TransportError::Protocol(_)), "{name}: {error}");
         assert!(impostor.link.peek().is_none(), "{name}");
+    }
+}
+
+#[test]
+fn a_peer_that_lies_about_its_memory_is_an_error() {
+    let block = RemoteAddress { address: 4096, key: RemoteKey(1) };
+    let shape = LinkShape { slots: SHAPE.slots + 1, ..SHAPE };
+    let other = Announcement { geometry: Geometry { shape, ..GEOMETRY }, block }.encode();
+    let good = Announcement { geometry: GEOMETRY, block }.encode();
+    let mut strange = good;
+    strange[0] ^= 1;
+    let lies: [(&str, &[u8]); 3] = [
+        ("other slots", &other),
+        ("another kind of peer", &strange),
+        ("not all of it", &good[..ANNOUNCEMENT_BYTES - 1]),
+    ];
+    for (name, bytes) in lies {
+        let mut impostor = Impostor::new();
+        impostor.post(bytes, |source| Operation::Send { source });
+        let error = impostor.failure();
+        assert!(matches!(error, TransportError::Protocol(_)), "{name}: {error}");
     }
 }
 
