@@ -192,6 +192,16 @@ fn rounds_that_the_sample_does_not_see_count() {
     assert!((estimate.bandwidth_seconds - 99.9).abs() < 1e-6, "{estimate:?}");
 }
 
+/// As if all ranks were looked at, but for the first tile of the hops that are not.
+#[test]
+fn rounds_that_do_not_overlap_count_where_the_sample_does_not_see_them() {
+    let relay = Relay(Line { ranks: 1000, rounds: 999 });
+    let topology = separate(&[100.0; 1000]);
+    let layout = layout(1000, 1000, 1);
+    let estimate = estimate(&relay, &layout, 1, &topology, &plain(), Network::Rounds);
+    assert!((9990.0..=9990.0 + 998.0).contains(&estimate.bandwidth_seconds), "{estimate:?}");
+}
+
 #[test]
 fn the_bound_is_the_cut_or_the_volume() {
     assert_eq!(bound_allreduce(&Topology::single_host(8, 2), 1000), 0.0);
