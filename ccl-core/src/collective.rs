@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::datatype::{DataType, Reduction};
+use crate::datatype::{DataType, ReduceOp, Reduction};
 use crate::ids::Rank;
 
 /// The kinds of calls.
@@ -98,13 +98,22 @@ pub struct Request {
     pub count: usize,
     /// Type of the elements.
     pub datatype: DataType,
-    /// How contributions are combined; [`ReduceOp::Sum`](crate::datatype::ReduceOp::Sum) where they are not.
+    /// How contributions are combined; [`ReduceOp::Sum`] where they are not.
     pub reduction: Reduction,
     /// The root of a rooted collective, `Rank(0)` otherwise.
     pub root: Rank,
 }
 
 impl Request {
+    /// One byte from everybody to everybody.
+    pub const BARRIER: Self = Self {
+        collective: Collective::Barrier,
+        count: 1,
+        datatype: DataType::Uint8,
+        reduction: Reduction::Builtin(ReduceOp::Sum),
+        root: Rank(0),
+    };
+
     /// Bytes of `count` elements.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -140,6 +149,19 @@ pub struct Signature {
     pub count: u64,
     /// Digest of algorithm, partition and epoch.
     pub plan: u32,
+}
+
+impl Signature {
+    /// Of every group of sends and receives: only the two ends of each take part, and need not agree
+    /// on the rest of the group.
+    pub const POINT_TO_POINT: Self = Self {
+        collective: Collective::PointToPoint,
+        datatype: DataType::Uint8 as u8,
+        reduction: 0,
+        root: 0,
+        count: 0,
+        plan: 0,
+    };
 }
 
 impl fmt::Display for Signature {

@@ -1,5 +1,7 @@
 //! One rank's working parts, used by one call at a time.
 
+mod ending;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,21 +17,17 @@ use ccl_core::wire::Stamp;
 use ccl_kernels::{Combine, Kernel, Region, Scratch, copy, divide, reciprocal};
 use ccl_transport::shm::Allocation;
 use ccl_transport::wait::Ladder;
-use ccl_transport::{Loan, TransportError, clock};
+use ccl_transport::{Loan, clock};
 
 use smallvec::SmallVec;
 
-use crate::bootstrap::Control;
-use crate::executor::{Arithmetic, Executor, Failure, LEAST_LOAN_BYTES, Task};
+use crate::executor::{Arithmetic, Executor, LEAST_LOAN_BYTES, Task};
 use crate::health::{Health, Turn};
 use crate::operation::Operation;
-use crate::plans::{Planner, barrier_request};
+use crate::plans::Planner;
 
-/// Calls whose signature is remembered, to tell a peer that is behind what it missed.
-const REMEMBERED_CALLS: usize = 64;
-
-/// How long a broken link waits for the news of why it broke.
-const NEWS_PATIENCE: Duration = Duration::from_millis(500);
+pub(crate) use ending::Limits;
+use ending::{History, NEWS_PATIENCE};
 
 /// Buffers of the application stand behind these in a group of sends and receives.
 const FIRST_MESSAGE_BUFFER: u16 = 3;
@@ -44,7 +42,7 @@ pub(crate) struct Engine {
     health: Arc<Health>,
     /// Collectives called so far.
     calls: u64,
-    history: [Option<Stamp>; REMEMBERED_CALLS],
+    history: History,
     /// What a barrier sends around.
     token: Scratch,
     /// The input of an in-place all-to-all, out of the way of its output.
@@ -58,30 +56,6 @@ struct Call<'a> {
     program: &'a Program,
     stamp: Stamp,
     arithmetic: Option<Arithmetic>,
-}
-
-/// What ends a call early.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits<'a> {
-    pub(crate) control: &'a Control,
-    pub(crate) timeout: Duration,
-}
-
-impl Limits<'_> {
-    /// What ended the communicator, here or elsewhere.
-    pub(crate) fn fault(self) -> Option<Error> {
-        self.control.fault().map(|fault| Error::clone(fault))
-    }
-
-    /// Why call number `calls`, or messages with `peers` if it is none, can never end.
-    fn hopeless(self, calls: Option<u64>, peers: &[Rank]) -> Option<Error> {
-        let gone = match calls {
-            Some(calls) => self.control.departed_before(calls),
-            None => peers.iter().copied().find(|peer| self.control.has_departed(*peer)),
-        };
-        let reason = "it destroyed its communicator".to_owned();
-        gone.map(|rank| Error::PeerLost { rank, reason })
-    }
 }
 
 impl Engine {
@@ -100,7 +74,7 @@ impl Engine {
             planner,
             health,
             calls: 0,
-            history: [None; REMEMBERED_CALLS],
+            history: History::default(),
             token: Scratch::new(1),
             staging: Scratch::new(0),
             ladder,
@@ -160,7 +134,7 @@ impl Engine {
                 self.planner.predict(request)
             }
             Operation::Collective { .. } | Operation::Barrier => {
-                self.planner.predict(&barrier_request())
+                self.planner.predict(&Request::BARRIER)
             }
             Operation::AllToAllV { datatype, counts, .. } => {
                 // As if all blocks were as large as this rank's are on average.
@@ -170,7 +144,7 @@ impl Engine {
                     collective: Collective::AllToAll,
                     count: count.max(1),
                     datatype: *datatype,
-                    ..barrier_request()
+                    ..Request::BARRIER
                 })
             }
             Operation::Send { peer, data } | Operation::Receive { peer, data } => {
@@ -214,7 +188,7 @@ impl Engine {
             Operation::AllToAllV { datatype, counts, input, output } => {
                 self.ragged(*datatype, counts, *input, *output, limits)
             }
-            Operation::Barrier => self.synchronise(&barrier_request(), limits),
+            Operation::Barrier => self.synchronise(&Request::BARRIER, limits),
             Operation::Send { .. } | Operation::Receive { .. } => {
                 unreachable!("messages are exchanged together")
             }
@@ -265,7 +239,7 @@ impl Engine {
     fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Result<(), Error> {
         let plan = self.enter(limits, |planner| planner.synchronising(request))?;
         let stamp = self.stamp(plan.signature);
-        let arithmetic = Some(arithmetic(&barrier_request(), self.ranks));
+        let arithmetic = Some(arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
         let memory = [token.region(); 2];
         let call = Call { program: &plan.program, stamp, arithmetic };
@@ -294,15 +268,7 @@ impl Engine {
         }
         check_own_messages(self.me, &sends, &receives)?;
         let program = point_to_point(self.me, &sends, &receives);
-        let signature = Signature {
-            collective: Collective::PointToPoint,
-            datatype: DataType::Uint8 as u8,
-            reduction: 0,
-            root: 0,
-            count: 0,
-            plan: 0,
-        };
-        let stamp = Stamp { sequence: 0, signature };
+        let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
         self.drive(Call { program: &program, stamp, arithmetic: None }, &buffers, limits)
     }
 
@@ -340,10 +306,10 @@ impl Engine {
         let calls = (!is_message).then_some(self.calls);
         // Who left may have sent before that; then it arrives within the patience.
         let mut hopeless: Option<(Instant, Error)> = None;
-        let explain = |failure| explain_failure(failure, me, task.stamp, history, limits);
+        let error = |failure| limits.error_for(failure, me, task.stamp, history);
         let mut run = self.executor.begin(task);
         loop {
-            let moved = run.sweep().map_err(explain)?;
+            let moved = run.sweep().map_err(error)?;
             if run.finished() {
                 return Ok(());
             }
@@ -352,7 +318,7 @@ impl Engine {
                 continue;
             }
             if ladder.pause(run.sockets()) {
-                run.inspect().map_err(explain)?;
+                run.inspect().map_err(error)?;
                 if let Some(fault) = limits.fault() {
                     return Err(fault);
                 }
@@ -395,7 +361,7 @@ impl Engine {
     fn stamp(&mut self, signature: Signature) -> Stamp {
         #[allow(clippy::cast_possible_truncation, reason = "sequence numbers wrap")]
         let stamp = Stamp { sequence: self.calls as u32, signature };
-        self.history[stamp.sequence as usize % REMEMBERED_CALLS] = Some(stamp);
+        self.history.remember(stamp);
         stamp
     }
 }
@@ -446,57 +412,4 @@ fn check_own_messages(
     Err(Error::InvalidUsage(format!(
         "rank {me} sends messages of {sent:?} bytes to itself and receives {received:?} in one group"
     )))
-}
-
-/// Turns a failure of the executor into an error that says who and why. If a link broke because a
-/// rank gave up, the reason is on its way through the control plane: it is waited for.
-fn explain_failure(
-    failure: Failure,
-    me: Rank,
-    ours: Stamp,
-    history: &[Option<Stamp>],
-    limits: Limits<'_>,
-) -> Error {
-    match failure {
-        Failure::Mismatch { peer, theirs } => disagreement(me, peer, ours, theirs, history),
-        Failure::Link { peer, cause } => {
-            let end = clock::now() + NEWS_PATIENCE;
-            while clock::now() < end {
-                if let Some(fault) = limits.fault() {
-                    return fault;
-                }
-                clock::sleep(Duration::from_millis(1));
-            }
-            match cause {
-                TransportError::System { call, cause } => {
-                    Error::System { call: format!("link to rank {peer}: {call}"), cause }
-                }
-                TransportError::PeerGone(_)
-                | TransportError::Protocol(_)
-                | TransportError::Refused(_)
-                | TransportError::TimedOut(_) => {
-                    Error::PeerLost { rank: peer, reason: cause.to_string() }
-                }
-            }
-        }
-    }
-}
-
-fn disagreement(
-    me: Rank,
-    peer: Rank,
-    ours: Stamp,
-    theirs: Stamp,
-    history: &[Option<Stamp>],
-) -> Error {
-    let place = theirs.sequence as usize % REMEMBERED_CALLS;
-    let then = history[place].filter(|stamp| stamp.sequence == theirs.sequence);
-    let numbered = |stamp: Stamp| format!("{} as call {}", stamp.signature, stamp.sequence);
-    let (sequence, call, other_call) = match then {
-        Some(then) if then.signature != theirs.signature => {
-            (then.sequence, then.signature.to_string(), theirs.signature.to_string())
-        }
-        _ => (ours.sequence, numbered(ours), numbered(theirs)),
-    };
-    Error::Disagreement { sequence, rank: me, call, other: peer, other_call }
 }

@@ -167,7 +167,7 @@ impl Planner {
     /// # Errors
     /// As [`Self::plan`].
     pub(crate) fn synchronising(&mut self, request: &Request) -> Result<Plan, Error> {
-        let barrier = self.plan(&barrier_request())?;
+        let barrier = self.plan(&Request::BARRIER)?;
         Ok(Plan { program: barrier.program.clone(), signature: request.signature(self.digest(0)) })
     }
 
@@ -235,17 +235,6 @@ fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> C
     let mut model = CostModel::default_for(topology);
     model.tile_bytes = settings.tile_bytes;
     tuning.map_or(model, |tuning| tuning.model(model))
-}
-
-/// One byte from everybody to everybody.
-pub(crate) fn barrier_request() -> Request {
-    Request {
-        collective: Collective::Barrier,
-        count: 1,
-        datatype: DataType::Uint8,
-        reduction: Reduction::Builtin(ReduceOp::Sum),
-        root: Rank(0),
-    }
 }
 
 /// The algorithm that the settings ask for: the first that names this collective, or none.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use ccl_algorithms::{choose, names};
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
-use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::ids::Rank;
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Buffer, Program, lower, point_to_point};
@@ -74,22 +73,11 @@ fn make(scenario: &Scenario, call: &CallPlan) -> Result<Planned, String> {
     if !call.only_synchronises() {
         return collective(scenario, call, &request(scenario, call));
     }
-    let barrier = collective(scenario, call, &barrier())?;
+    let barrier = collective(scenario, call, &Request::BARRIER)?;
     if call.collective == Collective::Barrier {
         return Ok(barrier);
     }
     Ok(Planned { signature: request(scenario, call).signature(0), ..barrier })
-}
-
-/// One byte from everybody to everybody.
-fn barrier() -> Request {
-    Request {
-        collective: Collective::Barrier,
-        count: 1,
-        datatype: DataType::Uint8,
-        reduction: Reduction::Builtin(ReduceOp::Sum),
-        root: Rank(0),
-    }
 }
 
 fn request(scenario: &Scenario, call: &CallPlan) -> Request {
@@ -156,13 +144,6 @@ fn messages(scenario: &Scenario, call: &CallPlan) -> Planned {
         let (to, by) = if bytes == 0 { (vec![], vec![]) } else { (vec![to], vec![by]) };
         point_to_point(rank, &to, &by)
     };
-    let signature = Signature {
-        collective: Collective::PointToPoint,
-        datatype: DataType::Uint8 as u8,
-        reduction: 0,
-        root: 0,
-        count: 0,
-        plan: 0,
-    };
-    Planned { programs: scenario.ranks().map(program).collect(), signature, request: None }
+    let programs = scenario.ranks().map(program).collect();
+    Planned { programs, signature: Signature::POINT_TO_POINT, request: None }
 }

@@ -1,0 +1,108 @@
+//! What ends a call before it is done, and how that is explained.
+
+use std::time::Duration;
+
+use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+use ccl_core::wire::Stamp;
+use ccl_transport::{TransportError, clock};
+
+use crate::bootstrap::Control;
+use crate::executor::Failure;
+
+/// Calls whose signature is remembered, to tell a peer that is behind what it missed.
+const REMEMBERED_CALLS: usize = 64;
+
+/// How long a broken link waits for the news of why it broke.
+pub(super) const NEWS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The stamps of the latest calls.
+#[derive(Debug)]
+pub(super) struct History([Option<Stamp>; REMEMBERED_CALLS]);
+
+impl Default for History {
+    fn default() -> Self {
+        Self([None; REMEMBERED_CALLS])
+    }
+}
+
+impl History {
+    pub(super) fn remember(&mut self, stamp: Stamp) {
+        self.0[stamp.sequence as usize % REMEMBERED_CALLS] = Some(stamp);
+    }
+
+    /// The call with this number, if it is not too long ago.
+    fn call(&self, sequence: u32) -> Option<Stamp> {
+        let place = sequence as usize % REMEMBERED_CALLS;
+        self.0[place].filter(|stamp| stamp.sequence == sequence)
+    }
+}
+
+/// What ends a call early.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits<'a> {
+    pub(crate) control: &'a Control,
+    pub(crate) timeout: Duration,
+}
+
+impl Limits<'_> {
+    /// What ended the communicator, here or elsewhere.
+    pub(crate) fn fault(self) -> Option<Error> {
+        self.control.fault().map(|fault| Error::clone(fault))
+    }
+
+    /// Why call number `calls`, or messages with `peers` if it is none, can never end.
+    pub(super) fn hopeless(self, calls: Option<u64>, peers: &[Rank]) -> Option<Error> {
+        let gone = match calls {
+            Some(calls) => self.control.departed_before(calls),
+            None => peers.iter().copied().find(|peer| self.control.has_departed(*peer)),
+        };
+        let reason = "it destroyed its communicator".to_owned();
+        gone.map(|rank| Error::PeerLost { rank, reason })
+    }
+
+    /// A failure of the executor as an error that says who and why. If a link broke because a
+    /// rank gave up, the reason is on its way through the control plane: it is waited for.
+    pub(super) fn error_for(
+        self,
+        failure: Failure,
+        me: Rank,
+        ours: Stamp,
+        history: &History,
+    ) -> Error {
+        match failure {
+            Failure::Mismatch { peer, theirs } => disagreement(me, peer, ours, theirs, history),
+            Failure::Link { peer, cause } => {
+                let end = clock::now() + NEWS_PATIENCE;
+                while clock::now() < end {
+                    if let Some(fault) = self.fault() {
+                        return fault;
+                    }
+                    clock::sleep(Duration::from_millis(1));
+                }
+                match cause {
+                    TransportError::System { call, cause } => {
+                        Error::System { call: format!("link to rank {peer}: {call}"), cause }
+                    }
+                    TransportError::PeerGone(_)
+                    | TransportError::Protocol(_)
+                    | TransportError::Refused(_)
+                    | TransportError::TimedOut(_) => {
+                        Error::PeerLost { rank: peer, reason: cause.to_string() }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &History) -> Error {
+    let numbered = |stamp: Stamp| format!("{} as call {}", stamp.signature, stamp.sequence);
+    let (sequence, call, other_call) = match history.call(theirs.sequence) {
+        Some(then) if then.signature != theirs.signature => {
+            (then.sequence, then.signature.to_string(), theirs.signature.to_string())
+        }
+        _ => (ours.sequence, numbered(ours), numbered(theirs)),
+    };
+    Error::Disagreement { sequence, rank: me, call, other: peer, other_call }
+}
