@@ -87,31 +87,44 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// The algorithms of AllReduce that are of use where hosts are alike.
+const PLAIN: [&str; 11] = [
+    "one_shot",
+    "two_shot",
+    "recursive_doubling",
+    "rabenseifner",
+    "ring",
+    "double_binary_tree",
+    "hierarchical",
+    "hierarchical_one_shot",
+    "hierarchical_recursive_doubling",
+    "hierarchical_rabenseifner",
+    "hierarchical_ring",
+];
+
+const ALLREDUCE: [&str; 19] = joined(&PLAIN, &strategies::NAMES);
+
+/// One list after the other; together they have `ALL` names.
+pub(crate) const fn joined<const ALL: usize>(
+    first: &[&'static str],
+    second: &[&'static str],
+) -> [&'static str; ALL] {
+    assert!(first.len() + second.len() == ALL, "the number of names");
+    let mut all = [""; ALL];
+    let mut place = 0;
+    while place < ALL {
+        let is_first = place < first.len();
+        all[place] = if is_first { first[place] } else { second[place - first.len()] };
+        place += 1;
+    }
+    all
+}
+
 /// The algorithms of a collective. Among equally fast ones the first is taken.
 #[must_use]
 pub fn names(collective: Collective) -> &'static [&'static str] {
     match collective {
-        Collective::AllReduce => &[
-            "one_shot",
-            "two_shot",
-            "recursive_doubling",
-            "rabenseifner",
-            "ring",
-            "double_binary_tree",
-            "hierarchical",
-            "hierarchical_one_shot",
-            "hierarchical_recursive_doubling",
-            "hierarchical_rabenseifner",
-            "hierarchical_ring",
-            "hub_shares",
-            "nested_rings",
-            "best_ring",
-            "balance",
-            "r2ccl_two_stage",
-            "r2ccl_two_stage_printed",
-            "r2ccl_recursive",
-            "r2ccl_bridge_ring",
-        ],
+        Collective::AllReduce => &ALLREDUCE,
         Collective::AllGather => {
             &["direct", "ring", "bruck", "pat", "hierarchical", "hierarchical_bruck"]
         }

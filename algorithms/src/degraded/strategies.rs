@@ -14,24 +14,14 @@ use super::paper::{
 use super::rails::Division;
 use super::rounds::{best_lead, best_slices, in_rounds};
 use super::{Between, Fabric, Reach};
-use crate::candidates::Scene;
+use crate::candidates::{Scene, joined};
 use crate::combine::{Items, there_and_back};
 use crate::pattern::Pattern;
 use crate::spread::AllGather;
 
-/// All names: ours, then those of the R²CCL paper.
-pub(crate) const NAMES: [&str; 8] = [
-    "hub_shares",
-    "nested_rings",
-    "best_ring",
-    "balance",
-    "r2ccl_two_stage",
-    "r2ccl_two_stage_printed",
-    "r2ccl_recursive",
-    "r2ccl_bridge_ring",
-];
+const OURS: [&str; 3] = ["hub_shares", "nested_rings", "best_ring"];
 
-/// Names of those that are compared with ours, and never better.
+/// Names of those of the R²CCL paper, which are compared with ours and never better.
 pub(crate) const BASELINES: [&str; 5] = [
     "balance",
     "r2ccl_two_stage",
@@ -39,6 +29,9 @@ pub(crate) const BASELINES: [&str; 5] = [
     "r2ccl_recursive",
     "r2ccl_bridge_ring",
 ];
+
+/// All names.
+pub(crate) const NAMES: [&str; 8] = joined(&OURS, &BASELINES);
 
 /// Among more hosts than this, no strategy is worth its planning: a mesh has too many pairs, and a ring too
 /// many hops.
