@@ -102,7 +102,7 @@ const PLAIN: [&str; 11] = [
     "hierarchical_ring",
 ];
 
-const ALLREDUCE: [&str; 19] = joined(&PLAIN, &strategies::NAMES);
+const ALLREDUCE: [&str; 20] = joined(&PLAIN, &strategies::NAMES);
 
 /// One list after the other; together they have `ALL` names.
 pub(crate) const fn joined<const ALL: usize>(

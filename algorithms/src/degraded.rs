@@ -108,6 +108,11 @@ impl Fabric {
     }
 }
 
+#[allow(clippy::cast_precision_loss, reason = "a size, or a number of hosts, in a model")]
+fn real(number: usize) -> f64 {
+    number as f64
+}
+
 /// A host as a position of a schedule.
 fn host_rank(host: usize) -> Rank {
     Rank(u32::try_from(host).unwrap_or(u32::MAX))

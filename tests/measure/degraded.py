@@ -24,7 +24,7 @@ CASES = {
     "1 rail of 2 hosts each, different": ["0:0", "1:1"],
 }
 PLANNER = "planner"
-STRATEGIES = ["balance", "r2ccl_two_stage", "r2ccl_recursive", "two_shot", "nested_rings", "hub_shares", PLANNER]
+STRATEGIES = ["r2ccl_hot_repair", "balance", "r2ccl_two_stage", "r2ccl_recursive", "two_shot", "nested_rings", "hub_shares", PLANNER]
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 

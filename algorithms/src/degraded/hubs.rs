@@ -7,7 +7,7 @@
 
 use super::rails::{Division, TOLERANCE, busy_hosts, divide};
 use super::relay::Trees;
-use super::{Fabric, Reach};
+use super::{Fabric, Reach, real};
 use crate::shares::hub_shares;
 
 /// Shares are shifted until it did not help so often.
@@ -129,11 +129,6 @@ fn shifted(fabric: &Fabric, shares: &[f64], busy: &[f64]) -> Vec<f64> {
     let moved: Vec<f64> = moved.map(|share| share.max(0.0)).collect();
     let total: f64 = moved.iter().sum();
     moved.iter().map(|share| share / total).collect()
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a number of hosts")]
-fn real(number: usize) -> f64 {
-    number as f64
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //!
 //! | the paper's name | here | section |
 //! |---|---|---|
-//! | R²CCL-HotRepair | [`hot_repair_capacity`], a model only | §5, Figure 3 |
+//! | R²CCL-HotRepair | [`hot_repair()`] | §5, Figure 3 |
 //! | R²CCL-Balance | [`balance()`] | §5.1 |
 //! | R²CCL-AllReduce | [`two_stage()`] | §5.2, Figure 5, appendix A |
 //! | topology-aware logical re-ranking | [`bridge_order`], [`bridge_ring`] | §6, appendix D |
@@ -23,6 +23,7 @@ pub mod formulas;
 
 mod balance;
 mod bridge;
+mod hot_repair;
 mod levels;
 mod recursive;
 mod two_stage;
@@ -30,8 +31,9 @@ mod two_stage;
 #[cfg(test)]
 mod tests;
 
-pub use balance::{balance, hot_repair_capacity};
+pub use balance::balance;
 pub use bridge::{bridge_order, bridge_ring, ring_rate};
+pub use hot_repair::{hot_repair, hot_repair_capacity};
 pub use recursive::{literal_time, recursive, recursive_literal, recursive_time};
 pub use two_stage::{Share, two_stage, two_stage_time};
 

@@ -38,6 +38,11 @@ pub struct Division {
 }
 
 impl Division {
+    /// By pair of hosts and rail, and by host and rail.
+    pub(super) fn new(fabric: &Fabric, volumes: Vec<f64>, seconds: Vec<f64>) -> Self {
+        Self { hosts: fabric.hosts(), rails: fabric.most_rails(), volumes, seconds }
+    }
+
     /// What two different hosts send each other over `rail`.
     #[must_use]
     pub fn volume(&self, one: usize, other: usize, rail: usize) -> f64 {

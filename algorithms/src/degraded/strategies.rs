@@ -9,11 +9,12 @@ use ccl_core::topology::Topology;
 use super::nested::{levels, nested_rings};
 use super::order::{best_ring, ring_capacity};
 use super::paper::{
-    Share, balance, bridge_order, bridge_ring, recursive, recursive_time, two_stage, two_stage_time,
+    Share, balance, bridge_order, bridge_ring, hot_repair, recursive, recursive_time, two_stage,
+    two_stage_time,
 };
 use super::rails::Division;
 use super::rounds::{best_lead, best_slices, in_rounds};
-use super::{Between, Fabric, Reach};
+use super::{Between, Fabric, Reach, real};
 use crate::candidates::{Scene, joined};
 use crate::combine::{Items, there_and_back};
 use crate::pattern::Pattern;
@@ -22,8 +23,9 @@ use crate::spread::AllGather;
 const OURS: [&str; 3] = ["hub_shares", "nested_rings", "best_ring"];
 
 /// Names of those of the R²CCL paper, which are compared with ours and never better.
-pub(crate) const BASELINES: [&str; 5] = [
+pub(crate) const BASELINES: [&str; 6] = [
     "balance",
+    "r2ccl_hot_repair",
     "r2ccl_two_stage",
     "r2ccl_two_stage_printed",
     "r2ccl_recursive",
@@ -31,7 +33,7 @@ pub(crate) const BASELINES: [&str; 5] = [
 ];
 
 /// All names.
-pub(crate) const NAMES: [&str; 8] = joined(&OURS, &BASELINES);
+pub(crate) const NAMES: [&str; 9] = joined(&OURS, &BASELINES);
 
 /// Among more hosts than this, no strategy is worth its planning: a mesh has too many pairs, and a ring too
 /// many hops.
@@ -131,6 +133,11 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
             ring(in_this_order(fabric, &order), &order)
         }
         "balance" => ring(balance(fabric), &in_order()),
+        "r2ccl_hot_repair" => {
+            let (between, division) = hot_repair(fabric)?;
+            let network = Network::Busy(division.busiest() * size);
+            Some(Strategy { division: Some(division), ..Strategy::new(between, network) })
+        }
         "r2ccl_two_stage" => staged(Share::Corrected),
         "r2ccl_two_stage_printed" => staged(Share::Printed),
         "r2ccl_recursive" => or_ring(recursive(fabric), recursive_time(fabric)),
@@ -176,9 +183,4 @@ fn in_this_order(fabric: &Fabric, order: &[usize]) -> Option<Between> {
     let schedule = crate::combine::in_order(there_and_back(Arc::new(around)), members, Items::Same);
     (ring_capacity(fabric, order) > 0.0)
         .then(|| Between { schedule, weights: vec![1.0; order.len()] })
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a size in a model")]
-fn real(number: usize) -> f64 {
-    number as f64
 }

@@ -1,4 +1,4 @@
-//! What keeps the schedule and changes only which rails carry it: R²CCL-Balance and R²CCL-HotRepair.
+//! What keeps the schedule and changes only which rails carry it: R²CCL-Balance.
 
 use crate::degraded::{Between, Fabric};
 
@@ -13,38 +13,10 @@ pub fn balance(fabric: &Fabric) -> Option<Between> {
     (ring_rate(fabric, &order) > 0.0).then(|| levels::single(order))
 }
 
-/// R²CCL-HotRepair (§5, Figure 3): what a host with these `rails` can still send when the ones that are
-/// `lost` hand all their traffic to one backup, and every other carries what it did before.
-///
-/// The backup is the fastest that is left. It has `1 + lost` parts of the traffic to carry if all rails are
-/// equal, so with 8 of them the loss of one halves the capacity, and that of four leaves a fifth.
-#[must_use]
-pub fn hot_repair_capacity(rails: &[f64], lost: &[usize]) -> f64 {
-    let split = |gone: bool| {
-        let rails = rails.iter().enumerate();
-        rails.filter(move |(rail, _)| lost.contains(rail) == gone).map(|(_, rate)| *rate)
-    };
-    let moved: f64 = split(true).sum();
-    let backup = split(false).fold(0.0, f64::max);
-    if backup > 0.0 { rails.iter().sum::<f64>() * backup / (backup + moved) } else { 0.0 }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::degraded::Reach;
-
-    #[test]
-    fn one_backup_for_all_lost_rails_is_the_bottleneck() {
-        let percent = |lost: &[usize]| 100.0 * hot_repair_capacity(&[1.0; 8], lost) / 8.0;
-        assert_eq!(percent(&[]), 100.0);
-        assert_eq!(percent(&[3]), 50.0);
-        assert!((percent(&[0, 7]) - 33.3).abs() < 0.05);
-        assert!((percent(&[0, 1, 2, 3]) - 20.0).abs() < 1e-9);
-        assert_eq!(hot_repair_capacity(&[1.0, 3.0, 2.0], &[0]), 4.5);
-        assert_eq!(hot_repair_capacity(&[1.0; 2], &[0, 1]), 0.0);
-        assert_eq!(hot_repair_capacity(&[], &[2]), 0.0);
-    }
 
     #[test]
     fn balance_keeps_the_order_and_needs_neighbours_that_can_talk() {
