@@ -120,6 +120,7 @@ impl Engine {
     /// Makes plans with measurements from now on. Returns the topology that was measured.
     pub(crate) fn tuned(&mut self, tuning: &Tuning) -> Topology {
         self.planner.tuned(tuning);
+        self.executor.tune(self.planner.introduced());
         self.planner.introduced().clone()
     }
 

@@ -16,6 +16,7 @@ use std::os::fd::RawFd;
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
+use ccl_core::topology::{RailCapacity, Topology};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
@@ -92,6 +93,21 @@ impl Executor {
             }
         }
         self.rails = rails.to_vec();
+    }
+
+    /// Takes note of the measured rates of all rails.
+    pub(crate) fn tune(&mut self, topology: &Topology) {
+        let home = topology.node_of(self.me);
+        let rate = |rail: &RailCapacity| rail.bytes_per_second;
+        for peer in (0..topology.ranks()).map(Rank) {
+            let away = topology.node_of(peer);
+            let ends = topology.rails(home).iter().zip(topology.rails(away));
+            let rates: Vec<f64> = ends.map(|(one, other)| rate(one).min(rate(other))).collect();
+            let port = Port::Pair(peer).index(self.links.len() / 2);
+            if let Some(link) = self.links[port].as_mut().filter(|_| away != home) {
+                link.tune(&rates, topology.nodes() as usize - 1);
+            }
+        }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.

@@ -110,6 +110,13 @@ pub trait Link: Send + fmt::Debug {
         let _ = proportions;
     }
 
+    /// Says how many bytes per second the rails carry, as was measured, and how many links share them.
+    /// Then no more is on the way at a time than the network can be expected to hold, in tiles that are
+    /// small beside that.
+    fn tune(&mut self, rates: &[f64], sharing: usize) {
+        let _ = (rates, sharing);
+    }
+
     /// Whether everything committed has left this process for good: nothing is lost if it exits now.
     fn flushed(&self) -> bool {
         true

@@ -14,7 +14,7 @@ use super::carrier::{CONTROL, Carrier, Live, Wire};
 use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
-use super::layout::{CREDIT_BYTES, Geometry, Notice, TileHeader};
+use super::layout::{Geometry, Notice, TileHeader};
 use super::repair::{Repair, Terms};
 use super::split::Split;
 use super::{MAX_RAILS, RailTraffic};
@@ -27,6 +27,9 @@ const LOOK_FIRST_RAILS: usize = 3;
 /// takes longer than a round trip only if a rail is dying.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_PAUSE: Duration = Duration::from_micros(50);
+/// So many tiles fit into what a tuned rail may have on the way, but none is smaller than this.
+const TILES_PER_QUEUE: usize = 4;
+const LEAST_TUNED_TILE_BYTES: usize = 8 << 10;
 
 /// One end of a link over the rails between two hosts.
 pub(super) struct NetworkLink {
@@ -40,6 +43,8 @@ pub(super) struct NetworkLink {
     pub(super) window: Window,
     pub(super) fences: Fences,
     pub(super) repair: Repair,
+    /// The largest tile that is sent; larger ones may come.
+    tile_bytes: usize,
     is_reserved: bool,
     /// Tiles the peer was told that this end has consumed.
     credited: u64,
@@ -94,6 +99,7 @@ impl NetworkLink {
             fences: Fences::new(carriers.len()),
             repair: Repair::new(carriers.len(), terms, keeper),
             carriers,
+            tile_bytes: geometry.shape.tile_bytes,
             is_reserved: false,
             credited: 0,
             owes_credit: false,
@@ -287,7 +293,7 @@ impl NetworkLink {
         if !is_due || self.failure.is_some() {
             return;
         }
-        let Some(path) = self.split.choose(CREDIT_BYTES) else { return };
+        let Some(path) = self.split.choose(0) else { return };
         // If it is not taken, the next progress tries again, or finds the fault.
         if self.post_credit_on(path, None) {
             self.credited = self.inbound.consumed;
@@ -318,7 +324,7 @@ impl NetworkLink {
 
 impl Link for NetworkLink {
     fn tile_bytes(&self) -> usize {
-        self.geometry.shape.tile_bytes
+        self.tile_bytes
     }
 
     fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
@@ -330,7 +336,7 @@ impl Link for NetworkLink {
         }
         self.is_reserved = true;
         let start = self.geometry.slot(self.window.staged()) + HEADER_BYTES;
-        let range = start..start + self.geometry.shape.tile_bytes;
+        let range = start..start + self.tile_bytes;
         // SAFETY: every copy of the last tile of this slot has arrived or is fenced, so no queue pair
         // reads it; queue pairs are polled, and other slices of this block made, only through a
         // `&mut` of this link.
@@ -339,7 +345,7 @@ impl Link for NetworkLink {
 
     fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
         assert!(self.is_reserved, "a tile is reserved before it is committed");
-        assert!(bytes <= self.geometry.shape.tile_bytes, "{bytes} bytes in a tile");
+        assert!(bytes <= self.tile_bytes, "{bytes} bytes in a tile");
         self.is_reserved = false;
         let (sequence, consumed) = (self.window.stage(), self.inbound.consumed);
         let header = TileHeader { stamp: stamp.encode(), sequence, payload_bytes: bytes, consumed };
@@ -377,6 +383,13 @@ impl Link for NetworkLink {
 
     fn divide(&mut self, proportions: &[u16]) {
         self.split.divide(proportions);
+    }
+
+    fn tune(&mut self, rates: &[f64], sharing: usize) {
+        let least = self.split.tune(rates, sharing);
+        let fitting = 1 << (least / TILES_PER_QUEUE).max(1).ilog2();
+        let largest = self.geometry.shape.tile_bytes;
+        self.tile_bytes = fitting.max(LEAST_TUNED_TILE_BYTES).min(largest);
     }
 
     fn flushed(&self) -> bool {

@@ -83,6 +83,11 @@ impl Meter {
         Self { gauges, deep_bytes: deep_bytes as f64, arrived: 0, window_bytes, is_fresh: false }
     }
 
+    /// From so many bytes on the way on, a rail at full share is deep.
+    pub(super) fn deepen(&mut self, deep_bytes: usize) {
+        self.deep_bytes = deep_bytes as f64;
+    }
+
     /// A rail takes part from now on, or no longer. It is presumed to be as fast as it says.
     pub(super) fn reset(&mut self, rail: usize) {
         self.gauges[rail] = Gauge::new();

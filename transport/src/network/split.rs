@@ -17,6 +17,11 @@ const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
 /// A rail is measured while at least this part of what it carries at most is on the way on it.
 const METERED_DEPTH: usize = 4;
 
+/// What is on the way on a rail waits in queues of hosts and switches, in front of the rail and behind it.
+/// Such a queue is taken to hold what the rail carries in so many seconds: what is more would be lost
+/// and sent again.
+const QUEUE_SECONDS: f64 = 0.03;
+
 /// A rail is worth so much of its capacity even if a plan wants nothing of it.
 const LEAST_PART: f64 = 0.01;
 
@@ -25,6 +30,8 @@ const LEAST_PART: f64 = 0.01;
 pub struct Split {
     shares: Vec<Share>,
     meter: Meter,
+    /// Bytes on the way on all rails, at most.
+    window_bytes: usize,
     /// In seconds at nominal capacity.
     slack: f64,
     /// The rail that goes first where all are alike.
@@ -39,8 +46,9 @@ struct Share {
     nominal: f64,
     /// Bytes per second, as far as it is known.
     capacity: f64,
-    /// Bytes on the way.
+    /// Bytes on the way, and how many there may be; one tile in any case.
     backlog: usize,
+    limit: usize,
     /// When everything given to it would be finished at nominal capacity, in seconds.
     finish: f64,
     is_open: bool,
@@ -50,6 +58,10 @@ impl Share {
     fn drain_time(&self) -> f64 {
         self.backlog as f64 / self.capacity
     }
+
+    fn takes(&self, bytes: usize) -> bool {
+        self.is_open && (self.backlog == 0 || self.backlog + bytes <= self.limit)
+    }
 }
 
 impl Split {
@@ -57,11 +69,11 @@ impl Split {
     /// them are closed.
     #[must_use]
     pub fn new(capacities: &[f64], window_bytes: usize) -> Self {
-        let total: f64 = capacities.iter().sum();
         let share = |&nominal: &f64| Share {
             nominal,
             capacity: nominal,
             backlog: 0,
+            limit: usize::MAX,
             finish: 0.0,
             is_open: false,
         };
@@ -69,13 +81,8 @@ impl Split {
         let rails = capacities.len();
         let deep_bytes = window_bytes / rails.max(1) / METERED_DEPTH;
         let meter = Meter::new(rails, deep_bytes, METERED_BYTES_PER_RAIL * rails as u64);
-        Self {
-            shares,
-            meter,
-            slack: window_bytes as f64 / total / 2.0,
-            first: 0,
-            parts: Vec::new(),
-        }
+        let slack = slack(window_bytes, capacities);
+        Self { shares, meter, window_bytes, slack, first: 0, parts: Vec::new() }
     }
 
     /// Begins with this rail where all are alike: if all links of a host began with the same one, their
@@ -99,6 +106,28 @@ impl Split {
             // What was right before is not caught up.
             self.shares[rail].finish = latest;
         }
+    }
+
+    /// The rails carry so many bytes per second, of which this link is one of so many that share them.
+    /// From now on no rail has more on the way than its queue holds. Returns how much the slowest has.
+    pub fn tune(&mut self, rates: &[f64], sharing: usize) -> usize {
+        let rails = self.shares.len();
+        if rates.len() != rails || rates.iter().any(|rate| !rate.is_normal() || *rate < 0.0) {
+            return usize::MAX;
+        }
+        for (share, rate) in self.shares.iter_mut().zip(rates) {
+            share.nominal = *rate;
+            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
+            let queue = (rate * QUEUE_SECONDS / sharing.max(1) as f64) as usize;
+            share.limit = queue;
+        }
+        for rail in 0..rails {
+            self.shares[rail].capacity = self.capacity(rail);
+        }
+        self.slack = slack(self.window_bytes, rates);
+        let least = self.shares.iter().map(|share| share.limit).fold(usize::MAX, usize::min);
+        self.meter.deepen((self.window_bytes / rails / METERED_DEPTH).min(least / 2));
+        least
     }
 
     /// Bytes per second that a rail is worth.
@@ -129,7 +158,7 @@ impl Split {
         self.meter.reset(rail);
     }
 
-    /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed.
+    /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed or full.
     #[must_use]
     pub fn choose(&self, bytes: usize) -> Option<usize> {
         let open = self.shares.iter().filter(|share| share.is_open);
@@ -140,7 +169,7 @@ impl Split {
             share.finish + bytes as f64 / share.capacity
         };
         (0..self.shares.len())
-            .filter(|&index| self.shares[index].is_open)
+            .filter(|&index| self.shares[index].takes(bytes))
             .filter(|&index| self.shares[index].drain_time() <= limit)
             .min_by(|&one, &other| {
                 let turn =
@@ -180,6 +209,11 @@ impl Split {
         let backlog = share.backlog;
         self.meter.arrived(rail, (bytes, backlog), now, |rail| self.shares[rail].nominal);
     }
+}
+
+/// Half of the time that the rails together take for a window.
+fn slack(window_bytes: usize, capacities: &[f64]) -> f64 {
+    window_bytes as f64 / capacities.iter().sum::<f64>() / 2.0
 }
 
 #[cfg(test)]
@@ -246,6 +280,25 @@ mod tests {
         assert_eq!(split.choose(10), Some(2));
         split.give(2, 10, Timestamp(0));
         assert_eq!(split.choose(10), Some(0));
+    }
+
+    #[test]
+    fn no_more_is_on_the_way_than_queues_hold() {
+        let mut split = open(&[1e9, 1e9], 1 << 20);
+        assert_eq!(split.tune(&[1e6, 2e6], 3), 10_000);
+        let mut given = [0, 0];
+        while let Some(rail) = split.choose(1000) {
+            split.give(rail, 1000, Timestamp(0));
+            given[rail] += 1000;
+        }
+        assert_eq!(given, [10_000, 20_000]);
+        assert!(split.choose(0).is_some(), "what needs no room");
+        split.finished(1, 1000, Timestamp(0));
+        assert_eq!((split.choose(1000), split.choose(1001)), (Some(1), None));
+        split.finished(0, 10_000, Timestamp(0));
+        assert_eq!(split.choose(1 << 20), Some(0), "one tile in any case");
+        let (before, unknown) = (split.choose(1), split.tune(&[1.0, 0.0], 1));
+        assert_eq!((split.choose(1), unknown), (before, usize::MAX));
     }
 
     #[test]
