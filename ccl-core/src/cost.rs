@@ -77,8 +77,10 @@ pub struct CostModel {
     pub network_cpu_bytes_per_second: f64,
     /// How much of a call's bytes one core keeps in its cache.
     pub cache_bytes: f64,
-    /// Unit in which data is forwarded.
+    /// Unit in which data is forwarded inside a host.
     pub tile_bytes: usize,
+    /// The same between hosts.
+    pub network_tile_bytes: usize,
     /// Seconds that every call costs, whatever it is.
     pub call: f64,
 }
@@ -132,6 +134,7 @@ impl CostModel {
             network_cpu_bytes_per_second: 5e9,
             cache_bytes: 1024.0 * 1024.0,
             tile_bytes: 128 * 1024,
+            network_tile_bytes: 128 * 1024,
             call: 0.0,
         }
     }
@@ -282,15 +285,18 @@ impl<'a> Evaluation<'a> {
             let receives = transfer.target == self.works[index].rank;
             let peer = if receives { transfer.source } else { transfer.target };
             let away = self.topology.node_of(peer) != self.works[index].node;
-            let link = if away { self.model.network } else { self.model.local };
+            let (link, tile_bytes) = match away {
+                true => (self.model.network, self.model.network_tile_bytes),
+                false => (self.model.local, self.model.tile_bytes),
+            };
             let side = usize::from(receives);
             if std::mem::replace(&mut self.seen[peer.index()][side], self.visit) != self.visit {
                 overhead += link.overhead;
             }
-            overhead += self.model.tile_overhead * real(bytes.div_ceil(self.model.tile_bytes));
+            overhead += self.model.tile_overhead * real(bytes.div_ceil(tile_bytes));
             self.works[index].move_bytes(real(bytes), away, receives, transfer.mode);
             let rate = if away { self.path_rate(transfer) } else { link.bytes_per_second };
-            span.cover(bytes, self.model.tile_bytes, link.alpha, rate);
+            span.cover(bytes, tile_bytes, link.alpha, rate);
         }
         self.works[index].overhead += overhead;
     }

@@ -14,6 +14,7 @@ pub mod health;
 pub mod ids;
 pub mod layout;
 pub mod program;
+pub mod queue;
 pub mod random;
 pub mod schedule;
 pub mod settings;

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cost::CostModel;
 use crate::ids::Node;
+use crate::queue::{queue_bytes, tile_bytes};
 use crate::topology::{Host, RailCapacity, Topology};
 
 /// The format of this version.
@@ -87,6 +88,9 @@ impl Tuning {
         model.network.alpha = self.alpha;
         model.network.overhead = self.overhead.max(0.0);
         model.network.bytes_per_second = fastest.fold(0.0, f64::max);
+        let rails = self.hosts.iter().flat_map(|host| host.rails.iter().copied());
+        let queue = queue_bytes(rails.fold(f64::INFINITY, f64::min), self.hosts.len() - 1);
+        model.network_tile_bytes = tile_bytes(queue, model.network_tile_bytes);
         model
     }
 }
@@ -112,6 +116,7 @@ mod tests {
         assert_eq!(tuning.check(&topology), Ok(()));
         assert_eq!(tuning.topology(&topology).capacities(), [3e8, 3e8], "a rail is down");
         let model = tuning.model(CostModel::default_for(&topology));
+        assert_eq!(model.network_tile_bytes, 128 << 10);
         assert_eq!((model.network.alpha, model.network.bytes_per_second), (1e-5, 6e8));
     }
 

@@ -234,6 +234,7 @@ impl Planner {
 fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> CostModel {
     let mut model = CostModel::default_for(topology);
     model.tile_bytes = settings.tile_bytes;
+    model.network_tile_bytes = settings.net_tile_bytes;
     tuning.map_or(model, |tuning| tuning.model(model))
 }
 

@@ -114,14 +114,14 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
         "hub_shares" if fabric.hosts() <= MOST_HOSTS => {
             let hubs = scene.hubs()?;
             let seconds = hubs.seconds_per_byte() * size;
-            let slices = best_slices(fabric, bytes, seconds, &model.network);
+            let slices = best_slices(fabric, bytes, seconds, model);
             let plan = |slices| in_rounds(hubs, slices, best_lead(slices));
             let strategy = sliced(scene, (seconds, slices), plan)?;
             Some(Strategy { division: hubs.division().cloned(), ..strategy })
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::hubs::lower_bound(fabric) * size;
-            let slices = best_slices(fabric, bytes, seconds, &model.network);
+            let slices = best_slices(fabric, bytes, seconds, model);
             let rings_seconds = levels(fabric)?
                 .iter()
                 .map(|level| level.fraction() * ring_seconds(fabric, &level.ring) * size)

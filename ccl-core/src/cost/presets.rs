@@ -55,6 +55,7 @@ impl Preset {
             network_cpu_bytes_per_second: f64::INFINITY,
             cache_bytes: 0.0,
             tile_bytes: 512 * 1024,
+            network_tile_bytes: 128 * 1024,
             call: 8.4e-6,
         }
     }

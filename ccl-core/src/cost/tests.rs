@@ -64,6 +64,7 @@ fn plain() -> CostModel {
         network_cpu_bytes_per_second: f64::INFINITY,
         cache_bytes: 0.0,
         tile_bytes: 100,
+        network_tile_bytes: 100,
         call: 0.0,
     }
 }
@@ -109,6 +110,7 @@ fn a_crowded_host_shares_its_cores() {
     let model = CostModel {
         copy: CoreRate { cached: 100.0, memory: 100.0 },
         tile_bytes: 1 << 20,
+        network_tile_bytes: 1 << 20,
         ..plain()
     };
     let time = |cores| {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
+use ccl_core::queue::tile_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::carrier::{CONTROL, Carrier, Live, Wire};
@@ -27,9 +28,6 @@ const LOOK_FIRST_RAILS: usize = 3;
 /// takes longer than a round trip only if a rail is dying.
 const LINGER: Duration = Duration::from_secs(2);
 const LINGER_PAUSE: Duration = Duration::from_micros(50);
-/// So many tiles fit into what a tuned rail may have on the way, but none is smaller than this.
-const TILES_PER_QUEUE: usize = 4;
-const LEAST_TUNED_TILE_BYTES: usize = 8 << 10;
 
 /// One end of a link over the rails between two hosts.
 pub(super) struct NetworkLink {
@@ -387,9 +385,7 @@ impl Link for NetworkLink {
 
     fn tune(&mut self, rates: &[f64], sharing: usize) {
         let least = self.split.tune(rates, sharing);
-        let fitting = 1 << (least / TILES_PER_QUEUE).max(1).ilog2();
-        let largest = self.geometry.shape.tile_bytes;
-        self.tile_bytes = fitting.max(LEAST_TUNED_TILE_BYTES).min(largest);
+        self.tile_bytes = tile_bytes(least, self.geometry.shape.tile_bytes);
     }
 
     fn flushed(&self) -> bool {

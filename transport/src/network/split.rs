@@ -8,6 +8,7 @@
 //! ([`super::meter`]).
 
 use ccl_core::ids::Timestamp;
+use ccl_core::queue::queue_bytes;
 
 use super::meter::Meter;
 
@@ -16,11 +17,6 @@ use super::meter::Meter;
 const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
 /// A rail is measured while at least this part of what it carries at most is on the way on it.
 const METERED_DEPTH: usize = 4;
-
-/// What is on the way on a rail waits in queues of hosts and switches, in front of the rail and behind it.
-/// Such a queue is taken to hold what the rail carries in so many seconds: what is more would be lost
-/// and sent again.
-const QUEUE_SECONDS: f64 = 0.03;
 
 /// A rail is worth so much of its capacity even if a plan wants nothing of it.
 const LEAST_PART: f64 = 0.01;
@@ -117,9 +113,7 @@ impl Split {
         }
         for (share, rate) in self.shares.iter_mut().zip(rates) {
             share.nominal = *rate;
-            #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "bytes")]
-            let queue = (rate * QUEUE_SECONDS / sharing.max(1) as f64) as usize;
-            share.limit = queue;
+            share.limit = queue_bytes(*rate, sharing);
         }
         for rail in 0..rails {
             self.shares[rail].capacity = self.capacity(rail);
