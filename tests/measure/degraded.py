@@ -25,6 +25,8 @@ CASES = {
 }
 PLANNER = "planner"
 STRATEGIES = ["r2ccl_hot_repair", "balance", "r2ccl_two_stage", "r2ccl_recursive", "two_shot", "nested_rings", "hub_shares", PLANNER]
+# Calls before the timed ones: all ranks agree on plans for the rails that are left some calls after the loss.
+WARM_UP = 7
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -71,7 +73,7 @@ def measure(options, tuning, lost, strategy, size):
         "--rate", options.rate, "--limit", "300s", "--from", "Using devices",
         *(word for item in lost for word in ("--fault", "admin:host=%s,rail=%s,at=0ms" % tuple(item.split(":")))),
         "--", os.path.join(build, "all_reduce_perf"), "-b", size, "-e", size,
-        "-n", str(calls), "-w", str(3 + calls // 2), "-c", "1",
+        "-n", str(calls), "-w", str(WARM_UP + calls // 2), "-c", "1",
         *(() if strategy == PLANNER else ("--algo", strategy)),
     ]
     environment = dict(os.environ, R2CCL_TUNING=tuning, R2CCL_LOG="error")
