@@ -420,6 +420,20 @@ fn strategies_of_the_paper_are_compared_and_never_chosen() {
 }
 
 #[test]
+fn hot_repair_says_which_rail_stands_in() {
+    let host = || Host { rails: vec![RailCapacity::up(1e9); 4], cores: 8 };
+    let mut hosts = vec![host(), host(), host()];
+    hosts[1].rails[2].up = false;
+    let topology = Topology::new((0..).map(Node).take(3).collect(), hosts);
+    let model = CostModel::default_for(&topology);
+    let request = request(Collective::AllReduce, 1 << 20, Rank(0));
+    let choice = choose(&request, &topology, &model, Some("r2ccl_hot_repair")).unwrap();
+    let division = choice.division.expect("it divides what the ring moves");
+    let (_, proportions) = &division.of_rank(Rank(0), &topology)[0];
+    assert_eq!(*proportions, [1000, 500, 0, 500]);
+}
+
+#[test]
 fn a_barrier_of_nothing_still_moves_something() {
     let request = request(Collective::Barrier, 0, Rank(0));
     let topology = Topology::single_host(3, 2);

@@ -89,7 +89,8 @@ impl Tuning {
         model.network.overhead = self.overhead.max(0.0);
         model.network.bytes_per_second = fastest.fold(0.0, f64::max);
         let rails = self.hosts.iter().flat_map(|host| host.rails.iter().copied());
-        let queue = queue_bytes(rails.fold(f64::INFINITY, f64::min), self.hosts.len() - 1);
+        let queue =
+            queue_bytes(rails.fold(f64::INFINITY, f64::min), self.hosts.len().saturating_sub(1));
         model.network_tile_bytes = tile_bytes(queue, model.network_tile_bytes);
         model
     }
@@ -118,6 +119,9 @@ mod tests {
         let model = tuning.model(CostModel::default_for(&topology));
         assert_eq!(model.network_tile_bytes, 128 << 10);
         assert_eq!((model.network.alpha, model.network.bytes_per_second), (1e-5, 6e8));
+        let slow = Tuning::new(vec![tuned(2, &[1e8; 2]), tuned(1, &[1e8, 1e6])], 1e-5, 2e-6);
+        let model = slow.model(CostModel::default_for(&topology));
+        assert_eq!(model.network_tile_bytes, 8 << 10, "as small as the slowest rail wants");
     }
 
     #[test]

@@ -87,7 +87,9 @@ pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
     let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
         .map_err(BindError::new("create a TCP socket".into()))?;
-    unpace(&socket).map_err(BindError::new(format!("use the congestion control {UNPACED}")))?;
+    if let Err(cause) = unpace(&socket) {
+        tracing::debug!(%cause, "the congestion control stays as it is");
+    }
     if let Some(interface) = &binding.interface {
         tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
