@@ -16,9 +16,10 @@ use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
 use crate::degraded::hubs::{Hubs, hubs};
+use crate::degraded::pipeline::Pipeline;
 use crate::degraded::rails::Division;
 use crate::degraded::strategies::{self, Strategy};
-use crate::degraded::{Between, Fabric};
+use crate::degraded::{Between, Fabric, real};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
 use crate::shares::hub_shares;
@@ -188,9 +189,12 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
         "one_shot" => cut(Arc::new(OneShot { ranks: n }), 1),
         "recursive_doubling" => cut(folding_slowest(topology), 1),
         "two_shot" => {
-            let partition = weighted(request, &hub_shares(&per_rank(topology)));
-            let plan = Plan::new(shards(Pattern::Direct, n), partition);
-            Some(Plan { network: Network::Rounds, ..plan })
+            let (capacities, is_flat) = (per_rank(topology), topology.nodes() == n);
+            let shares = hub_shares(&capacities);
+            let plan = Plan::new(shards(Pattern::Direct, n), weighted(request, &shares));
+            let network =
+                if is_flat { one_slice(request, &capacities, &shares) } else { Network::Rounds };
+            Some(Plan { network, ..plan })
         }
         "rabenseifner" => {
             cut(in_order(shards(Pattern::Doubling, n), by_host(topology), Items::Same), n)
@@ -205,8 +209,9 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
 fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
     let hierarchy = Hierarchy::of(topology);
     let hosts = hierarchy.hosts();
+    let capacities = topology.capacities();
     let (between, shares): (Shared, Vec<f64>) = match name {
-        "hierarchical" => (shards(Pattern::Direct, hosts), hub_shares(&topology.capacities())),
+        "hierarchical" => (shards(Pattern::Direct, hosts), hub_shares(&capacities)),
         "hierarchical_one_shot" => (Arc::new(OneShot { ranks: hosts }), vec![1.0]),
         "hierarchical_recursive_doubling" => (recursive_doubling(hosts), vec![1.0]),
         "hierarchical_rabenseifner" => {
@@ -218,8 +223,22 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
     let pieces = u32::try_from(shares.len()).unwrap_or(u32::MAX);
     let schedule = hierarchy.allreduce(&between, pieces);
     let weights = shares.repeat(hierarchy.shards() as usize);
-    let network = if name == "hierarchical" { Network::Rounds } else { Network::Tiles };
+    let network = match name {
+        "hierarchical" => one_slice(request, &capacities, &shares),
+        _ => Network::Tiles,
+    };
     Some(Plan { network, ..Plan::new(schedule, weighted(request, &weights)) })
+}
+
+/// How long hosts with these capacities keep the network busy when each reduces its share.
+fn one_slice(request: &Request, capacities: &[f64], shares: &[f64]) -> Network {
+    let others = real(shares.len().saturating_sub(2));
+    let loads = shares.iter().zip(capacities);
+    let loads = loads.filter(|(share, _)| **share < 1.0);
+    let busy = loads.map(|(share, rate)| (1.0 + others * share) / rate).fold(0.0, f64::max);
+    let pipeline = Pipeline::of_hubs(capacities, shares, busy);
+    let bytes = request.bytes();
+    Network::Busy(if bytes > 0 { pipeline.times(real(bytes)).in_slices(1) } else { 0.0 })
 }
 
 /// A strategy for hosts that have lost rails.

@@ -10,6 +10,7 @@ pub mod hubs;
 pub mod nested;
 pub mod order;
 pub mod paper;
+pub mod pipeline;
 #[cfg(test)]
 mod proofs;
 pub mod rails;
@@ -109,7 +110,7 @@ impl Fabric {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a size, or a number of hosts, in a model")]
-fn real(number: usize) -> f64 {
+pub(crate) fn real(number: usize) -> f64 {
     number as f64
 }
 

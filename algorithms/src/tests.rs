@@ -1,7 +1,7 @@
 //! Every algorithm of every collective, verified; and what the planner prefers.
 
 use ccl_core::collective::{Collective, Request};
-use ccl_core::cost::CostModel;
+use ccl_core::cost::{CostModel, LinkCost};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::ids::{Node, Rail, Rank};
 use ccl_core::layout::Layout;
@@ -399,12 +399,14 @@ fn an_algorithm_can_be_forced_and_an_unknown_one_is_refused() {
 fn strategies_of_the_paper_are_compared_and_never_chosen() {
     let is_baseline = |name: &str| BASELINES.contains(&name);
     let mut tempting = 0;
-    for (hosts, lost) in [(2, 1), (3, 1), (3, 7), (4, 4), (8, 1), (8, 7)] {
+    for (hosts, lost) in [(2, 1), (3, 1), (4, 4), (6, 4), (8, 1), (8, 7)] {
         let host = |left| Host { rails: vec![RailCapacity::up(1e9); left], cores: 8 };
         let mut all = vec![host(8); hosts];
         all[hosts / 2] = host(8 - lost);
         let topology = Topology::new((0..).map(Node).take(hosts).collect(), all);
-        let model = CostModel::default_for(&topology);
+        let mut model = CostModel::default_for(&topology);
+        // Where messages cost next to nothing, rings look best.
+        model.network = LinkCost { alpha: 1e-6, overhead: 1e-7, ..model.network };
         for bytes in [1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28] {
             let request = request(Collective::AllReduce, bytes / 4, Rank(0));
             let seen = explore(&request, &topology, &model, None).unwrap();

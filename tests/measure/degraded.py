@@ -2,11 +2,12 @@
 """What an AllReduce keeps of its bandwidth when rails are lost, by strategy.
 
 On the testbed (see docs/testbed.md; needs root), with rails slow enough that the processors do not
-matter. In every round, for every size, the healthy cluster and every case of lost rails take turns, each
-with every strategy. Prints Markdown tables: the share of the healthy bandwidth of the same round,
-medians over the rounds, beside the share that no AllReduce can exceed; and what the planner predicted.
+matter. In every round the healthy cluster and every case of lost rails take turns, each with every
+strategy. Prints Markdown tables: the share of the healthy bandwidth of the same round, medians over the
+rounds, beside the share that no AllReduce can exceed; what the planner predicted; and how much slower its
+choice was than the best strategy.
 
-    tests/measure/degraded.py --hosts 4 --rails 8 --rate 50mbit --sizes 1M,16M --rounds 3 [--svg FILE]
+    tests/measure/degraded.py --hosts 4 --rails 8 --rate 50mbit -b 256K -e 64M -f 4 --rounds 3 [--svg FILE]
 """
 
 import argparse
@@ -17,17 +18,26 @@ import subprocess
 import sys
 import tempfile
 
-CASES = {
-    "1 rail of 1 host": ["0:0"],
-    "2 rails of 1 host": ["0:0", "0:1"],
-    "1 rail of 2 hosts each, the same": ["0:0", "1:0"],
-    "1 rail of 2 hosts each, different": ["0:0", "1:1"],
-}
 PLANNER = "planner"
-STRATEGIES = ["r2ccl_hot_repair", "balance", "r2ccl_two_stage", "r2ccl_recursive", "two_shot", "nested_rings", "hub_shares", PLANNER]
-# Calls before the timed ones: all ranks agree on plans for the rails that are left some calls after the loss.
-WARM_UP = 7
+STRATEGIES = ["r2ccl_hot_repair", "balance", "r2ccl_two_stage", "r2ccl_recursive", "two_shot", "nested_rings",
+              "hub_shares", PLANNER]
+# All ranks agree on plans for the rails that are left some calls after the loss: so many smaller sizes are
+# measured for nothing before.
+FORERUNNERS = 2
+# Predictions are judged from this size on.
+JUDGED_BYTES = 1 << 20
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def cases(hosts, rails):
+    """Which rails are lost, as HOST:RAIL, by what people call it."""
+    return {
+        "1 rail of 1 host": ["0:0"],
+        "2 rails of 1 host": ["0:0", "0:1"],
+        "1 rail of 2 hosts each, the same": ["0:0", "1:0"],
+        "1 rail of 2 hosts each, different": ["0:0", "1:1"],
+        "a different rail of every host": [f"{host}:{host % rails}" for host in range(hosts)],
+    }
 
 
 def arguments():
@@ -36,11 +46,13 @@ def arguments():
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rails", type=int, default=8)
     parser.add_argument("--rate", default="50mbit", help="of every rail, in mbit or gbit")
-    parser.add_argument("--sizes", default="256K,1M,4M,16M,64M")
-    parser.add_argument("--cases", default=",".join(str(n) for n in range(len(CASES))), help="by number")
+    parser.add_argument("-b", dest="least", type=bytes_of, default="256K", help="least size")
+    parser.add_argument("-e", dest="most", type=bytes_of, default="64M", help="greatest size")
+    parser.add_argument("-f", dest="factor", type=int, default=4, help="between sizes")
+    parser.add_argument("-n", dest="calls", type=int, default=3, help="timed calls of every size, twice")
+    parser.add_argument("--cases", default="0,1,2,3,4", help="some of them, by number")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timed calls for each cell, about")
     parser.add_argument("--svg", help="write the curves to this file; needs matplotlib")
     return parser.parse_args()
 
@@ -51,10 +63,18 @@ def bytes_of(size):
     return int(size[:-1]) * unit if unit else int(size)
 
 
-def bytes_per_second(rate):
-    """Bytes per second of a rate such as 50mbit."""
-    factor = {"mbit": 1e6, "gbit": 1e9}[rate[-4:]]
-    return float(rate[:-4]) * factor / 8
+def name_of(size):
+    """A size as people write it."""
+    letter, unit = next(((letter, unit) for letter, unit in reversed(UNITS.items()) if size % unit == 0), ("", 1))
+    return f"{size // unit}{letter}"
+
+
+def sizes_of(options):
+    """All sizes that count."""
+    sizes = [options.least]
+    while sizes[-1] * options.factor <= options.most:
+        sizes.append(sizes[-1] * options.factor)
+    return sizes
 
 
 def bound(options, lost):
@@ -63,33 +83,32 @@ def bound(options, lost):
     return max(1 / min(left), 2 * (options.hosts - 1) / sum(left))
 
 
-def measure(options, tuning, lost, strategy, size):
-    """Microseconds of one call: the mean of out of place and in place."""
+def measure(options, tuning, lost, strategy):
+    """Microseconds of one call, by size: the mean of out of place and in place."""
     build = os.path.abspath(options.build)
-    expected = bound(options, lost) * bytes_of(size) / bytes_per_second(options.rate) * 1.5
-    calls = max(2, min(200, int(options.seconds / expected / 2)))
+    first = max(1, options.least // options.factor**FORERUNNERS)
     command = [
         os.path.join(build, "testbed"), "--hosts", str(options.hosts), "--rails", str(options.rails),
-        "--rate", options.rate, "--limit", "300s", "--from", "Using devices",
+        "--rate", options.rate, "--limit", "900s", "--from", "Using devices",
         *(word for item in lost for word in ("--fault", "admin:host=%s,rail=%s,at=0ms" % tuple(item.split(":")))),
-        "--", os.path.join(build, "all_reduce_perf"), "-b", size, "-e", size,
-        "-n", str(calls), "-w", str(WARM_UP + calls // 2), "-c", "1",
+        "--", os.path.join(build, "all_reduce_perf"), "-b", str(first), "-e", str(options.most),
+        "-f", str(options.factor), "-n", str(options.calls), "-w", "1", "-c", "1",
         *(() if strategy == PLANNER else ("--algo", strategy)),
     ]
     environment = dict(os.environ, R2CCL_TUNING=tuning, R2CCL_LOG="error")
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     rows = [line.split() for line in done.stdout.splitlines() if line[:1] == " " and line.strip()[:1].isdigit()]
-    if done.returncode != 0 or not rows:
+    if done.returncode != 0 or len(rows) != FORERUNNERS + len(sizes_of(options)):
         sys.exit(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}\n{done.stderr}")
-    row = rows[-1]
-    if row[8] != "0" or row[12] != "0":
+    if any(row[8] != "0" or row[12] != "0" for row in rows):
         sys.exit(f"{' '.join(command)}\nwrong results\n{done.stdout}")
-    return (float(row[5]) + float(row[9])) / 2
+    return {int(row[0]): (float(row[5]) + float(row[9])) / 2 for row in rows[FORERUNNERS:]}
 
 
 def predicted(options, tuning, lost, strategy, size):
     """Microseconds, as the planner predicts with the measurements of the testbed, and the name of its choice."""
-    command = [os.path.join(os.path.abspath(options.build), "r2ccl"), "explain", "allreduce", "--tuning", tuning, "--bytes", size]
+    command = [os.path.join(os.path.abspath(options.build), "r2ccl"), "explain", "allreduce",
+               "--tuning", tuning, "--bytes", str(size)]
     command += ["--lost", ",".join(lost)] if lost else []
     command += [] if strategy == PLANNER else ["--algo", strategy]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -97,77 +116,121 @@ def predicted(options, tuning, lost, strategy, size):
     return float(chosen[2]), chosen[1]
 
 
-def median(values):
-    return statistics.median(values)
+class Record:
+    """What was measured and predicted so far."""
+
+    def __init__(self):
+        self.healthy = {}  # by size, microseconds of every round
+        self.kept = {}  # by (case, size, strategy), shares of the healthy bandwidth
+        self.predicted = {}  # by (case, size, strategy), errors of predictions
+        self.choices = {}  # by (case, size), what the planner took
+
+    def share(self, case, size, strategy):
+        """Of the healthy bandwidth, the median of the rounds."""
+        return statistics.median(self.kept[case, size, strategy])
+
+    def errors(self):
+        """Relative errors of all predictions that count."""
+        return [error for (_, size, _), errors in self.predicted.items() if size >= JUDGED_BYTES for error in errors]
+
+
+def run_round(options, tuning, record, turn):
+    """The healthy cluster, and every case with every strategy."""
+    well = measure(options, tuning, [], PLANNER)
+    for size, time in well.items():
+        record.healthy.setdefault(size, []).append(time)
+        expected, chosen = predicted(options, tuning, [], PLANNER, size)
+        record.predicted.setdefault(("healthy", size, PLANNER), []).append(abs(expected / time - 1))
+        print(f"# round {turn} healthy {name_of(size)}: {time:.0f} us, predicted {expected:.0f} us ({chosen})",
+              file=sys.stderr)
+    for case, lost in chosen_cases(options).items():
+        for strategy in options.strategies.split(","):
+            for size, time in measure(options, tuning, lost, strategy).items():
+                key = (case, size, strategy)
+                record.kept.setdefault(key, []).append(well[size] / time)
+                expected, chosen = predicted(options, tuning, lost, strategy, size)
+                record.predicted.setdefault(key, []).append(abs(expected / time - 1))
+                if strategy == PLANNER:
+                    record.choices[case, size] = chosen
+                print(f"# round {turn} {case} {name_of(size)} {strategy}: {time:.0f} us, "
+                      f"{100 * well[size] / time:.1f} %, predicted {expected:.0f} us ({chosen})", file=sys.stderr)
+
+
+def chosen_cases(options):
+    """The cases that were asked for."""
+    every = list(cases(options.hosts, options.rails).items())
+    return dict(every[int(number)] for number in options.cases.split(","))
 
 
 def main():
     options = arguments()
-    sizes, strategies = options.sizes.split(","), options.strategies.split(",")
-    names = list(CASES)
-    cases = {names[int(n)]: CASES[names[int(n)]] for n in options.cases.split(",")}
-    kept, errors, choices = {}, [], {}
-    healthy = {}
+    record = Record()
     with tempfile.TemporaryDirectory() as folder:
         tuning = os.path.join(folder, "tuning.json")
-        measure(options, tuning, [], PLANNER, sizes[0])
+        measure(argparse.Namespace(**{**vars(options), "most": options.least}), tuning, [], PLANNER)
         with open(tuning, encoding="utf-8") as file:
             hosts = json.load(file)["hosts"]
         rates = [rate for host in hosts for rate in host["rails"]]
-        print(f"rails measured at {min(rates) / 1e6:.2f} to {max(rates) / 1e6:.2f} MB/s", file=sys.stderr)
+        print(f"# rails measured at {min(rates) / 1e6:.2f} to {max(rates) / 1e6:.2f} MB/s", file=sys.stderr)
         for turn in range(options.rounds):
-            for size in sizes:
-                well = measure(options, tuning, [], PLANNER, size)
-                healthy.setdefault(size, []).append(well)
-                for case, lost in cases.items():
-                    for strategy in strategies:
-                        time = measure(options, tuning, lost, strategy, size)
-                        kept.setdefault((case, size, strategy), []).append(well / time)
-                        expected, chosen = predicted(options, tuning, lost, strategy, size)
-                        if strategy == PLANNER:
-                            choices[case, size] = chosen
-                        if bytes_of(size) >= 1 << 20:
-                            errors.append(abs(expected / time - 1))
-                        print(f"# round {turn + 1} {size} {case} {strategy}: {time:.0f} us, {100 * well / time:.1f} %, "
-                              f"predicted {expected:.0f} us", file=sys.stderr)
-    report(options, cases, sizes, strategies, kept, healthy, choices)
-    print(f"\nPredicted against measured times at 1 MB and more: median error {100 * median(errors or [0]):.0f} %.")
+            run_round(options, tuning, record, turn + 1)
+    report(options, record)
     if options.svg:
-        plot(options, cases, sizes, strategies, kept)
+        plot(options, record)
 
 
-def report(options, cases, sizes, strategies, kept, healthy, choices):
-    """Prints a table for every case."""
+def report(options, record):
+    """Prints a table for every case, and how good predictions and choices were."""
     command = " ".join(["tests/measure/degraded.py", *sys.argv[1:]])
+    strategies = options.strategies.split(",")
     print(f"`{command}`; load {os.getloadavg()[0]:.1f}; share of the healthy bandwidth of the same round, in percent; "
           f"median of {options.rounds} rounds.")
-    for case, lost in cases.items():
+    for case, lost in chosen_cases(options).items():
         limit = 100 * bound(options, []) / bound(options, lost)
         print(f"\n{options.hosts} hosts × {options.rails} rails, {case} lost; bound {limit:.1f}\n")
         print("| size | healthy | " + " | ".join(strategies) + " | planner's choice |")
         print("| --- " * (len(strategies) + 3) + "|")
-        for size in sizes:
-            cells = [f"{100 * median(kept[case, size, strategy]):.1f}" for strategy in strategies]
-            well = median(healthy[size]) / 1e3
-            print(f"| {size} | {well:.1f} ms | " + " | ".join(cells) + f" | {choices.get((case, size), '-')} |")
+        for size in sizes_of(options):
+            cells = [f"{100 * record.share(case, size, strategy):.1f}" for strategy in strategies]
+            well = statistics.median(record.healthy[size]) / 1e3
+            choice = record.choices.get((case, size), "-")
+            print(f"| {name_of(size)} | {well:.1f} ms | " + " | ".join(cells) + f" | {choice} |")
+    error = 100 * statistics.median(record.errors() or [0])
+    print(f"\nPredicted against measured times from {name_of(JUDGED_BYTES)} on: median error {error:.0f} %.")
+    if PLANNER in strategies:
+        print(f"The planner's choice, slower than the best strategy: {choices(options, record)}.")
 
 
-def plot(options, cases, sizes, strategies, kept):
+def choices(options, record):
+    """By size, by how many percent the planner's choice was slower than the best strategy, in each case."""
+
+    def loss(case, size):
+        best = max(record.share(case, size, strategy) for strategy in options.strategies.split(","))
+        return 100 * (best / record.share(case, size, PLANNER) - 1)
+
+    words = (", ".join(f"{loss(case, size):.0f}" for case in chosen_cases(options)) for size in sizes_of(options))
+    return "; ".join(f"{name_of(size)} {word} %" for size, word in zip(sizes_of(options), words))
+
+
+def plot(options, record):
     """Writes a curve for every strategy, a picture for every case."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(cases), figsize=(5 * len(cases), 4), sharey=True, squeeze=False)
-    for axis, (case, lost) in zip(axes[0], cases.items()):
-        for strategy in strategies:
-            axis.plot(sizes, [100 * median(kept[case, size, strategy]) for size in sizes], marker="o", label=strategy)
+    matplotlib.rcParams["svg.hashsalt"] = "r2ccl"
+    some, sizes = chosen_cases(options), sizes_of(options)
+    figure, axes = pyplot.subplots(1, len(some), figsize=(4 * len(some), 4), sharey=True, squeeze=False)
+    for axis, (case, lost) in zip(axes[0], some.items()):
+        for strategy in options.strategies.split(","):
+            shares = [100 * record.share(case, size, strategy) for size in sizes]
+            axis.plot([name_of(size) for size in sizes], shares, marker="o", label=strategy)
         axis.axhline(100 * bound(options, []) / bound(options, lost), color="black", linewidth=1, label="bound")
-        axis.set_title(f"{case} lost")
+        axis.set_title(f"{case} lost", fontsize="small")
         axis.set_xlabel("bytes")
     axes[0][0].set_ylabel("% of the healthy bandwidth")
-    axes[0][-1].legend(fontsize="small")
+    axes[0][-1].legend(fontsize="x-small")
     figure.tight_layout()
     figure.savefig(options.svg, metadata={"Date": None})
 

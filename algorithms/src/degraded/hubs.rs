@@ -5,6 +5,7 @@
 //! busier than the rest, however [`divide`] spreads the load. That happens among few hosts; then
 //! hubs with busy rails hand some of their share to the others.
 
+use super::pipeline::Pipeline;
 use super::rails::{Division, TOLERANCE, busy_hosts, divide};
 use super::relay::Trees;
 use super::{Fabric, Reach, real};
@@ -19,7 +20,7 @@ pub struct Hubs {
     /// How much of the data each host reduces.
     shares: Vec<f64>,
     trees: Trees,
-    seconds_per_byte: f64,
+    pipeline: Pipeline,
     /// If a rail reaches only the same rail of other hosts.
     division: Option<Division>,
 }
@@ -34,7 +35,13 @@ impl Hubs {
     /// How long the busiest rail is busy, for every byte of the data.
     #[must_use]
     pub fn seconds_per_byte(&self) -> f64 {
-        self.seconds_per_byte
+        self.pipeline.busy
+    }
+
+    /// How that changes with slices, for every byte of the data.
+    #[must_use]
+    pub fn pipeline(&self) -> Pipeline {
+        self.pipeline
     }
 
     /// What every pair of hosts sends over every rail; none if every rail reaches every other.
@@ -55,14 +62,14 @@ pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
     let (mut best, mut busy) = evaluate(fabric, &shares)?;
     let enough = lower_bound(fabric) * (1.0 + TOLERANCE);
     let mut left = if fabric.hosts() > 2 { PATIENCE } else { 0 };
-    while left > 0 && best.seconds_per_byte > enough {
+    while left > 0 && best.seconds_per_byte() > enough {
         shares = shifted(fabric, &shares, &busy);
         let (next, next_busy) = evaluate(fabric, &shares)?;
         left -= 1;
-        if next.seconds_per_byte < best.seconds_per_byte * (1.0 - TOLERANCE) {
+        if next.seconds_per_byte() < best.seconds_per_byte() * (1.0 - TOLERANCE) {
             left = PATIENCE;
         }
-        if next.seconds_per_byte < best.seconds_per_byte {
+        if next.seconds_per_byte() < best.seconds_per_byte() {
             best = next;
         }
         busy = next_busy;
@@ -74,7 +81,7 @@ pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
 /// `shares[h]` of it. Infinite if some hosts cannot reach each other.
 #[must_use]
 pub fn predicted_load(fabric: &Fabric, shares: &[f64]) -> f64 {
-    evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte)
+    evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte())
 }
 
 /// Seconds for every byte below which no AllReduce can be: [`ccl_core::cost::bound_allreduce`] with
@@ -115,7 +122,8 @@ fn evaluate(fabric: &Fabric, shares: &[f64]) -> Option<(Hubs, Vec<f64>)> {
         None => busy_hosts(fabric, &volumes),
     };
     let seconds_per_byte = busy.iter().copied().fold(0.0, f64::max);
-    Some((Hubs { shares: shares.to_vec(), trees, seconds_per_byte, division }, busy))
+    let pipeline = Pipeline::of_hubs(&useful_capacities(fabric), shares, seconds_per_byte);
+    Some((Hubs { shares: shares.to_vec(), trees, pipeline, division }, busy))
 }
 
 /// Hosts that are busier than the average give up some of their share, the others get it.

@@ -12,8 +12,9 @@ use super::paper::{
     Share, balance, bridge_order, bridge_ring, hot_repair, recursive, recursive_time, two_stage,
     two_stage_time,
 };
+use super::pipeline::{Pipeline, best_lead, best_slices};
 use super::rails::Division;
-use super::rounds::{best_lead, best_slices, in_rounds};
+use super::rounds::in_rounds;
 use super::{Between, Fabric, Reach, real};
 use crate::candidates::{Scene, joined};
 use crate::combine::{Items, there_and_back};
@@ -93,14 +94,14 @@ pub(crate) fn least_seconds(name: &str, scene: &Scene<'_>) -> f64 {
 /// or hosts that have to cannot talk. A strategy that has nothing to do because no host is degraded is
 /// a plain ring.
 pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
-    let (fabric, bytes, model) = (scene.fabric(), scene.request.bytes(), scene.model);
+    let fabric = scene.fabric();
     if fabric.hosts() == 1 {
         let alone = AllGather { pattern: Pattern::Direct, positions: 1, items: 1 };
         let schedule = there_and_back(Arc::new(alone));
         let between = Between { schedule, weights: vec![1.0] };
         return NAMES.contains(&name).then(|| Strategy::new(between, Network::Tiles));
     }
-    let size = real(bytes);
+    let size = real(scene.request.bytes());
     let in_order = || (0..fabric.hosts()).collect::<Vec<_>>();
     let ring = |plan: Option<Between>, order: &[usize]| {
         Some(Strategy::new(plan?, Network::Busy(ring_seconds(fabric, order) * size)))
@@ -113,20 +114,19 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
     match name {
         "hub_shares" if fabric.hosts() <= MOST_HOSTS => {
             let hubs = scene.hubs()?;
-            let seconds = hubs.seconds_per_byte() * size;
-            let slices = best_slices(fabric, bytes, seconds, model);
             let plan = |slices| in_rounds(hubs, slices, best_lead(slices));
-            let strategy = sliced(scene, (seconds, slices), plan)?;
+            let strategy = sliced(scene, hubs.pipeline().times(size), plan)?;
             Some(Strategy { division: hubs.division().cloned(), ..strategy })
         }
         "nested_rings" if fabric.hosts() <= MOST_HOSTS => {
             let seconds = super::hubs::lower_bound(fabric) * size;
-            let slices = best_slices(fabric, bytes, seconds, model);
-            let rings_seconds = levels(fabric)?
+            let busy = levels(fabric)?
                 .iter()
                 .map(|level| level.fraction() * ring_seconds(fabric, &level.ring) * size)
                 .fold(seconds, f64::max);
-            sliced(scene, (rings_seconds, slices), |slices| nested_rings(fabric, slices))
+            // At either end, a slice goes round all rings alone.
+            let pipeline = Pipeline { busy, idle: busy, ends: 2.0 * busy };
+            sliced(scene, pipeline, |slices| nested_rings(fabric, slices))
         }
         "best_ring" if fabric.hosts() <= MOST_HOSTS => {
             let order = best_ring(fabric);
@@ -146,27 +146,21 @@ pub(crate) fn named(name: &str, scene: &Scene<'_>) -> Option<Strategy> {
     }
 }
 
-/// A strategy in slices, which keeps the network busy for so many seconds beside its ends.
+/// A strategy in as many slices as are best.
 fn sliced(
     scene: &Scene<'_>,
-    (seconds, slices): (f64, u32),
+    pipeline: Pipeline,
     plan: impl Fn(u32) -> Option<Between>,
 ) -> Option<Strategy> {
-    let LinkCost { alpha, overhead, .. } = scene.model.network;
-    let peers = f64::from(scene.topology.nodes() - 1);
+    let (fabric, model) = (scene.fabric(), scene.model);
+    let slices = best_slices(fabric, scene.request.bytes(), pipeline, model);
     Some(Strategy {
         between: plan(slices)?,
-        network: Network::Busy(filled(seconds, slices)),
+        network: Network::Busy(pipeline.in_slices(slices)),
         unsliced: if slices > 1 { plan(1) } else { None },
-        slices_seconds: f64::from(slices - 1) * (alpha + peers * overhead),
+        slices_seconds: pipeline.slices_seconds(slices, fabric.hosts() - 1, model.network),
         division: None,
     })
-}
-
-/// Rounds of which each but the last overlaps with the next.
-fn filled(seconds: f64, slices: u32) -> f64 {
-    let slices = f64::from(slices);
-    seconds * (slices + 1.0) / slices
 }
 
 /// Seconds for each byte of a ring AllReduce in this order.
