@@ -15,7 +15,7 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
-use crate::degraded::hubs::{Hubs, hubs};
+use crate::degraded::hubs::{Hubs, direct_seconds, hubs};
 use crate::degraded::pipeline::Pipeline;
 use crate::degraded::rails::Division;
 use crate::degraded::strategies::{self, Strategy};
@@ -189,11 +189,10 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
         "one_shot" => cut(Arc::new(OneShot { ranks: n }), 1),
         "recursive_doubling" => cut(folding_slowest(topology), 1),
         "two_shot" => {
-            let (capacities, is_flat) = (per_rank(topology), topology.nodes() == n);
-            let shares = hub_shares(&capacities);
+            let shares = hub_shares(&per_rank(topology));
+            let is_flat = topology.nodes() == n;
             let plan = Plan::new(shards(Pattern::Direct, n), weighted(request, &shares));
-            let network =
-                if is_flat { one_slice(request, &capacities, &shares) } else { Network::Rounds };
+            let network = if is_flat { one_slice(scene, &shares) } else { Network::Rounds };
             Some(Plan { network, ..plan })
         }
         "rabenseifner" => {
@@ -202,16 +201,16 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
         "ring" => cut(in_order(shards(Pattern::Chain, n), by_host(topology), Items::Same), n),
         "double_binary_tree" => cut(double_binary_tree(topology), 2),
         _ if strategies::NAMES.contains(&name) => degraded(name, scene),
-        _ => hierarchical_allreduce(name, request, topology),
+        _ => hierarchical_allreduce(name, scene),
     }
 }
 
-fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) -> Option<Plan> {
+fn hierarchical_allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
+    let (request, topology) = (scene.request, scene.topology);
     let hierarchy = Hierarchy::of(topology);
     let hosts = hierarchy.hosts();
-    let capacities = topology.capacities();
     let (between, shares): (Shared, Vec<f64>) = match name {
-        "hierarchical" => (shards(Pattern::Direct, hosts), hub_shares(&capacities)),
+        "hierarchical" => (shards(Pattern::Direct, hosts), hub_shares(&topology.capacities())),
         "hierarchical_one_shot" => (Arc::new(OneShot { ranks: hosts }), vec![1.0]),
         "hierarchical_recursive_doubling" => (recursive_doubling(hosts), vec![1.0]),
         "hierarchical_rabenseifner" => {
@@ -224,20 +223,17 @@ fn hierarchical_allreduce(name: &str, request: &Request, topology: &Topology) ->
     let schedule = hierarchy.allreduce(&between, pieces);
     let weights = shares.repeat(hierarchy.shards() as usize);
     let network = match name {
-        "hierarchical" => one_slice(request, &capacities, &shares),
+        "hierarchical" => one_slice(scene, &shares),
         _ => Network::Tiles,
     };
     Some(Plan { network, ..Plan::new(schedule, weighted(request, &weights)) })
 }
 
-/// How long hosts with these capacities keep the network busy when each reduces its share.
-fn one_slice(request: &Request, capacities: &[f64], shares: &[f64]) -> Network {
-    let others = real(shares.len().saturating_sub(2));
-    let loads = shares.iter().zip(capacities);
-    let loads = loads.filter(|(share, _)| **share < 1.0);
-    let busy = loads.map(|(share, rate)| (1.0 + others * share) / rate).fold(0.0, f64::max);
-    let pipeline = Pipeline::of_hubs(capacities, shares, busy);
-    let bytes = request.bytes();
+/// How long the network is busy when every host reduces its share, without a plan for single rails.
+fn one_slice(scene: &Scene<'_>, shares: &[f64]) -> Network {
+    let (fabric, bytes) = (scene.fabric(), scene.request.bytes());
+    let busy = direct_seconds(fabric, shares);
+    let pipeline = Pipeline::of_hubs(&fabric.capacities(), shares, busy);
     Network::Busy(if bytes > 0 { pipeline.times(real(bytes)).in_slices(1) } else { 0.0 })
 }
 

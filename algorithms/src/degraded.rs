@@ -22,6 +22,10 @@ use ccl_core::ids::Rank;
 
 use crate::combine::Shared;
 
+/// Among more hosts than this, no strategy is worth its planning: a mesh has too many pairs, and a ring too
+/// many hops.
+const MOST_HOSTS: usize = 128;
+
 /// The rails between hosts, as they are now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fabric {

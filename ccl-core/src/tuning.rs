@@ -11,6 +11,9 @@ use crate::topology::{Host, RailCapacity, Topology};
 /// The format of this version.
 const VERSION: u32 = 1;
 
+/// Measurements of equal rails differ by so much of their rate.
+const SCATTER: f64 = 0.05;
+
 /// Measurements of one group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tuning {
@@ -68,17 +71,31 @@ impl Tuning {
         Ok(())
     }
 
-    /// `topology` with the rails as fast as they were measured.
+    /// `topology` with the rails as fast as they were measured. Those that are about as fast as most are
+    /// alike: plans for hosts that differ a little would be worse than those for equal ones.
     #[must_use]
     pub fn topology(&self, topology: &Topology) -> Topology {
         let node_of = (0..topology.ranks()).map(|rank| topology.node_of(crate::ids::Rank(rank)));
+        let median = self.median();
         let hosts = self.hosts.iter().zip(0..).map(|(tuned, node)| {
             let node = Node(node);
             let rails = topology.rails(node).iter().zip(&tuned.rails);
-            let rails = rails.map(|(rail, rate)| RailCapacity { bytes_per_second: *rate, ..*rail });
+            let rails = rails.map(|(rail, rate)| {
+                let scatters = (rate / median - 1.0).abs() <= SCATTER;
+                let bytes_per_second = if scatters { median } else { *rate };
+                RailCapacity { bytes_per_second, ..*rail }
+            });
             Host { rails: rails.collect(), cores: topology.cores(node) }
         });
         Topology::new(node_of.collect(), hosts.collect())
+    }
+
+    /// The rate that half of the rails exceed, or have.
+    fn median(&self) -> f64 {
+        let rates = self.hosts.iter().flat_map(|host| host.rails.iter().copied());
+        let mut rates: Vec<f64> = rates.collect();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
     }
 
     /// `model` with what messages between hosts were measured to cost.
@@ -122,6 +139,15 @@ mod tests {
         let slow = Tuning::new(vec![tuned(2, &[1e8; 2]), tuned(1, &[1e8, 1e6])], 1e-5, 2e-6);
         let model = slow.model(CostModel::default_for(&topology));
         assert_eq!(model.network_tile_bytes, 8 << 10, "as small as the slowest rail wants");
+    }
+
+    #[test]
+    fn rails_that_are_about_as_fast_as_most_are_alike() {
+        let hosts = vec![tuned(2, &[1e8, 1.04e8]), tuned(1, &[0.97e8, 0.8e8])];
+        let tuned = Tuning::new(hosts, 1e-5, 2e-6).topology(&topology());
+        let rates = |node| tuned.rails(node).iter().map(|rail| rail.bytes_per_second);
+        assert!(rates(Node(0)).eq([1e8, 1e8]) && rates(Node(1)).eq([1e8, 0.8e8]), "{tuned:?}");
+        assert_eq!(Tuning::new(Vec::new(), 1e-5, 0.0).median(), 0.0);
     }
 
     #[test]

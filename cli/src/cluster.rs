@@ -76,7 +76,7 @@ fn measured(file: &Path) -> Result<(Topology, CostModel), String> {
     let topology = Topology::new(node_of, hosts);
     tuning.check(&topology).map_err(|cause| failed(&cause))?;
     let model = tuning.model(CostModel::default_for(&topology));
-    Ok((topology, model))
+    Ok((tuning.topology(&topology), model))
 }
 
 fn made_up(wish: &Explain) -> (Topology, CostModel) {

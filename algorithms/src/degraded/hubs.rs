@@ -6,9 +6,9 @@
 //! hubs with busy rails hand some of their share to the others.
 
 use super::pipeline::Pipeline;
-use super::rails::{Division, TOLERANCE, busy_hosts, divide};
+use super::rails::{Division, TOLERANCE, busy_hosts, divide, unplanned};
 use super::relay::Trees;
-use super::{Fabric, Reach, real};
+use super::{Fabric, MOST_HOSTS, Reach, real};
 use crate::shares::hub_shares;
 
 /// Shares are shifted until it did not help so often.
@@ -82,6 +82,22 @@ pub fn hubs(fabric: &Fabric) -> Option<Hubs> {
 #[must_use]
 pub fn predicted_load(fabric: &Fabric, shares: &[f64]) -> f64 {
     evaluate(fabric, shares).map_or(f64::INFINITY, |(hubs, _)| hubs.seconds_per_byte())
+}
+
+/// The same when all hosts send to each other directly, and links divide what they send by capacity; if
+/// there are very many hosts, as if every rail reached every other.
+pub(crate) fn direct_seconds(fabric: &Fabric, shares: &[f64]) -> f64 {
+    let hosts = fabric.hosts();
+    if fabric.reach() == Reach::RailOnly && hosts <= MOST_HOSTS && !fabric.is_even() {
+        let others = |one: usize| one + 1..hosts;
+        let volumes = (0..hosts).flat_map(|one| others(one).map(move |other| (one, other)));
+        let volumes: Vec<f64> = volumes.map(|(one, other)| shares[one] + shares[other]).collect();
+        return unplanned(fabric, &volumes);
+    }
+    let passed_on = real(hosts.saturating_sub(2));
+    let busy = shares.iter().zip(fabric.capacities());
+    let busy = busy.filter(|(share, _)| **share < 1.0);
+    busy.map(|(share, rate)| (1.0 + passed_on * share) / rate).fold(0.0, f64::max)
 }
 
 /// Seconds for every byte below which no AllReduce can be: [`ccl_core::cost::bound_allreduce`] with
@@ -186,6 +202,21 @@ mod tests {
             assert!((mean - expected).abs() <= 0.5, "{hosts} hosts, {lost} rails lost: {mean}");
             assert!(mean <= bound && bound - mean < 0.5, "{mean} of {bound}");
         }
+    }
+
+    #[test]
+    fn what_goes_directly_is_as_fast_as_hubs_where_rails_do_not_matter() {
+        for masks in [&[u8::MAX; 4], &[!1, u8::MAX, u8::MAX, u8::MAX], &[!1, !2, u8::MAX, u8::MAX]]
+        {
+            let switched = Fabric::new(rail_only(masks).rails.clone(), Reach::Switched);
+            let hubs = hubs(&switched).unwrap();
+            let direct = direct_seconds(&switched, hubs.shares());
+            assert!((direct - hubs.seconds_per_byte()).abs() < 1e-9, "{masks:?}: {direct}");
+            let rails = direct_seconds(&rail_only(masks), hubs.shares());
+            let is_even = masks.iter().all(|mask| *mask == masks[0]);
+            assert_eq!(rails > direct + 1e-3, !is_even, "{masks:?}: {rails} beside {direct}");
+        }
+        assert_eq!(direct_seconds(&rail_only(&[1]), &[1.0]), 0.0);
     }
 
     #[test]

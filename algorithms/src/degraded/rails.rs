@@ -104,6 +104,28 @@ pub(super) fn busy_hosts(fabric: &Fabric, volumes: &[f64]) -> Vec<f64> {
     fabric.capacities().into_iter().enumerate().map(busy).collect()
 }
 
+/// How long the busiest rail is busy if every pair of hosts divides what it sends in each direction, by
+/// [`pair`], by the capacities of its common rails, as links do without a plan. Infinite if one has none.
+pub(crate) fn unplanned(fabric: &Fabric, volumes: &[f64]) -> f64 {
+    let (hosts, rails) = (fabric.hosts(), fabric.most_rails());
+    let rate = |host: usize, rail: usize| fabric.rails(host).get(rail).copied().unwrap_or(0.0);
+    let mut seconds = vec![0.0; hosts * rails];
+    for (one, other) in (0..hosts).flat_map(|one| (one + 1..hosts).map(move |other| (one, other))) {
+        let volume = volumes[pair(hosts, one, other)];
+        let width = |rail| f64::min(rate(one, rail), rate(other, rail));
+        let whole: f64 = (0..rails).map(width).sum();
+        if volume > 0.0 && whole <= 0.0 {
+            return f64::INFINITY;
+        }
+        for rail in (0..rails).filter(|rail| width(*rail) > 0.0) {
+            let part = volume * width(rail) / whole;
+            seconds[one * rails + rail] += part / rate(one, rail);
+            seconds[other * rails + rail] += part / rate(other, rail);
+        }
+    }
+    seconds.into_iter().fold(0.0, f64::max)
+}
+
 /// Divides what every pair of hosts sends in each direction, by [`pair`], among its common rails.
 ///
 /// A pair that has none must have nothing to send.
@@ -316,6 +338,26 @@ mod tests {
             assert!(division.busiest() >= lower_bound(&fabric) - 1e-9);
             assert_eq!(hubs.seconds_per_byte(), predicted_load(&fabric, hubs.shares()));
         }
+    }
+
+    #[test]
+    fn links_without_a_plan_get_in_each_others_way() {
+        let rails = |count: usize| [vec![0.0; 8 - count], vec![1.0; count]].concat();
+        let fabric = |counts: &[usize]| {
+            Fabric::new(counts.iter().map(|count| rails(*count)).collect(), Reach::RailOnly)
+        };
+        let volumes = [1.0; 6];
+        assert_eq!(unplanned(&fabric(&[8; 4]), &volumes), 3.0 / 8.0);
+        // The rails of healthy hosts carry a seventh and two eighths, except the one that waits.
+        let one_lost = unplanned(&fabric(&[7, 8, 8, 8]), &volumes);
+        assert!((one_lost - 3.0 / 7.0).abs() < 1e-12, "the degraded host is busiest: {one_lost}");
+        let less = [0.5, 0.5, 0.5, 1.0, 1.0, 1.0];
+        let shared = unplanned(&fabric(&[7, 8, 8, 8]), &less);
+        assert!((shared - (0.5 / 7.0 + 2.0 / 8.0)).abs() < 1e-12, "{shared}");
+        assert!(shared > divide(&fabric(&[7, 8, 8, 8]), &less).busiest() + 0.005);
+        assert_eq!(unplanned(&fabric(&[0, 8, 8, 8]), &volumes), f64::INFINITY);
+        let nothing = [0.0, 0.0, 0.0, 1.0, 1.0, 1.0];
+        assert_eq!(unplanned(&fabric(&[0, 8, 8, 8]), &nothing), 2.0 / 8.0);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::paper::{
 use super::pipeline::{Pipeline, best_lead, best_slices};
 use super::rails::Division;
 use super::rounds::in_rounds;
-use super::{Between, Fabric, Reach, real};
+use super::{Between, Fabric, MOST_HOSTS, Reach, real};
 use crate::candidates::{Scene, joined};
 use crate::combine::{Items, there_and_back};
 use crate::pattern::Pattern;
@@ -35,10 +35,6 @@ pub(crate) const BASELINES: [&str; 6] = [
 
 /// All names.
 pub(crate) const NAMES: [&str; 9] = joined(&OURS, &BASELINES);
-
-/// Among more hosts than this, no strategy is worth its planning: a mesh has too many pairs, and a ring too
-/// many hops.
-const MOST_HOSTS: usize = 128;
 
 /// A strategy for the hosts of a scene.
 #[derive(Debug)]
