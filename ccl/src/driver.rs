@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use ccl_core::error::Error;
 
@@ -44,6 +45,15 @@ impl Pending {
             }
             result = self.state.done.wait(result).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Waits for the call, but not much longer than `patience`: `None` if it is not done by then.
+    #[must_use]
+    pub fn wait_for(&self, patience: Duration) -> Option<Result<(), Error>> {
+        let result = lock(&self.state.result);
+        let is_open = |result: &mut Option<_>| result.is_none();
+        let waited = self.state.done.wait_timeout_while(result, patience, is_open);
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     fn finish(&self, result: Result<(), Error>) {
