@@ -1,0 +1,1 @@
+../../../../capi/include/r2ccl/ccl.h

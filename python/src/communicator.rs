@@ -1,0 +1,490 @@
+//! Groups of ranks and the calls on them, for Python.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ccl::{Collective, Config, Error};
+use pyo3::prelude::*;
+
+use crate::calls::{self, Given, Kind, Place, RaggedCounts};
+use crate::errors::{build, exception, invalid_usage};
+use crate::group;
+use crate::health;
+use crate::interrupts::{interruptible, seconds};
+use crate::reduction::ReduceOp;
+use crate::request::Request;
+use crate::unique_id::UniqueId;
+use crate::work::{Call, Number, Work, check_process, locked, sweep};
+
+/// One member of a group of ranks.
+///
+/// Calls on it are collective: all ranks make the same calls in the same order, with the same count, type,
+/// reduction and root. Buffers are anything with the buffer protocol or `__dlpack__` whose memory is on
+/// the host, C-contiguous and, where a result goes, writable. They are used without a copy. Counts come from
+/// their sizes; `n` is the number of ranks, block `i` of a buffer its `i`-th of `n` equal parts.
+///
+/// Calls return when they are done, or with `async_op=True` a `Request` at once. While they wait, other
+/// threads run. Ctrl-C, or another signal whose handler raises, ends a waiting call by aborting the
+/// communicator, on all ranks.
+///
+/// As a context manager it is destroyed at the end; if the body raises, it is aborted, and the other ranks
+/// hear why.
+#[pyclass(frozen, module = "r2ccl")]
+#[derive(Debug)]
+pub(crate) struct Communicator {
+    number: Number,
+    member: Mutex<Option<ccl::Communicator>>,
+    rank: u32,
+    size: u32,
+    name: Option<String>,
+    config: Config,
+    process: u32,
+}
+
+#[pymethods]
+impl Communicator {
+    /// Becomes rank `rank` of the `size` ranks that call this with the same id. Collective.
+    ///
+    /// `name` is for messages and logs. `timeout` is the deadline of every call in seconds, `R2CCL_TIMEOUT`
+    /// without it.
+    #[new]
+    #[pyo3(signature = (unique_id, rank, size, *, name=None, timeout=None))]
+    fn new(
+        py: Python<'_>,
+        unique_id: &UniqueId,
+        rank: u32,
+        size: u32,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let id = unique_id.id;
+        Self::create(py, config(py, name, timeout)?, move |config| {
+            ccl::Communicator::create(&id, rank, size, config)
+        })
+    }
+
+    /// The communicator of all processes of the job: rank, size and meeting point come from the environment
+    /// of torchrun, mpirun (Open MPI, MPICH, Intel MPI) or Slurm. Collective.
+    #[staticmethod]
+    #[pyo3(signature = (*, name=None, timeout=None))]
+    fn from_environment(
+        py: Python<'_>,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        Self::create(py, config(py, name, timeout)?, ccl::Communicator::from_environment)
+    }
+
+    /// This member's position in the group, 0 <= rank < size.
+    #[getter]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// Number of ranks.
+    #[getter]
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// The name for messages and logs.
+    #[getter]
+    fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// How often plans have changed because rails did, as of the last collective. Waits for one that is
+    /// under way.
+    #[getter]
+    fn epoch(&self, py: Python<'_>) -> PyResult<u32> {
+        let member = self.member(py)?;
+        interruptible(py, move || member.epoch().0, || ())
+    }
+
+    /// What ended the communicator, as an exception, or None.
+    #[getter]
+    fn async_error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.member(py)?.async_error().map(|error| build(py, &error)).transpose()
+    }
+
+    /// How all rails of all ranks are, in order of rank and rail. Local: no other rank is asked.
+    fn health<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let member = self.member(py)?;
+        health::records(py, &py.detach(|| member.health()))
+    }
+
+    /// The algorithms that could serve a call on `count` elements, their predicted times and the choice, as
+    /// text. `collective` is the name of the method, `count` that of one block where there are blocks.
+    #[pyo3(signature = (collective, count, dtype="float32", op=ReduceOp::SUM, root=0))]
+    #[allow(clippy::too_many_arguments, reason = "a call has as many")]
+    fn explain(
+        &self,
+        py: Python<'_>,
+        collective: &str,
+        count: usize,
+        dtype: &str,
+        op: ReduceOp,
+        root: i64,
+    ) -> PyResult<String> {
+        let kind = Kind::of(calls::collective(py, collective)?).op(op).root(root);
+        let request = kind.planned(self.place(py), count, dtype)?;
+        let member = self.member(py)?;
+        let explained = interruptible(py, move || member.explain(&request), || ())?;
+        explained.map_err(|error| exception(py, &error))
+    }
+
+    /// Divides the group: ranks with the same `color` >= 0 form a new communicator, in order of `key` and
+    /// then of rank. A rank without a colour takes part and gets None. Collective.
+    #[pyo3(signature = (color, key=0, *, name=None, timeout=None))]
+    fn split(
+        &self,
+        py: Python<'_>,
+        color: Option<u32>,
+        key: i32,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Self>> {
+        let mut config = self.config.clone();
+        config.name = name;
+        if let Some(timeout) = timeout {
+            config.timeout = Some(seconds(py, "timeout", timeout)?);
+        }
+        let member = self.member(py)?;
+        let (parent, wish) = (member.clone(), config.clone());
+        let split = move || parent.split(color, key, Some(&wish));
+        let part = interruptible(py, split, || member.abort("a signal interrupted split()"))?;
+        let part = part.map_err(|error| exception(py, &error))?;
+        Ok(part.map(|part| Self::of(part, config)))
+    }
+
+    /// Reduces `input` of all ranks into `output` of all ranks; in place without an output.
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false))]
+    fn all_reduce(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        op: ReduceOp,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::AllReduce).op(op);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// Block `i` of every output becomes the input of rank `i`; `output` has `n` times as many elements.
+    ///
+    /// Without an output `input` is the whole, and this rank contributes its own block of it.
+    #[pyo3(signature = (input, output=None, *, async_op=false))]
+    fn all_gather(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::AllGather);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// Reduces `input` of all ranks; rank `i` gets block `i` of the result in `output`.
+    ///
+    /// Without an output the result goes to this rank's own block of `input`.
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false))]
+    fn reduce_scatter(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        op: ReduceOp,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::ReduceScatter).op(op);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// Copies `buffer` of `root` to all ranks.
+    #[pyo3(signature = (buffer, root=0, *, async_op=false))]
+    fn broadcast(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        root: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let py = buffer.py();
+        self.submit(py, calls::broadcast(self.place(py), root, buffer)?, async_op)
+    }
+
+    /// Reduces `input` of all ranks into `output` of `root`; others need no output. In place at the root
+    /// without one.
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, root=0, *, async_op=false))]
+    fn reduce(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        op: ReduceOp,
+        root: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::Reduce).op(op).root(root);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// Block `j` of rank `i`'s input becomes block `i` of rank `j`'s output; in place without an output.
+    #[pyo3(signature = (input, output=None, *, async_op=false))]
+    fn all_to_all(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::AllToAll);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// As `all_to_all`, with blocks of different sizes, in elements: `send_counts[j]` elements go to rank
+    /// `j`, `receive_counts[i]` come from rank `i`. Without displacements blocks follow each other.
+    #[pyo3(signature = (
+        input, output, send_counts, receive_counts, send_displacements=None,
+        receive_displacements=None, *, async_op=false
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "it has as many in every library")]
+    fn all_to_all_v(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        send_counts: Vec<usize>,
+        receive_counts: Vec<usize>,
+        send_displacements: Option<Vec<usize>>,
+        receive_displacements: Option<Vec<usize>>,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let (send, receive) = (send_counts, receive_counts);
+        let counts = RaggedCounts { send, receive, send_displacements, receive_displacements };
+        let given = Given { input: Some(input), output: Some(output) };
+        let call = calls::all_to_all_v(self.place(input.py()), given, counts)?;
+        self.submit(input.py(), call, async_op)
+    }
+
+    /// Block `i` of the output of `root` becomes the input of rank `i`; others need no output.
+    ///
+    /// Without an output at the root its `input` is the whole, of which its own block is its contribution.
+    #[pyo3(signature = (input, output=None, root=0, *, async_op=false))]
+    fn gather(
+        &self,
+        input: &Bound<'_, PyAny>,
+        output: Option<&Bound<'_, PyAny>>,
+        root: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::Gather).root(root);
+        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+    }
+
+    /// Rank `i` gets block `i` of the input of `root`; others pass None as input.
+    ///
+    /// Without an output at the root its own block stays where it is.
+    #[pyo3(signature = (input, output=None, root=0, *, async_op=false))]
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        input: Option<&Bound<'_, PyAny>>,
+        output: Option<&Bound<'_, PyAny>>,
+        root: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let kind = Kind::of(Collective::Scatter).root(root);
+        self.collective(kind, py, Given { input, output }, async_op)
+    }
+
+    /// Sends `buffer` to `peer`, which must receive as many bytes.
+    #[pyo3(signature = (buffer, peer, *, async_op=false))]
+    fn send(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        peer: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let py = buffer.py();
+        self.submit(py, calls::send(self.place(py), buffer, peer)?, async_op)
+    }
+
+    /// Fills `buffer` with what `peer` sends.
+    #[pyo3(signature = (buffer, peer, *, async_op=false))]
+    fn recv(
+        &self,
+        buffer: &Bound<'_, PyAny>,
+        peer: i64,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        let py = buffer.py();
+        self.submit(py, calls::receive(self.place(py), buffer, peer)?, async_op)
+    }
+
+    /// Returns when every rank has called it.
+    #[pyo3(signature = (*, async_op=false))]
+    fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Request>> {
+        self.submit(py, calls::barrier(), async_op)
+    }
+
+    /// Waits for everything that was started and takes leave of the other ranks. No calls may follow but
+    /// `destroy()`.
+    ///
+    /// Raises:
+    ///     r2ccl.Error: What ended the communicator, if something did.
+    fn finalize(&self, py: Python<'_>) -> PyResult<()> {
+        let member = self.member(py)?;
+        let last = member.clone();
+        let finalize = move || last.finalize();
+        let result =
+            interruptible(py, finalize, || member.abort("a signal interrupted finalize()"));
+        sweep();
+        result?.map_err(|error| exception(py, &error))
+    }
+
+    /// Frees the communicator, finalizing it first where that has not happened. What ended it is not raised
+    /// again. A second call does nothing.
+    fn destroy(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(member) = self.take() else { return Ok(()) };
+        let last = member.clone();
+        let destroy = move || drop(last.finalize());
+        let result = interruptible(py, destroy, || member.abort("a signal interrupted destroy()"));
+        py.detach(|| drop(member));
+        sweep();
+        result
+    }
+
+    /// Ends all pending and future calls, on all ranks, with `AbortedError`. Waits for nobody, and may be
+    /// called while other threads are inside a call.
+    #[pyo3(signature = (reason="abort() was called"))]
+    fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let member = self.member(py)?;
+        py.detach(|| member.abort(reason));
+        Ok(())
+    }
+
+    fn __enter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    #[pyo3(signature = (exception_type, exception, traceback, /))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        exception_type: &Bound<'_, PyAny>,
+        exception: &Bound<'_, PyAny>,
+        traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let _ = traceback;
+        if locked(&self.member).is_none() {
+            return Ok(());
+        }
+        if exception_type.is_none() {
+            let result = self.finalize(py);
+            self.destroy(py)?;
+            return result;
+        }
+        self.abort(py, &exception.repr()?.to_string_lossy())?;
+        self.destroy(py)
+    }
+
+    fn __repr__(&self) -> String {
+        let name = self.name.as_ref().map(|name| format!(" \"{name}\"")).unwrap_or_default();
+        format!("<Communicator{name}: rank {} of {}>", self.rank, self.size)
+    }
+}
+
+impl Communicator {
+    fn create(
+        py: Python<'_>,
+        config: Config,
+        create: impl FnOnce(&Config) -> Result<ccl::Communicator, Error> + Send + 'static,
+    ) -> PyResult<Self> {
+        let wish = config.clone();
+        // If a signal interrupts the wait, the thread that creates the member drops it again.
+        let member = interruptible(py, move || create(&wish), || ())?;
+        Ok(Self::of(member.map_err(|error| exception(py, &error))?, config))
+    }
+
+    fn of(member: ccl::Communicator, config: Config) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: Number(NEXT.fetch_add(1, Ordering::Relaxed)),
+            rank: member.rank().0,
+            size: member.size(),
+            name: config.name.clone(),
+            member: Mutex::new(Some(member)),
+            config,
+            process: std::process::id(),
+        }
+    }
+
+    fn place<'py>(&self, py: Python<'py>) -> Place<'py> {
+        Place { py, rank: self.rank, size: self.size }
+    }
+
+    /// The member, unless it is gone or another process's.
+    fn member(&self, py: Python<'_>) -> PyResult<ccl::Communicator> {
+        check_process(self.process).map_err(|error| exception(py, &error))?;
+        let member = locked(&self.member).clone();
+        member.ok_or_else(|| invalid_usage(py, "the communicator was destroyed"))
+    }
+
+    /// Takes the member out, if it is this process's.
+    fn take(&self) -> Option<ccl::Communicator> {
+        check_process(self.process).ok()?;
+        locked(&self.member).take()
+    }
+
+    fn collective(
+        &self,
+        kind: Kind,
+        py: Python<'_>,
+        given: Given<'_, '_>,
+        async_op: bool,
+    ) -> PyResult<Option<Request>> {
+        self.submit(py, kind.on(self.place(py), given)?, async_op)
+    }
+
+    /// Does a call now, starts it, or leaves it to the group of this thread.
+    fn submit(&self, py: Python<'_>, call: Call, async_op: bool) -> PyResult<Option<Request>> {
+        sweep();
+        let member = self.member(py)?;
+        calls::validate(self.place(py), &call)?;
+        if group::is_open() {
+            if async_op {
+                let text = "async_op inside a group: pass it to the group instead";
+                return Err(invalid_usage(py, text));
+            }
+            group::collect(self.number, &member, call);
+            return Ok(None);
+        }
+        let mut work = Work::default();
+        work.add(self.number, &member, call);
+        if async_op {
+            return Ok(Some(Request::new(work.start(py)?)));
+        }
+        work.run(py)?;
+        Ok(None)
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let member = locked(&self.member).take();
+        // A forked child has neither the threads nor a sound state of their locks.
+        if check_process(self.process).is_err() {
+            std::mem::forget(member);
+            return;
+        }
+        // The last clone waits for what was started, and must not keep other threads waiting for the
+        // interpreter meanwhile.
+        let mut member = Some(member);
+        Python::try_attach(|py| {
+            let member = member.take();
+            py.detach(|| drop(member));
+        });
+    }
+}
+
+fn config(py: Python<'_>, name: Option<String>, timeout: Option<f64>) -> PyResult<Config> {
+    let environment = Config::from_environment().map_err(|error| exception(py, &error))?;
+    let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
+    Ok(Config { name, timeout, ..environment })
+}

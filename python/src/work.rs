@@ -1,0 +1,191 @@
+//! Operations with the buffers they use, from their call to their end.
+//!
+//! While an operation goes on the library reads and writes its buffers. So they stay with it, whatever
+//! becomes of the objects that the program has: what is dropped too early goes to the [`ORPHANS`].
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ccl::{Error, Group, Operation, Pending};
+use pyo3::prelude::*;
+
+use crate::buffer::Buffer;
+use crate::errors::exception;
+use crate::interrupts;
+
+/// Operations whose requests the program has dropped, and which may still go on.
+static ORPHANS: Mutex<Vec<Started>> = Mutex::new(Vec::new());
+
+/// One operation that has not started.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// What is to be done.
+    pub(crate) operation: Operation<'static>,
+    /// The memory in it.
+    pub(crate) buffers: Vec<Buffer>,
+}
+
+/// Which of the communicators of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Number(pub(crate) u64);
+
+/// Calls that start together.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    members: Vec<Member>,
+    buffers: Vec<Buffer>,
+}
+
+#[derive(Debug)]
+struct Member {
+    number: Number,
+    communicator: ccl::Communicator,
+    operations: Vec<Operation<'static>>,
+}
+
+/// Operations that have started.
+#[derive(Debug)]
+pub(crate) struct Started {
+    operations: Vec<Pending>,
+    buffers: Mutex<Vec<Buffer>>,
+    process: u32,
+}
+
+impl Work {
+    /// Adds a call on a communicator.
+    pub(crate) fn add(&mut self, number: Number, communicator: &ccl::Communicator, call: Call) {
+        let Call { operation, mut buffers } = call;
+        self.buffers.append(&mut buffers);
+        match self.members.iter_mut().find(|member| member.number == number) {
+            Some(member) => member.operations.push(operation),
+            None => {
+                let (communicator, operations) = (communicator.clone(), vec![operation]);
+                self.members.push(Member { number, communicator, operations });
+            }
+        }
+    }
+
+    /// Does everything and returns when it is done.
+    ///
+    /// The main thread waits for the driver threads of the communicators, so that it can handle signals;
+    /// if a handler raises, the communicators are aborted, because the buffers are the library's until
+    /// the operations end. Other threads do the work themselves.
+    pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
+        if !interrupts::can_come() {
+            let Self { members, buffers } = self;
+            let result = py.detach(|| group(members).run());
+            drop(buffers);
+            return result.map_err(|error| exception(py, &error));
+        }
+        let communicators: Vec<_> =
+            self.members.iter().map(|member| member.communicator.clone()).collect();
+        let started = self.start(py)?;
+        if let Err(raised) = interrupts::wait(py, &started.operations, None) {
+            communicators.iter().for_each(|one| one.abort("a signal interrupted a call"));
+            py.detach(|| started.operations.iter().for_each(|operation| drop(operation.wait())));
+            return Err(raised);
+        }
+        started.outcome(py).unwrap_or(Ok(()))
+    }
+
+    /// Starts everything.
+    pub(crate) fn start(self, py: Python<'_>) -> PyResult<Started> {
+        let Self { members, buffers } = self;
+        let mut started = Started {
+            operations: Vec::with_capacity(members.len()),
+            buffers: Mutex::new(buffers),
+            process: std::process::id(),
+        };
+        // One by one: should the second not start, the first goes on, and keeps the buffers.
+        for member in members {
+            let operations = py.detach(|| group(vec![member]).start());
+            started.operations.append(&mut operations.map_err(|error| exception(py, &error))?);
+        }
+        Ok(started)
+    }
+}
+
+impl Started {
+    /// Waits, see [`interrupts::wait`].
+    pub(crate) fn wait(
+        &self,
+        py: Python<'_>,
+        timeout: Option<std::time::Duration>,
+    ) -> PyResult<bool> {
+        self.check_process(py)?;
+        interrupts::wait(py, &self.operations, timeout)
+    }
+
+    /// Whether everything has worked, if everything is done. Then the buffers are given back.
+    pub(crate) fn outcome(&self, py: Python<'_>) -> Option<PyResult<()>> {
+        if let Err(error) = self.check_process(py) {
+            return Some(Err(error));
+        }
+        let result = self.result()?;
+        drop(std::mem::take(&mut *locked(&self.buffers)));
+        Some(result.map_err(|error| exception(py, &error)))
+    }
+
+    /// The first error, if everything is done.
+    fn result(&self) -> Option<Result<(), Error>> {
+        let results = self.operations.iter().map(Pending::test).collect::<Option<Vec<_>>>()?;
+        Some(results.into_iter().collect())
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(self.process).map_err(|error| exception(py, &error))
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let buffers = std::mem::take(&mut *locked(&self.buffers));
+        if buffers.is_empty() {
+            return;
+        }
+        // A forked child has neither the threads nor a sound state of their locks.
+        if check_process(self.process).is_err() {
+            std::mem::forget(buffers);
+            return;
+        }
+        if self.result().is_none() {
+            let operations = std::mem::take(&mut self.operations);
+            let buffers = Mutex::new(buffers);
+            locked(&ORPHANS).push(Self { operations, buffers, process: self.process });
+        }
+    }
+}
+
+/// Gives back the buffers of dropped requests that are done by now.
+pub(crate) fn sweep() {
+    let mut orphans = locked(&ORPHANS);
+    if orphans.is_empty() || orphans.iter().any(|one| check_process(one.process).is_err()) {
+        return;
+    }
+    let done: Vec<Started> = orphans.extract_if(.., |one| one.result().is_some()).collect();
+    // Giving back may run code of the program, which may come here again.
+    drop(orphans);
+    drop(done);
+}
+
+/// What belongs to another process, from which this one was forked, is of no use here.
+pub(crate) fn check_process(owner: u32) -> Result<(), Error> {
+    if owner == std::process::id() {
+        return Ok(());
+    }
+    Err(Error::InvalidUsage(format!(
+        "process {owner} created the communicator: after fork(), a child creates its own"
+    )))
+}
+
+/// The contents of a mutex; a panic elsewhere leaves nothing half done in the values guarded here.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn group(members: Vec<Member>) -> Group<'static> {
+    let mut group = Group::default();
+    for Member { communicator, operations, .. } in members {
+        operations.into_iter().for_each(|operation| group.add(&communicator, operation));
+    }
+    group
+}

@@ -1,0 +1,111 @@
+"""Ctrl-C and other signals during calls that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.synchronize import Event
+from types import FrameType
+
+import numpy as np
+import pytest
+import worlds
+
+import r2ccl
+
+
+@contextlib.contextmanager
+def signal_while_waiting(number: int) -> Iterator[None]:
+    """This process gets a signal as soon as the body lets go of the interpreter, and not before.
+
+    Until then no other thread runs, so neither does the one that sends the signal.
+    """
+    entered = threading.Event()
+
+    def send() -> None:
+        assert entered.wait(worlds.TIMEOUT)
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        entered.set()
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join(worlds.TIMEOUT)
+
+
+def interrupted_call(communicator: r2ccl.Communicator) -> str:
+    if communicator.rank == 1:
+        with pytest.raises(r2ccl.AbortedError) as caught:
+            communicator.recv(np.zeros(16, np.int64), 0)
+        assert caught.value.rank == 0
+        return str(caught.value.reason)
+    buffer = np.zeros(16, np.int64)
+    with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
+        communicator.recv(buffer, 1)
+    with pytest.raises(r2ccl.AbortedError):
+        communicator.barrier()
+    # The library has given the buffer back: it may be freed.
+    buffer.resize(32)
+    return str(communicator.async_error)
+
+
+def test_ctrl_c_aborts_a_blocking_call() -> None:
+    mine, theirs = worlds.run(interrupted_call, 2)
+    assert theirs == "a signal interrupted a call"
+    assert theirs in mine
+
+
+def interrupted_wait(communicator: r2ccl.Communicator, handled: Event) -> None:
+    if communicator.rank == 1:
+        assert handled.wait(worlds.TIMEOUT)
+        communicator.send(np.ones(16, np.int64), 0)
+        return
+    buffer = np.zeros(16, np.int64)
+    request = communicator.recv(buffer, 1, async_op=True)
+    with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
+        request.wait()
+    assert not request.test()
+    assert communicator.async_error is None
+    handled.set()
+    request.wait()
+    assert (buffer == 1).all()
+
+
+def test_ctrl_c_ends_a_wait_and_not_the_operation() -> None:
+    worlds.run(interrupted_wait, 2, worlds.CONTEXT.Event())
+
+
+def handled_signal(communicator: r2ccl.Communicator, handled: Event) -> None:
+    if communicator.rank == 1:
+        assert handled.wait(worlds.TIMEOUT)
+        communicator.send(np.ones(16, np.int64), 0)
+        return
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        handled.set()
+
+    signal.signal(signal.SIGUSR1, handler)
+    buffer = np.zeros(16, np.int64)
+    # Ends only if the handler runs during the call.
+    with signal_while_waiting(signal.SIGUSR1):
+        communicator.recv(buffer, 1)
+    assert (buffer == 1).all()
+
+
+def test_a_handler_that_does_not_raise_disturbs_nothing() -> None:
+    worlds.run(handled_signal, 2, worlds.CONTEXT.Event())
+
+
+def test_ctrl_c_ends_the_waiting_for_ranks_that_do_not_come() -> None:
+    unique_id = r2ccl.UniqueId()
+    with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
+        r2ccl.Communicator(unique_id, 0, 2, timeout=worlds.TIMEOUT)
