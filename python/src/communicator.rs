@@ -1,20 +1,19 @@
 //! Groups of ranks and the calls on them, for Python.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ccl::{Collective, Config, Error};
 use pyo3::prelude::*;
 
 use crate::calls::{self, Given, Kind, Place, RaggedCounts};
-use crate::errors::{build, exception, invalid_usage};
+use crate::errors::{build, exception, invalid_argument, invalid_usage};
 use crate::group;
 use crate::health;
 use crate::interrupts::{interruptible, seconds};
 use crate::reduction::ReduceOp;
 use crate::request::Request;
 use crate::unique_id::UniqueId;
-use crate::work::{Call, Number, Work, check_process, locked, sweep};
+use crate::work::{Call, Member, Work, check_process, locked, sweep};
 
 /// One member of a group of ranks.
 ///
@@ -32,8 +31,7 @@ use crate::work::{Call, Number, Work, check_process, locked, sweep};
 #[pyclass(frozen, module = "r2ccl")]
 #[derive(Debug)]
 pub(crate) struct Communicator {
-    number: Number,
-    member: Mutex<Option<ccl::Communicator>>,
+    member: Mutex<Option<Arc<Member>>>,
     rank: u32,
     size: u32,
     name: Option<String>,
@@ -52,12 +50,13 @@ impl Communicator {
     fn new(
         py: Python<'_>,
         unique_id: &UniqueId,
-        rank: u32,
-        size: u32,
+        rank: i64,
+        size: i64,
         name: Option<String>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
         let id = unique_id.id;
+        let (rank, size) = (natural(py, "rank", rank)?, natural(py, "size", size)?);
         Self::create(py, config(py, name, timeout)?, move |config| {
             ccl::Communicator::create(&id, rank, size, config)
         })
@@ -98,19 +97,19 @@ impl Communicator {
     #[getter]
     fn epoch(&self, py: Python<'_>) -> PyResult<u32> {
         let member = self.member(py)?;
-        interruptible(py, move || member.epoch().0, || ())
+        interruptible(py, move || member.communicator.epoch().0, || ())
     }
 
     /// What ended the communicator, as an exception, or None.
     #[getter]
     fn async_error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.member(py)?.async_error().map(|error| build(py, &error)).transpose()
+        self.member(py)?.communicator.async_error().map(|error| build(py, &error)).transpose()
     }
 
     /// How all rails of all ranks are, in order of rank and rail. Local: no other rank is asked.
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let member = self.member(py)?;
-        health::records(py, &py.detach(|| member.health()))
+        health::records(py, &py.detach(|| member.communicator.health()))
     }
 
     /// The algorithms that could serve a call on `count` elements, their predicted times and the choice, as
@@ -129,7 +128,7 @@ impl Communicator {
         let kind = Kind::of(calls::collective(py, collective)?).op(op).root(root);
         let request = kind.planned(self.place(py), count, dtype)?;
         let member = self.member(py)?;
-        let explained = interruptible(py, move || member.explain(&request), || ())?;
+        let explained = interruptible(py, move || member.communicator.explain(&request), || ())?;
         explained.map_err(|error| exception(py, &error))
     }
 
@@ -139,20 +138,21 @@ impl Communicator {
     fn split(
         &self,
         py: Python<'_>,
-        color: Option<u32>,
+        color: Option<i64>,
         key: i32,
         name: Option<String>,
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
+        let color = color.map(|color| natural(py, "color", color)).transpose()?;
         let mut config = self.config.clone();
         config.name = name;
         if let Some(timeout) = timeout {
             config.timeout = Some(seconds(py, "timeout", timeout)?);
         }
-        let member = self.member(py)?;
-        let (parent, wish) = (member.clone(), config.clone());
+        let communicator = self.member(py)?.communicator.clone();
+        let (parent, wish) = (communicator.clone(), config.clone());
         let split = move || parent.split(color, key, Some(&wish));
-        let part = interruptible(py, split, || member.abort("a signal interrupted split()"))?;
+        let part = interruptible(py, split, || communicator.abort("a signal interrupted split()"))?;
         let part = part.map_err(|error| exception(py, &error))?;
         Ok(part.map(|part| Self::of(part, config)))
     }
@@ -329,11 +329,11 @@ impl Communicator {
     /// Raises:
     ///     r2ccl.Error: What ended the communicator, if something did.
     fn finalize(&self, py: Python<'_>) -> PyResult<()> {
-        let member = self.member(py)?;
-        let last = member.clone();
+        let communicator = self.member(py)?.communicator.clone();
+        let last = communicator.clone();
         let finalize = move || last.finalize();
-        let result =
-            interruptible(py, finalize, || member.abort("a signal interrupted finalize()"));
+        let give_up = || communicator.abort("a signal interrupted finalize()");
+        let result = interruptible(py, finalize, give_up);
         sweep();
         result?.map_err(|error| exception(py, &error))
     }
@@ -342,9 +342,10 @@ impl Communicator {
     /// again. A second call does nothing.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let Some(member) = self.take() else { return Ok(()) };
-        let last = member.clone();
+        let last = member.communicator.clone();
         let destroy = move || drop(last.finalize());
-        let result = interruptible(py, destroy, || member.abort("a signal interrupted destroy()"));
+        let give_up = || member.communicator.abort("a signal interrupted destroy()");
+        let result = interruptible(py, destroy, give_up);
         py.detach(|| drop(member));
         sweep();
         result
@@ -355,7 +356,7 @@ impl Communicator {
     #[pyo3(signature = (reason="abort() was called"))]
     fn abort(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
         let member = self.member(py)?;
-        py.detach(|| member.abort(reason));
+        py.detach(|| member.communicator.abort(reason));
         Ok(())
     }
 
@@ -403,13 +404,11 @@ impl Communicator {
     }
 
     fn of(member: ccl::Communicator, config: Config) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
         Self {
-            number: Number(NEXT.fetch_add(1, Ordering::Relaxed)),
             rank: member.rank().0,
             size: member.size(),
             name: config.name.clone(),
-            member: Mutex::new(Some(member)),
+            member: Mutex::new(Some(Member::new(member))),
             config,
             process: std::process::id(),
         }
@@ -420,14 +419,14 @@ impl Communicator {
     }
 
     /// The member, unless it is gone or another process's.
-    fn member(&self, py: Python<'_>) -> PyResult<ccl::Communicator> {
+    fn member(&self, py: Python<'_>) -> PyResult<Arc<Member>> {
         check_process(self.process).map_err(|error| exception(py, &error))?;
         let member = locked(&self.member).clone();
         member.ok_or_else(|| invalid_usage(py, "the communicator was destroyed"))
     }
 
     /// Takes the member out, if it is this process's.
-    fn take(&self) -> Option<ccl::Communicator> {
+    fn take(&self) -> Option<Arc<Member>> {
         check_process(self.process).ok()?;
         locked(&self.member).take()
     }
@@ -452,11 +451,11 @@ impl Communicator {
                 let text = "async_op inside a group: pass it to the group instead";
                 return Err(invalid_usage(py, text));
             }
-            group::collect(self.number, &member, call);
+            group::collect(&member, call);
             return Ok(None);
         }
         let mut work = Work::default();
-        work.add(self.number, &member, call);
+        work.add(&member, call);
         if async_op {
             return Ok(Some(Request::new(work.start(py)?)));
         }
@@ -481,6 +480,11 @@ impl Drop for Communicator {
             py.detach(|| drop(member));
         });
     }
+}
+
+/// A number of the program that cannot be negative.
+fn natural(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
+    u32::try_from(number).map_err(|_| invalid_argument(py, format!("{what} is {number}")))
 }
 
 fn config(py: Python<'_>, name: Option<String>, timeout: Option<f64>) -> PyResult<Config> {

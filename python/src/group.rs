@@ -1,13 +1,13 @@
 //! Calls that start together.
 
 use std::cell::RefCell;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::request::Request;
-use crate::work::{Call, Number, Work, locked};
+use crate::work::{Call, Member, Work, locked};
 
 thread_local! {
     /// The groups that are open in this thread, and the calls of the outermost.
@@ -78,8 +78,8 @@ pub(crate) fn is_open() -> bool {
 }
 
 /// Adds a call to the group of this thread.
-pub(crate) fn collect(number: Number, communicator: &ccl::Communicator, call: Call) {
-    OPEN.with_borrow_mut(|(_, work)| work.add(number, communicator, call));
+pub(crate) fn collect(member: &Arc<Member>, call: Call) {
+    OPEN.with_borrow_mut(|(_, work)| work.add(member, call));
 }
 
 /// Closes the innermost group; the calls, if it is the outermost as well.

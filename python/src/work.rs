@@ -3,7 +3,8 @@
 //! While an operation goes on the library reads and writes its buffers. So they stay with it, whatever
 //! becomes of the objects that the program has: what is dropped too early goes to the [`ORPHANS`].
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ccl::{Error, Group, Operation, Pending};
 use pyo3::prelude::*;
@@ -24,22 +25,19 @@ pub(crate) struct Call {
     pub(crate) buffers: Vec<Buffer>,
 }
 
-/// Which of the communicators of this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Number(pub(crate) u64);
+/// A communicator, and what was started on it last.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) communicator: ccl::Communicator,
+    /// Operations run in the order in which they were started: if this is done, all are.
+    latest: Mutex<Option<Pending>>,
+}
 
 /// Calls that start together.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    members: Vec<Member>,
+    parts: Vec<(Arc<Member>, Vec<Operation<'static>>)>,
     buffers: Vec<Buffer>,
-}
-
-#[derive(Debug)]
-struct Member {
-    number: Number,
-    communicator: ccl::Communicator,
-    operations: Vec<Operation<'static>>,
 }
 
 /// Operations that have started.
@@ -50,17 +48,32 @@ pub(crate) struct Started {
     process: u32,
 }
 
+impl Member {
+    /// A communicator on which nothing was started.
+    pub(crate) fn new(communicator: ccl::Communicator) -> Arc<Self> {
+        Arc::new(Self { communicator, latest: Mutex::default() })
+    }
+}
+
+impl Drop for Member {
+    /// A program that drops a communicator in the middle of operations has failed elsewhere. It should
+    /// end now, and not when the operations do, and the other ranks should not wait for it.
+    fn drop(&mut self) {
+        let latest = locked(&self.latest).take();
+        if latest.is_some_and(|operation| operation.test().is_none()) {
+            self.communicator.abort("it was dropped while operations went on");
+        }
+    }
+}
+
 impl Work {
     /// Adds a call on a communicator.
-    pub(crate) fn add(&mut self, number: Number, communicator: &ccl::Communicator, call: Call) {
+    pub(crate) fn add(&mut self, member: &Arc<Member>, call: Call) {
         let Call { operation, mut buffers } = call;
         self.buffers.append(&mut buffers);
-        match self.members.iter_mut().find(|member| member.number == number) {
-            Some(member) => member.operations.push(operation),
-            None => {
-                let (communicator, operations) = (communicator.clone(), vec![operation]);
-                self.members.push(Member { number, communicator, operations });
-            }
+        match self.parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, member)) {
+            Some((_, operations)) => operations.push(operation),
+            None => self.parts.push((Arc::clone(member), vec![operation])),
         }
     }
 
@@ -71,17 +84,17 @@ impl Work {
     /// the operations end. Other threads do the work themselves.
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
         if !interrupts::can_come() {
-            let Self { members, buffers } = self;
-            let result = py.detach(|| group(members).run());
+            let Self { parts, buffers } = self;
+            let result = py.detach(|| group(parts).run());
             drop(buffers);
             return result.map_err(|error| exception(py, &error));
         }
-        let communicators: Vec<_> =
-            self.members.iter().map(|member| member.communicator.clone()).collect();
+        let members: Vec<_> = self.parts.iter().map(|(member, _)| Arc::clone(member)).collect();
         let started = self.start(py)?;
         if let Err(raised) = interrupts::wait(py, &started.operations, None) {
-            communicators.iter().for_each(|one| one.abort("a signal interrupted a call"));
-            py.detach(|| started.operations.iter().for_each(|operation| drop(operation.wait())));
+            members.iter().for_each(|one| one.communicator.abort("a signal interrupted a call"));
+            // A second signal ends this wait too; the buffers stay with the operations then.
+            let _the_first_counts = interrupts::wait(py, &started.operations, None);
             return Err(raised);
         }
         started.outcome(py).unwrap_or(Ok(()))
@@ -89,16 +102,18 @@ impl Work {
 
     /// Starts everything.
     pub(crate) fn start(self, py: Python<'_>) -> PyResult<Started> {
-        let Self { members, buffers } = self;
+        let Self { parts, buffers } = self;
         let mut started = Started {
-            operations: Vec::with_capacity(members.len()),
+            operations: Vec::with_capacity(parts.len()),
             buffers: Mutex::new(buffers),
             process: std::process::id(),
         };
         // One by one: should the second not start, the first goes on, and keeps the buffers.
-        for member in members {
-            let operations = py.detach(|| group(vec![member]).start());
-            started.operations.append(&mut operations.map_err(|error| exception(py, &error))?);
+        for (member, operations) in parts {
+            let part = group(vec![(Arc::clone(&member), operations)]);
+            let begun = py.detach(|| part.start()).map_err(|error| exception(py, &error))?;
+            locked(&member.latest).clone_from(&begun.last().cloned());
+            started.operations.extend(begun);
         }
         Ok(started)
     }
@@ -106,11 +121,7 @@ impl Work {
 
 impl Started {
     /// Waits, see [`interrupts::wait`].
-    pub(crate) fn wait(
-        &self,
-        py: Python<'_>,
-        timeout: Option<std::time::Duration>,
-    ) -> PyResult<bool> {
+    pub(crate) fn wait(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<bool> {
         self.check_process(py)?;
         interrupts::wait(py, &self.operations, timeout)
     }
@@ -182,10 +193,10 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn group(members: Vec<Member>) -> Group<'static> {
+fn group(parts: Vec<(Arc<Member>, Vec<Operation<'static>>)>) -> Group<'static> {
     let mut group = Group::default();
-    for Member { communicator, operations, .. } in members {
-        operations.into_iter().for_each(|operation| group.add(&communicator, operation));
+    for (member, operations) in parts {
+        operations.into_iter().for_each(|operation| group.add(&member.communicator, operation));
     }
     group
 }
