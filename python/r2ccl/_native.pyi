@@ -9,6 +9,8 @@ from typing_extensions import Buffer, Self
 from .errors import Error
 from .health import RailHealth
 
+__all__ = ["Communicator", "Group", "ReduceOp", "Request", "UniqueId", "__version__"]
+
 __version__: str
 
 class _Tensor(Protocol):

@@ -44,7 +44,9 @@ def filled(communicator: r2ccl.Communicator, buffer: Any, values: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [Lender, VersionedLender])
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint64", "float16", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int32", "uint64", "float16", "float64", "bool"]
+)
 def test_tensors_are_used_in_place(kind: type[Lender], dtype: str) -> None:
     values = np.zeros((3, 4), dtype)
     with worlds.alone() as communicator:

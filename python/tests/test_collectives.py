@@ -185,7 +185,8 @@ def all_to_all_v(communicator: r2ccl.Communicator) -> None:
     for value, count, place in zip(values, sent, places, strict=True):
         data[place : place + count] = value
     result = np.full(stride * size + 1, -1, np.int32)
-    communicator.all_to_all_v(data, result, sent, received, places, places)
+    counts = np.array(sent), tuple(received)
+    communicator.all_to_all_v(data, result, *counts, places, places)
     blocks = [result[place : place + count] for place, count in zip(places, received, strict=True)]
     equal(np.concatenate(blocks), expected)
     assert np.count_nonzero(result == -1) == result.size - sum(received)

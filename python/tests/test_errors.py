@@ -36,9 +36,9 @@ def read_only(values: Any) -> Any:
 
 
 ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
-    (np.zeros(4, np.complex64), InvalidArgumentError, "input.*format \"Zf\".*bfloat16"),
-    (np.zeros(4, np.int16), InvalidArgumentError, "format \"h\""),
-    (np.zeros(4, ">f4"), InvalidArgumentError, "format \">f\""),
+    (np.zeros(4, np.complex64), InvalidArgumentError, 'input.*format "Zf".*bfloat16'),
+    (np.zeros(4, np.int16), InvalidArgumentError, 'format "h"'),
+    (np.zeros(4, ">f4"), InvalidArgumentError, 'format ">f"'),
     (np.zeros(4, "datetime64[s]"), InvalidArgumentError, "does not lend its memory"),
     (np.zeros((4, 4))[:, 1], InvalidArgumentError, "not C-contiguous"),
     (np.zeros((4, 4)).T[:3], InvalidArgumentError, "not C-contiguous"),
@@ -132,6 +132,8 @@ def test_impossible_groups_are_refused() -> None:
     unique_id = r2ccl.UniqueId()
     with pytest.raises(InvalidArgumentError, match="rank 2 is not a rank of a group of 2"):
         r2ccl.Communicator(unique_id, 2, 2)
+    with pytest.raises(InvalidArgumentError, match="rank is -1"):
+        r2ccl.Communicator(unique_id, -1, 2)
     with pytest.raises(InvalidArgumentError, match="timeout is NaN"):
         r2ccl.Communicator(unique_id, 0, 1, timeout=float("nan"))
     with pytest.raises(InvalidArgumentError, match="128 bytes, not 3"):

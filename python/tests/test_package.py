@@ -80,8 +80,8 @@ def parameters(function: ast.FunctionDef) -> list[str]:
     """The names of the parameters, without the object itself, keywords with a star."""
     arguments = function.args
     names = [argument.arg for argument in [*arguments.posonlyargs, *arguments.args]]
-    is_static = any(isinstance(one, ast.Name) and one.id == "staticmethod" for one in function.decorator_list)
-    names = names if is_static else names[1:]
+    decorators = [one.id for one in function.decorator_list if isinstance(one, ast.Name)]
+    names = names if "staticmethod" in decorators else names[1:]
     return names + ["*" + argument.arg for argument in arguments.kwonlyargs]
 
 
@@ -111,8 +111,10 @@ def test_the_stubs_are_the_binary() -> None:
             assert real_parameters(kind) == members["__new__"], name
 
 
-def test_the_type_checker_agrees() -> None:
+def test_the_type_checker_agrees(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("mypy")
     command = [sys.executable, "-m", "mypy.stubtest", "--concise", "r2ccl._native"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=600, cwd=tmp_path
+    )
     assert result.returncode == 0, result.stdout + result.stderr

@@ -125,6 +125,27 @@ def test_buffers_cannot_move_during_an_operation() -> None:
     worlds.run(locked_sizes, 2, worlds.CONTEXT.Event())
 
 
+def dropped_communicator(communicator: r2ccl.Communicator) -> str:
+    part = communicator.split(0)
+    assert part is not None
+    buffer = np.zeros(4)
+    if communicator.rank == 0:
+        request = part.recv(buffer, 1, async_op=True)
+        del part
+        gc.collect()
+    else:
+        request = part.recv(buffer, 0, async_op=True)
+    with pytest.raises(r2ccl.AbortedError) as caught:
+        request.wait()
+    communicator.barrier()
+    return f"{caught.value.rank}: {caught.value.reason}"
+
+
+def test_a_dropped_communicator_ends_its_operations() -> None:
+    expected = "0: it was dropped while operations went on"
+    assert worlds.run(dropped_communicator, 2) == [expected, expected]
+
+
 def grouped(communicator: r2ccl.Communicator) -> None:
     rank, size = communicator.rank, communicator.size
     received = np.zeros((size, 3), np.int32)
@@ -234,7 +255,7 @@ def calls_of_threads(communicator: r2ccl.Communicator) -> None:
                 assert (data == 1).all()
             with pytest.raises(r2ccl.InvalidArgumentError):
                 communicator.send(b"", 9)
-        except BaseException as error:  # noqa: BLE001: for the main thread
+        except BaseException as error:  # noqa: BLE001 for the main thread
             failures.append(error)
 
     thread = threading.Thread(target=serve)
@@ -268,7 +289,7 @@ def refused_in_child(communicator: r2ccl.Communicator, request: r2ccl.Request) -
         except r2ccl.InvalidUsageError as error:
             if "fork" not in str(error):
                 return 2
-        except BaseException:  # noqa: BLE001: the exit status tells
+        except BaseException:  # noqa: BLE001 the exit status tells
             return 3
         else:
             return 1

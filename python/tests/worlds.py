@@ -20,10 +20,10 @@ from typing import Any
 
 import r2ccl
 
-DEADLINE = 120.0
+DEADLINE = 300.0
 """Seconds for a whole world; far more than any needs, because the machine may be busy."""
 
-TIMEOUT = 60.0
+TIMEOUT = 200.0
 """Deadline of the calls of a rank, in seconds."""
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -33,9 +33,7 @@ class RankFailed(AssertionError):
     """A rank raised something, or ended without a word."""
 
 
-def run(
-    function: Callable[..., Any], size: int, *arguments: Any, apart: bool = False
-) -> list[Any]:
+def run(function: Callable[..., Any], size: int, *arguments: Any, apart: bool = False) -> list[Any]:
     """What `function(communicator, *arguments)` returns on each of `size` ranks.
 
     With `apart` every rank is on a host of its own, as it seems, with two network cards.
@@ -87,7 +85,7 @@ def _serve(
             sending.send((True, function(communicator, *arguments)))
         finally:
             communicator.destroy()
-    except BaseException:  # noqa: BLE001: the parent is told, whatever it is
+    except BaseException:  # noqa: BLE001 the parent is told, whatever it is
         sending.send((False, traceback.format_exc()))
 
 
@@ -110,7 +108,7 @@ def _collect(pipes: list[Connection]) -> list[Any]:
 def _end(process: BaseProcess, pipe: Connection) -> None:
     pipe.close()
     # A rank that has answered still takes leave of the others.
-    process.join(timeout=10)
+    process.join(timeout=60)
     if process.is_alive():
         process.kill()
         process.join()

@@ -1,0 +1,34 @@
+//! Builds the package as users do, and runs its tests.
+
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+
+use support::{Environment, package_folder, skip};
+
+/// As in the group `test` of pyproject.toml.
+const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
+
+#[test]
+fn the_package_passes_its_tests() {
+    let environment = match Environment::with(&PACKAGES) {
+        Ok(environment) => environment,
+        Err(missing) => return skip(&format!("the Python package: {missing}")),
+    };
+    environment.install(&environment.build());
+    environment.pytest(&tests());
+}
+
+/// The tests that need no other package; those of the backend for PyTorch are in a folder below.
+fn tests() -> Vec<PathBuf> {
+    let files = fs::read_dir(package_folder().join("tests")).expect("read the folder of tests");
+    let paths = files.map(|file| file.expect("read the folder of tests").path());
+    let is_test = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("test_") && name.ends_with(".py")
+    };
+    let mut tests: Vec<PathBuf> = paths.filter(is_test).collect();
+    tests.sort();
+    tests
+}

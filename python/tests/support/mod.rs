@@ -1,0 +1,190 @@
+//! A virtual environment with the package in it, below the target folder of cargo.
+//!
+//! It is made once and used by later runs, until what is in it changes: the packages, or the
+//! description of this one. maturin uses what cargo has built, and what maturin has built is installed
+//! only where it differs from what is installed.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a test has deadlines of its own, and waits for processes"
+)]
+
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// What builds the package.
+const BUILDER: &str = "maturin>=1.9,<2";
+/// Far more than anything needs, because the machine may be busy.
+const DEADLINE: Duration = Duration::from_secs(3600);
+const POLL_PERIOD: Duration = Duration::from_millis(20);
+/// Interpreters, in the order in which they are tried.
+const INTERPRETERS: [&str; 6] =
+    ["python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10"];
+
+/// A virtual environment.
+#[derive(Debug)]
+pub(crate) struct Environment {
+    folder: PathBuf,
+    /// Its interpreter.
+    pub(crate) python: PathBuf,
+}
+
+/// How a command ended, and what it printed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) printed: String,
+}
+
+impl Environment {
+    /// An environment with these packages. On failure: what the machine lacks.
+    pub(crate) fn with(packages: &[&str]) -> Result<Self, String> {
+        let environment = Self::named("python", packages);
+        let marker = environment.folder.join("complete");
+        if marker.is_file() {
+            return Ok(environment);
+        }
+        let interpreter = interpreter()?;
+        if environment.folder.exists() {
+            fs::remove_dir_all(&environment.folder).expect("remove an unfinished environment");
+        }
+        let made = finish(Command::new(interpreter).args(["-m", "venv"]).arg(&environment.folder));
+        if !made.status.success() {
+            return Err(format!("no virtual environment can be made: {}", made.last_line()));
+        }
+        environment.download(packages)?;
+        fs::write(marker, "").expect("write the marker");
+        Ok(environment)
+    }
+
+    /// The environment of a name, whose folder tells what is in it.
+    pub(crate) fn named(name: &str, packages: &[&str]) -> Self {
+        let mut hasher = DefaultHasher::new();
+        let description = package_folder().join("pyproject.toml");
+        fs::read(description).expect("read pyproject.toml").hash(&mut hasher);
+        packages.hash(&mut hasher);
+        let name = format!("{name}-{:016x}", hasher.finish());
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let python = folder.join("bin/python");
+        Self { folder, python }
+    }
+
+    /// Installs packages of others, and what builds this one.
+    fn download(&self, packages: &[&str]) -> Result<(), String> {
+        let mut pip = self.pip();
+        let installed = finish(pip.arg(BUILDER).args(packages));
+        match installed.status.success() {
+            true => Ok(()),
+            false => Err(format!("pip installs no packages: {}", installed.last_line())),
+        }
+    }
+
+    /// Installs a wheel of the package, unless it is the one that is installed.
+    pub(crate) fn install(&self, wheel: &Path) {
+        let installed = self.folder.join("installed.whl");
+        let new = fs::read(wheel).expect("read the wheel");
+        if fs::read(&installed).is_ok_and(|old| old == new) {
+            return;
+        }
+        succeeded(self.pip().args(["--no-index", "--no-deps", "--force-reinstall"]).arg(wheel));
+        fs::write(&installed, new).expect("keep the wheel");
+    }
+
+    /// Builds the wheel, in the profile and in the target folder of this test.
+    pub(crate) fn build(&self) -> PathBuf {
+        let folder = self.folder.join("wheels");
+        // A wheel of a run that was ended is not this one's.
+        let _there_may_be_none = fs::remove_dir_all(&folder);
+        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
+        let mut maturin = Command::new(self.folder.join("bin/maturin"));
+        maturin.args(["build", "--profile", profile, "--compression-method", "stored"]);
+        maturin.arg("--manifest-path").arg(package_folder().join("Cargo.toml"));
+        maturin.arg("--interpreter").arg(&self.python).arg("--out").arg(&folder);
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
+        maturin.env("CARGO_TARGET_DIR", target);
+        // As in .cargo/config.toml, so that nothing is built again.
+        maturin.env("PYO3_CONFIG_FILE", package_folder().join("pyo3.txt"));
+        succeeded(&mut maturin);
+        let mut wheels = fs::read_dir(&folder).expect("read the folder of wheels");
+        wheels.next().expect("a wheel").expect("read the folder of wheels").path()
+    }
+
+    /// Runs pytest on folders or files, and lets it leave nothing there.
+    pub(crate) fn pytest(&self, tests: &[PathBuf]) {
+        let mut pytest = Command::new(&self.python);
+        pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=-ra"]);
+        pytest.args(tests).current_dir(&self.folder).env("PYTHONDONTWRITEBYTECODE", "1");
+        succeeded(&mut pytest);
+    }
+
+    fn pip(&self) -> Command {
+        let mut pip = Command::new(&self.python);
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        pip
+    }
+}
+
+impl Ended {
+    /// The line that usually says why.
+    pub(crate) fn last_line(&self) -> &str {
+        self.printed.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no reason")
+    }
+}
+
+/// The folder with `pyproject.toml`.
+pub(crate) fn package_folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Writes past the harness, which hides what tests that pass print. See docs/testing.md.
+pub(crate) fn skip(what: &str) {
+    let line = format!("skip: {what}\n");
+    std::io::stderr().write_all(line.as_bytes()).expect("somebody listens");
+}
+
+/// An interpreter that is new enough and can make virtual environments.
+pub(crate) fn interpreter() -> Result<&'static str, String> {
+    let check = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
+    let works = |name: &&str| {
+        let ended = Command::new(name).args(["-c", check]).output();
+        ended.is_ok_and(|output| output.status.success())
+    };
+    let found = INTERPRETERS.into_iter().find(works);
+    found.ok_or_else(|| "there is no Python from 3.10 on with venv and ensurepip".to_owned())
+}
+
+/// Runs a command that must succeed.
+pub(crate) fn succeeded(command: &mut Command) {
+    let ended = finish(command);
+    assert!(ended.status.success(), "{command:?}: {}\n{}", ended.status, ended.printed);
+}
+
+/// Runs a command to its end, or ends it with everything that it has started.
+pub(crate) fn finish(command: &mut Command) -> Ended {
+    let output = tempfile::NamedTempFile::new().expect("a temporary file");
+    let writer = |file: &File| file.try_clone().expect("a second handle of the file");
+    command.stdout(writer(output.as_file())).stderr(writer(output.as_file()));
+    let mut child = command.process_group(0).spawn().unwrap_or_else(|error| {
+        panic!("{command:?}: {error}");
+    });
+    let end = Instant::now() + DEADLINE;
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("wait for the command") {
+            break status;
+        }
+        if Instant::now() > end {
+            let group = Pid::from_child(&child);
+            kill_process_group(group, Signal::KILL).expect("end the command");
+            break child.wait().expect("wait for the command");
+        }
+        std::thread::sleep(POLL_PERIOD);
+    };
+    let printed = fs::read(output.path()).expect("read what the command printed");
+    Ended { status, printed: String::from_utf8_lossy(&printed).into_owned() }
+}
