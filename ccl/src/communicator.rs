@@ -19,7 +19,7 @@ use ccl_transport::wait::Ladder;
 use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::driver::{Pending, Queue, lock};
-use crate::engine::{Engine, Limits};
+use crate::engine::{Engine, Limits, Watch};
 use crate::environment::{self, Environment};
 use crate::executor::Executor;
 use crate::guardian::{Found, Guardian};
@@ -225,16 +225,20 @@ impl Communicator {
     /// # Errors
     /// The arguments are impossible, or the communicator failed; see [`Error`].
     pub fn run(&self, operation: Operation<'_>) -> Result<(), Error> {
-        self.run_all(std::slice::from_ref(&operation))
+        self.run_all(std::slice::from_ref(&operation), None)
     }
 
     /// Runs operations as one group; see [`crate::Group`].
-    pub(crate) fn run_all(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+    pub(crate) fn run_all(
+        &self,
+        operations: &[Operation<'_>],
+        watch: Option<Watch<'_>>,
+    ) -> Result<(), Error> {
         self.usable()?;
         self.validate(operations)?;
         let core = self.core();
         core.queue.drain();
-        core.run(operations)
+        core.run(operations, watch)
     }
 
     /// Starts one operation. Operations run in the order in which they were started.
@@ -355,9 +359,9 @@ impl Communicator {
 }
 
 impl Core {
-    fn run(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+    fn run(&self, operations: &[Operation<'_>], watch: Option<Watch<'_>>) -> Result<(), Error> {
         let timeout = self.config.timeout.unwrap_or(self.config.settings.timeout);
-        let limits = Limits { control: &self.control, timeout };
+        let limits = Limits { control: &self.control, timeout, watch };
         self.activity.fetch_add(1, Ordering::Relaxed);
         let result = lock(&self.engine).run(operations, limits);
         if let Err(error) = &result {
@@ -440,7 +444,7 @@ impl Handle {
             return Ok(());
         }
         let core = Arc::clone(&self.core);
-        let serve = move || core.queue.serve(|operations| core.run(operations));
+        let serve = move || core.queue.serve(|operations| core.run(operations, None));
         let thread = std::thread::Builder::new().name("r2ccl-driver".into()).spawn(serve);
         *driver = Some(thread.map_err(|cause| Error::system("start the driver thread", cause))?);
         Ok(())

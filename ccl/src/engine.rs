@@ -26,8 +26,8 @@ use crate::health::{Health, Turn};
 use crate::operation::Operation;
 use crate::plans::Planner;
 
-pub(crate) use ending::Limits;
 use ending::{History, NEWS_PATIENCE};
+pub(crate) use ending::{Limits, Watch};
 
 /// Buffers of the application stand behind these in a group of sends and receives.
 const FIRST_MESSAGE_BUFFER: u16 = 3;

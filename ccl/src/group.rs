@@ -4,6 +4,7 @@ use ccl_core::error::Error;
 
 use crate::communicator::Communicator;
 use crate::driver::Pending;
+use crate::engine::Watch;
 use crate::operation::Operation;
 
 /// Operations of one or several communicators that start together, as between `ncclGroupStart` and
@@ -37,15 +38,28 @@ impl<'a> Group<'a> {
     /// # Errors
     /// The first error, in the order in which communicators were added.
     pub fn run(self) -> Result<(), Error> {
+        self.run_with(None)
+    }
+
+    /// Runs everything that was added. Now and then while it waits it asks `watch`; a reason aborts the
+    /// communicators, as [`Communicator::abort`] does. For a caller whose process may get signals.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn run_watched(self, watch: &(dyn Fn() -> Option<String> + Sync)) -> Result<(), Error> {
+        self.run_with(Some(watch))
+    }
+
+    fn run_with(self, watch: Option<Watch<'_>>) -> Result<(), Error> {
         if let [(communicator, operations)] = self.members.as_slice() {
-            return communicator.run_all(operations);
+            return communicator.run_all(operations, watch);
         }
         std::thread::scope(|scope| {
             let threads: Vec<_> = self
                 .members
                 .iter()
                 .map(|(communicator, operations)| {
-                    scope.spawn(move || communicator.run_all(operations))
+                    scope.spawn(move || communicator.run_all(operations, watch))
                 })
                 .collect();
             threads.into_iter().try_for_each(|thread| {

@@ -288,6 +288,21 @@ fn a_rank_that_left_is_an_error_that_names_it() {
 }
 
 #[test]
+fn a_watch_ends_the_calls_of_all_ranks() {
+    let ended = ranks(2, &config(), |communicator| {
+        let me = communicator.rank();
+        let mut group = Group::default();
+        // Both wait for messages that nobody sends.
+        let mut data = [0u8; 8];
+        let (peer, data) = (Rank(1 - me.0), Region::of_mut(&mut data));
+        group.add(&communicator, Operation::Receive { peer, data });
+        group.run_watched(&|| (me == Rank(0)).then(|| "enough".to_owned()))
+    });
+    let aborted = Err(Error::Aborted { rank: Rank(0), reason: "enough".into() });
+    assert_eq!(ended, [aborted.clone(), aborted]);
+}
+
+#[test]
 fn an_abort_ends_the_calls_of_all_ranks() {
     let errors = ranks(3, &config(), |communicator| {
         let met = communicator.barrier();

@@ -38,17 +38,25 @@ impl History {
     }
 }
 
+/// Asked now and then while a call waits; a reason ends the call and the communicator.
+pub(crate) type Watch<'a> = &'a (dyn Fn() -> Option<String> + Sync);
+
 /// What ends a call early.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
     pub(crate) control: &'a Control,
     pub(crate) timeout: Duration,
+    pub(crate) watch: Option<Watch<'a>>,
 }
 
 impl Limits<'_> {
-    /// What ended the communicator, here or elsewhere.
+    /// What ended the communicator, here or elsewhere, or ends it now.
     pub(crate) fn fault(self) -> Option<Error> {
-        self.control.fault().map(|fault| Error::clone(fault))
+        if let Some(fault) = self.control.fault() {
+            return Some(Error::clone(fault));
+        }
+        let reason = self.watch?()?;
+        Some(Error::Aborted { rank: self.control.rank(), reason })
     }
 
     /// Why call number `calls`, or messages with `peers` if it is none, can never end.
