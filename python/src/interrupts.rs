@@ -1,9 +1,10 @@
 //! Waiting without the interpreter, in slices, so that signals are handled.
 //!
 //! Python runs handlers of signals in the main thread only, and only when that thread asks. So a wait of
-//! the main thread lets go of the interpreter for a slice, asks, and waits on. Other threads wait in the
-//! same way; asking does nothing there.
+//! the main thread lets go of the interpreter for a slice, asks, and waits on; a call that it does itself
+//! comes back to ask. Other threads wait in the same way; asking does nothing there.
 
+use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,45 @@ use rustix::process::getpid;
 use rustix::thread::gettid;
 
 use crate::errors::{exception, invalid_argument};
+use crate::work::locked;
+
+/// Why a communicator is aborted when a handler raises.
+pub(crate) const INTERRUPTED: &str = "a signal interrupted a call";
 
 /// How long a signal may wait for its handler.
 const SLICE: Duration = Duration::from_millis(50);
+
+/// Looks for signals during one call, whenever a slice has passed.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    due: Mutex<Instant>,
+    raised: Mutex<Option<PyErr>>,
+}
+
+impl Default for Signals {
+    fn default() -> Self {
+        Self { due: Mutex::new(now() + SLICE), raised: Mutex::default() }
+    }
+}
+
+impl Signals {
+    /// Why the call has to end, if a handler raised. For a thread that has let go of the interpreter.
+    pub(crate) fn look(&self) -> Option<String> {
+        let now = now();
+        if now < *locked(&self.due) {
+            return None;
+        }
+        *locked(&self.due) = now + SLICE;
+        let raised = Python::try_attach(|py| py.check_signals())?.err()?;
+        *locked(&self.raised) = Some(raised);
+        Some(INTERRUPTED.to_owned())
+    }
+
+    /// What the handler raised.
+    pub(crate) fn raised(self) -> Option<PyErr> {
+        locked(&self.raised).take()
+    }
+}
 
 /// Whether handlers of signals may run in this thread: whether it is the first one of the process.
 pub(crate) fn can_come() -> bool {

@@ -3,6 +3,7 @@
 //! While an operation goes on the library reads and writes its buffers. So they stay with it, whatever
 //! becomes of the objects that the program has: what is dropped too early goes to the [`ORPHANS`].
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
 use crate::errors::exception;
-use crate::interrupts;
+use crate::interrupts::{self, INTERRUPTED, Signals};
 
 /// Operations whose requests the program has dropped, and which may still go on.
 static ORPHANS: Mutex<Vec<Started>> = Mutex::new(Vec::new());
@@ -31,7 +32,13 @@ pub(crate) struct Member {
     pub(crate) communicator: ccl::Communicator,
     /// Operations run in the order in which they were started: if this is done, all are.
     latest: Mutex<Option<Pending>>,
+    /// Threads that do calls themselves now.
+    callers: AtomicU32,
 }
+
+/// A thread that does a call itself, while this lives.
+#[derive(Debug)]
+struct Calling<'a>(&'a Member);
 
 /// Calls that start together.
 #[derive(Debug, Default)]
@@ -51,7 +58,27 @@ pub(crate) struct Started {
 impl Member {
     /// A communicator on which nothing was started.
     pub(crate) fn new(communicator: ccl::Communicator) -> Arc<Self> {
-        Arc::new(Self { communicator, latest: Mutex::default() })
+        Arc::new(Self { communicator, latest: Mutex::default(), callers: AtomicU32::new(0) })
+    }
+
+    /// Whether a call would begin at once.
+    fn is_idle(&self) -> bool {
+        let is_done = |operation: &Pending| operation.test().is_some();
+        self.callers.load(Ordering::SeqCst) == 0
+            && locked(&self.latest).as_ref().is_none_or(is_done)
+    }
+}
+
+impl<'a> Calling<'a> {
+    fn on(member: &'a Member) -> Self {
+        member.callers.fetch_add(1, Ordering::SeqCst);
+        Self(member)
+    }
+}
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        self.0.callers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -79,20 +106,42 @@ impl Work {
 
     /// Does everything and returns when it is done.
     ///
-    /// The main thread waits for the driver threads of the communicators, so that it can handle signals;
-    /// if a handler raises, the communicators are aborted, because the buffers are the library's until
-    /// the operations end. Other threads do the work themselves.
+    /// If the handler of a signal raises, the communicators are aborted, because the buffers are the
+    /// library's until the operations end.
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
-        if !interrupts::can_come() {
-            let Self { parts, buffers } = self;
-            let result = py.detach(|| group(parts).run());
-            drop(buffers);
-            return result.map_err(|error| exception(py, &error));
+        let begins_at_once = match self.parts.as_slice() {
+            [(member, _)] => member.is_idle(),
+            _ => false,
+        };
+        // Where a call has to wait for others before it begins, nobody would look for signals.
+        if begins_at_once || !interrupts::can_come() {
+            self.run_here(py)
+        } else {
+            self.run_there(py)
         }
+    }
+
+    /// In this thread.
+    fn run_here(self, py: Python<'_>) -> PyResult<()> {
+        let Self { parts, buffers } = self;
+        let members: Vec<_> = parts.iter().map(|(member, _)| Arc::clone(member)).collect();
+        let signals = Signals::default();
+        let calling: Vec<_> = members.iter().map(|member| Calling::on(member)).collect();
+        let result = py.detach(|| group(parts).run_watched(&|| signals.look()));
+        drop(calling);
+        drop(buffers);
+        match signals.raised() {
+            Some(raised) => Err(raised),
+            None => result.map_err(|error| exception(py, &error)),
+        }
+    }
+
+    /// In the driver threads, while this one waits for them and looks for signals.
+    fn run_there(self, py: Python<'_>) -> PyResult<()> {
         let members: Vec<_> = self.parts.iter().map(|(member, _)| Arc::clone(member)).collect();
         let started = self.start(py)?;
         if let Err(raised) = interrupts::wait(py, &started.operations, None) {
-            members.iter().for_each(|one| one.communicator.abort("a signal interrupted a call"));
+            members.iter().for_each(|one| one.communicator.abort(INTERRUPTED));
             // A second signal ends this wait too; the buffers stay with the operations then.
             let _the_first_counts = interrupts::wait(py, &started.operations, None);
             return Err(raised);

@@ -64,6 +64,23 @@ def test_ctrl_c_aborts_a_blocking_call() -> None:
     assert theirs in mine
 
 
+def interrupted_turn(communicator: r2ccl.Communicator) -> None:
+    first, second = np.zeros(16, np.int64), np.zeros(16, np.int64)
+    peer = 1 - communicator.rank
+    request = communicator.recv(first, peer, async_op=True)
+    if communicator.rank == 0:
+        # It waits for its turn, which never comes.
+        with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
+            communicator.recv(second, peer)
+        second.resize(32)
+    with pytest.raises(r2ccl.AbortedError, match="a signal interrupted a call"):
+        request.wait()
+
+
+def test_ctrl_c_aborts_a_call_that_waits_for_others() -> None:
+    worlds.run(interrupted_turn, 2)
+
+
 def interrupted_wait(communicator: r2ccl.Communicator, handled: Event) -> None:
     if communicator.rank == 1:
         assert handled.wait(worlds.TIMEOUT)
