@@ -1,0 +1,183 @@
+// The process group "r2ccl": c10d::Backend over one communicator.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "call_queue.hpp"
+#include "communicator.hpp"
+#include "mailbox.hpp"
+#include "sentinel.hpp"
+#include "tensors.hpp"
+#include "work.hpp"
+
+namespace r2ccl_torch {
+
+using Tensors = std::vector<at::Tensor>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+
+// Names of PyTorch's older versions are overridden: newer ones forward to them.
+class R2cclBackend : public c10d::Backend {
+ public:
+  // Meets the other ranks of the group through `store`, which waits for them as long as `timeout`.
+  R2cclBackend(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      Milliseconds timeout,
+      const std::string& name,
+      std::vector<uint64_t> global_ranks);
+  ~R2cclBackend() override;
+
+  Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  Work allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  Work allgather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  Work allgather_coalesced(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  Work _allgather_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::AllgatherOptions& options) override;
+  Work reduce_scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  Work _reduce_scatter_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override;
+  Work reduce_scatter_tensor_coalesced(
+      Tensors& outputs,
+      Tensors& inputs,
+      const c10d::ReduceScatterOptions& options) override;
+  Work alltoall_base(
+      at::Tensor& output,
+      at::Tensor& input,
+      std::vector<int64_t>& output_splits,
+      std::vector<int64_t>& input_splits,
+      const c10d::AllToAllOptions& options) override;
+  Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  Work gather(
+      std::vector<Tensors>& outputs,
+      Tensors& inputs,
+      const c10d::GatherOptions& options) override;
+  Work gather_into_tensor(
+      at::Tensor& output,
+      at::Tensor& input,
+      const c10d::GatherOptions& options) override;
+  Work scatter(
+      Tensors& outputs,
+      std::vector<Tensors>& inputs,
+      const c10d::ScatterOptions& options) override;
+  Work barrier(const c10d::BarrierOptions& options) override;
+  // Through the store, so that rank 0 can name everybody who does not come.
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
+
+  Work send(Tensors& tensors, int peer, int tag) override;
+  Work recv(Tensors& tensors, int peer, int tag) override;
+  Work recvAnysource(Tensors& tensors, int tag) override;
+
+  bool supportsCoalescing() const override {
+    return true;
+  }
+  void startCoalescing() override;
+  Work endCoalescing() override;
+
+  bool supportsSplitting() const override {
+    return true;
+  }
+  c10::intrusive_ptr<c10d::Backend> split(
+      const c10::intrusive_ptr<c10d::Store>& store,
+      const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& options) override;
+
+  const std::string getBackendName() const override {
+    return "r2ccl";
+  }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return options_;
+  }
+  // For calls that are made from now on.
+  void setTimeout(std::chrono::milliseconds timeout) override {
+    options_->timeout = timeout;
+  }
+  uint64_t getSequenceNumberForGroup() override {
+    return sequence_;
+  }
+  c10d::ErrorType getError() override;
+
+  // Gives what was started some time to finish, takes leave of the others, and ends all threads.
+  void shutdown() override;
+  // Ends all calls on all ranks with an error.
+  void abort() override;
+
+  std::vector<ccl_rail_health_t> health();
+
+ private:
+  // How a call is made. `body` is run with the communicator when its turn comes.
+  struct Call {
+    c10d::OpType type;
+    // A literal, "r2ccl:" and the name of the call.
+    const char* title;
+    bool async;
+    std::chrono::milliseconds timeout;
+  };
+  using Body = std::function<void(ccl_comm_t)>;
+
+  R2cclBackend(
+      std::shared_ptr<Communicator> communicator,
+      const c10::intrusive_ptr<c10d::Store>& store,
+      int rank,
+      int size,
+      c10::intrusive_ptr<Options> options);
+
+  Work launch(const Call& call, Tensors outputs, Body body);
+  Work post(c10::intrusive_ptr<Operation> operation);
+  Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
+  Mailbox& mailbox();
+  // Throws in a forked child.
+  void check_process() const;
+  void check_root(int64_t root, const char* call) const;
+  void check_peer(int peer, const char* call) const;
+  Milliseconds timeout_of(std::chrono::milliseconds wanted) const;
+
+  const uint64_t generation_ = fork_generation();
+  const c10::intrusive_ptr<Options> options_;
+  // For this object alone: PyTorch's own uses of the store do not wait for ours.
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<Communicator> communicator_;
+  // The deadline that the communicator itself has.
+  const Milliseconds own_timeout_;
+  std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> barriers_{0};
+  std::atomic<uint64_t> splits_{0};
+  std::atomic<bool> ended_{false};
+
+  std::mutex mailbox_mutex_;
+  std::shared_ptr<Mailbox> mailbox_;
+
+  bool coalescing_ = false;
+  std::vector<c10::intrusive_ptr<Operation>> coalesced_;
+
+  // Threads, so they end first. In a forked child, where they do not run, they are left alone.
+  std::unique_ptr<CallQueue> queue_;
+  std::unique_ptr<Sentinel> sentinel_;
+};
+
+} // namespace r2ccl_torch

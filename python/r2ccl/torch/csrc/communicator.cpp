@@ -1,0 +1,126 @@
+#include "communicator.hpp"
+
+#include <pthread.h>
+
+#include <algorithm>
+
+#include <c10/util/Exception.h>
+
+namespace r2ccl_torch {
+
+namespace {
+
+// The longest deadline that the settings of the library allow: 11 days.
+constexpr int64_t kLongestMs = 1'000'000'000;
+
+std::atomic<uint64_t> forks{0};
+
+ccl_config_t config(Milliseconds timeout, const std::string& name) {
+  ccl_config_t config = CCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  config.timeout_ms = timeout_ms(timeout);
+  config.comm_name = name.c_str();
+  return config;
+}
+
+} // namespace
+
+uint64_t fork_generation() {
+  static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+  TORCH_CHECK(registered == 0, "pthread_atfork failed");
+  return forks.load(std::memory_order_relaxed);
+}
+
+int timeout_ms(Milliseconds timeout) {
+  return static_cast<int>(std::clamp<int64_t>(timeout.count(), 1, kLongestMs));
+}
+
+Communicator::Communicator(
+    const ccl_unique_id_t& id,
+    int rank,
+    int size,
+    Milliseconds timeout,
+    const std::string& name) {
+  const auto wanted = config(timeout, name);
+  ccl_comm_t comm = nullptr;
+  check(library().comm_init_rank_config(&comm, size, id, rank, &wanted), "creation of a communicator");
+  comm_ = comm;
+}
+
+Communicator::Communicator(ccl_comm_t comm) : comm_(comm) {}
+
+Communicator::~Communicator() {
+  abort();
+}
+
+std::unique_ptr<Communicator> Communicator::split(
+    int color,
+    int key,
+    Milliseconds timeout,
+    const std::string& name) {
+  const auto wanted = config(timeout, name);
+  ccl_comm_t part = nullptr;
+  const int chosen = color < 0 ? CCL_SPLIT_NOCOLOR : color;
+  check(library().comm_split(get(), chosen, key, &part, &wanted), "split");
+  return part == nullptr ? nullptr : std::unique_ptr<Communicator>(new Communicator(part));
+}
+
+ccl_comm_t Communicator::get() const {
+  const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(comm == nullptr)) {
+    C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+  }
+  return comm;
+}
+
+ccl_result_t Communicator::status() const {
+  const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
+  ccl_result_t result = CCL_SUCCESS;
+  if (comm != nullptr && library().comm_get_async_error(comm, &result) != CCL_SUCCESS) {
+    return CCL_SUCCESS;
+  }
+  return result == CCL_IN_PROGRESS ? CCL_SUCCESS : result;
+}
+
+std::string Communicator::failure() const {
+  const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
+  if (comm == nullptr) {
+    return "the process group was aborted or destroyed";
+  }
+  const ccl_result_t result = status();
+  if (result == CCL_SUCCESS) {
+    return "";
+  }
+  const std::string message = library().get_last_error(comm);
+  return message.empty() ? library().get_error_string(result) : message;
+}
+
+std::vector<ccl_rail_health_t> Communicator::health() const {
+  std::vector<ccl_rail_health_t> rails;
+  size_t there = 0;
+  // Rails may be added between the two questions.
+  do {
+    rails.resize(there);
+    check(
+        library().comm_get_health(get(), rails.data(), sizeof(ccl_rail_health_t), rails.size(), &there),
+        "health");
+  } while (there > rails.size());
+  rails.resize(there);
+  return rails;
+}
+
+void Communicator::finish() {
+  const ccl_comm_t comm = comm_.exchange(nullptr);
+  if (comm != nullptr && generation_ == fork_generation()) {
+    check(library().comm_destroy(comm), "destruction of a communicator");
+  }
+}
+
+void Communicator::abort() {
+  const ccl_comm_t comm = comm_.exchange(nullptr);
+  if (comm != nullptr && generation_ == fork_generation()) {
+    library().comm_abort(comm);
+  }
+}
+
+} // namespace r2ccl_torch

@@ -1,0 +1,65 @@
+// A membership in a communicator of r2ccl, and who may still use it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "library.hpp"
+
+namespace r2ccl_torch {
+
+using Milliseconds = std::chrono::milliseconds;
+
+// How many times this process and its ancestors have forked since the module was loaded: threads and
+// connections belong to the process that made them.
+uint64_t fork_generation();
+
+// Ends with the object. All members may be called from any thread, abort() while a call is under way.
+class Communicator {
+ public:
+  // Becomes `rank` of the `size` ranks that do this with the same id. No call on it takes longer than
+  // `timeout`.
+  Communicator(
+      const ccl_unique_id_t& id,
+      int rank,
+      int size,
+      Milliseconds timeout,
+      const std::string& name);
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator();
+
+  // This rank's part of a split, in which all ranks take part; null for a negative colour.
+  std::unique_ptr<Communicator> split(int color, int key, Milliseconds timeout, const std::string& name);
+
+  // For calls of the library. Throws if the communicator has ended.
+  ccl_comm_t get() const;
+
+  // Why no call will succeed any more; empty while calls may. Asks nobody.
+  std::string failure() const;
+  ccl_result_t status() const;
+
+  // All rails of all ranks.
+  std::vector<ccl_rail_health_t> health() const;
+
+  // Takes leave of the other ranks. Does nothing if it has ended.
+  void finish();
+
+  // Ends all calls on all ranks, and does not wait for anybody.
+  void abort();
+
+ private:
+  explicit Communicator(ccl_comm_t comm);
+
+  std::atomic<ccl_comm_t> comm_{nullptr};
+  const uint64_t generation_ = fork_generation();
+};
+
+// A deadline as the library takes it: at least a millisecond.
+int timeout_ms(Milliseconds timeout);
+
+} // namespace r2ccl_torch

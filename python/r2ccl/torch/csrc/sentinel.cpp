@@ -1,0 +1,84 @@
+#include "sentinel.hpp"
+
+#include <utility>
+
+#include <c10/util/thread_name.h>
+
+namespace r2ccl_torch {
+
+namespace {
+
+// How late a deadline may be noticed.
+constexpr auto kPeriod = std::chrono::milliseconds(20);
+
+} // namespace
+
+Sentinel::~Sentinel() {
+  stop();
+}
+
+void Sentinel::watch(
+    const c10::intrusive_ptr<Operation>& operation,
+    Milliseconds timeout,
+    std::string what,
+    std::function<void()> expired) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_) {
+    return;
+  }
+  watched_.push_back(
+      {c10::weak_intrusive_ptr<Operation>(operation), deadline, std::move(what), std::move(expired)});
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this] { serve(); });
+  }
+  changed_.notify_all();
+}
+
+void Sentinel::stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void Sentinel::serve() {
+  c10::setThreadName("r2ccl-deadlines");
+  while (true) {
+    for (auto& late : sweep()) {
+      if (const auto operation = late.operation.lock()) {
+        operation->expire(late.what);
+      }
+      if (late.expired) {
+        late.expired();
+      }
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return stopped_ || !watched_.empty(); });
+    if (stopped_ || changed_.wait_for(lock, kPeriod, [this] { return stopped_; })) {
+      return;
+    }
+  }
+}
+
+std::vector<Sentinel::Watched> Sentinel::sweep() {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<Watched> late;
+  std::vector<Watched> waiting;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& watched : watched_) {
+    const auto operation = watched.operation.lock();
+    if (!operation || operation->is_settled()) {
+      continue;
+    }
+    (watched.deadline <= now ? late : waiting).push_back(std::move(watched));
+  }
+  watched_.swap(waiting);
+  return late;
+}
+
+} // namespace r2ccl_torch

@@ -1,0 +1,50 @@
+// Settles operations whose deadline has passed although whoever runs them is still busy.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "work.hpp"
+
+namespace r2ccl_torch {
+
+class Sentinel {
+ public:
+  ~Sentinel();
+
+  // When `timeout` is over and the operation is not settled, it is settled with a message that says
+  // `what` did not finish; then `expired` is called, if there is one.
+  void watch(
+      const c10::intrusive_ptr<Operation>& operation,
+      Milliseconds timeout,
+      std::string what,
+      std::function<void()> expired = nullptr);
+
+  // Ends the thread; nothing expires any more.
+  void stop();
+
+ private:
+  struct Watched {
+    c10::weak_intrusive_ptr<Operation> operation;
+    std::chrono::steady_clock::time_point deadline;
+    std::string what;
+    std::function<void()> expired;
+  };
+
+  void serve();
+  // Takes what has expired out of the list, and forgets what is settled.
+  std::vector<Watched> sweep();
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Watched> watched_;
+  bool stopped_ = false;
+  std::thread thread_;
+};
+
+} // namespace r2ccl_torch

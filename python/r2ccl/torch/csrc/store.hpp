@@ -1,0 +1,25 @@
+// Waiting for each other through the store of PyTorch.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "communicator.hpp"
+
+namespace r2ccl_torch {
+
+// How long somebody who waits for a key sleeps between two looks, at first and at most. Looks are short
+// questions: others may use the same connection.
+constexpr Milliseconds kFirstPause{1};
+constexpr Milliseconds kLongestPause{50};
+
+// Looks again and again whether `condition` holds; false if it does not within `timeout`.
+bool await(const std::function<bool()>& condition, Milliseconds timeout);
+
+// Waits until `size` ranks have called this with the same store and key. Throws after `timeout`.
+void meet(c10d::Store& store, const std::string& key, int size, Milliseconds timeout);
+
+} // namespace r2ccl_torch

@@ -1,0 +1,182 @@
+#include "work.hpp"
+
+#include <atomic>
+#include <utility>
+
+#include <c10/util/Exception.h>
+
+namespace r2ccl_torch {
+
+namespace {
+
+std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
+  const auto message =
+      c10::str("r2ccl ", what, " did not finish within ", timeout.count(), " ms");
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+void mark(c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs, std::exception_ptr failure) {
+  if (failure) {
+    future.setError(std::move(failure));
+  } else {
+    future.markCompleted(c10::IValue(outputs));
+  }
+}
+
+} // namespace
+
+Operation::Operation(int rank, const Description& description, std::vector<at::Tensor> outputs)
+    : c10d::Work(rank, description.type, description.title),
+      description_(description),
+      outputs_(std::move(outputs)) {}
+
+c10::intrusive_ptr<Operation> Operation::of_all(
+    int rank,
+    const std::vector<c10::intrusive_ptr<Operation>>& parts) {
+  struct Count {
+    std::atomic<size_t> left;
+    std::mutex mutex;
+    std::exception_ptr failure;
+  };
+  std::vector<at::Tensor> outputs;
+  for (const auto& part : parts) {
+    outputs.insert(outputs.end(), part->outputs_.begin(), part->outputs_.end());
+  }
+  const Description description{c10d::OpType::COALESCED, "r2ccl:coalesced"};
+  auto whole = c10::make_intrusive<Operation>(rank, description, std::move(outputs));
+  auto count = std::make_shared<Count>();
+  // One more than there are, so that nothing ends before all are followed.
+  count->left = parts.size() + 1;
+  const auto one_less = [whole, count](const std::exception_ptr& failure) {
+    {
+      std::lock_guard<std::mutex> lock(count->mutex);
+      count->failure = count->failure ? count->failure : failure;
+    }
+    if (--count->left == 0) {
+      whole->settle(count->failure);
+    }
+  };
+  for (const auto& part : parts) {
+    part->follow(one_less);
+  }
+  one_less(nullptr);
+  return whole;
+}
+
+void Operation::run(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (...) {
+    settle(std::current_exception());
+    return;
+  }
+  settle(nullptr);
+}
+
+void Operation::settle(std::exception_ptr failure) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::vector<Follower> followers;
+  std::function<void()> recorded;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (completed_) {
+      return;
+    }
+    completed_ = true;
+    exception_ = failure;
+    future = future_;
+    followers.swap(followers_);
+    recorded.swap(recordFunctionEndCallback_);
+  }
+  cv_.notify_all();
+  if (recorded) {
+    recorded();
+  }
+  if (future) {
+    mark(*future, outputs_, failure);
+  }
+  for (const auto& follower : followers) {
+    follower(failure);
+  }
+}
+
+void Operation::expire(const std::string& what) {
+  settle(timed_out(what, description_.timeout));
+}
+
+bool Operation::is_settled() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_;
+}
+
+void Operation::follow(Follower follower) {
+  std::exception_ptr failure;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!completed_) {
+      followers_.push_back(std::move(follower));
+      return;
+    }
+    failure = exception_;
+  }
+  follower(failure);
+}
+
+bool Operation::wait(std::chrono::milliseconds timeout) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto done = [this] { return completed_; };
+  if (timeout == kNoTimeout) {
+    // Every operation is settled by its own deadline.
+    cv_.wait(lock, done);
+  } else if (!cv_.wait_for(lock, timeout, done)) {
+    std::rethrow_exception(timed_out(description_.title, timeout));
+  }
+  if (exception_) {
+    std::rethrow_exception(exception_);
+  }
+  return true;
+}
+
+void Operation::abort() {
+  TORCH_CHECK(false, "r2ccl cannot abort a single operation: abort its process group");
+}
+
+int Operation::sourceRank() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return source_;
+}
+
+std::vector<at::Tensor> Operation::result() {
+  return outputs_;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Operation::getFuture() {
+  std::exception_ptr failure;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (future_) {
+      return future_;
+    }
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    if (!completed_) {
+      return future_;
+    }
+    failure = exception_;
+  }
+  mark(*future_, outputs_, failure);
+  return future_;
+}
+
+uint64_t Operation::getSequencenumber() const {
+  return description_.sequence;
+}
+
+std::chrono::milliseconds Operation::getTimeout() const {
+  return description_.timeout;
+}
+
+} // namespace r2ccl_torch

@@ -1,0 +1,71 @@
+// One started call, as PyTorch sees it: c10d::Work.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/ivalue.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "communicator.hpp"
+
+namespace r2ccl_torch {
+
+// It is settled once, by whoever comes first: the call that ends, or a deadline.
+class Operation : public c10d::Work {
+ public:
+  // What is known when the call is made. `title` is a literal such as "r2ccl:all_reduce"; `timeout` is
+  // for messages and getTimeout().
+  struct Description {
+    c10d::OpType type;
+    const char* title;
+    uint64_t sequence = 0;
+    Milliseconds timeout{0};
+  };
+
+  Operation(int rank, const Description& description, std::vector<at::Tensor> outputs);
+
+  // An operation that is done when all `parts` are, with the first failure among them.
+  static c10::intrusive_ptr<Operation> of_all(
+      int rank,
+      const std::vector<c10::intrusive_ptr<Operation>>& parts);
+
+  // Runs `body` in this thread and settles the operation with what it throws.
+  void run(const std::function<void()>& body);
+
+  // Settles the operation. Does nothing if that has happened.
+  void settle(std::exception_ptr failure);
+
+  // Settles it with a timeout that says `what` did not happen.
+  void expire(const std::string& what);
+
+  bool is_settled();
+
+  // The rank whose message it received; set before it is settled.
+  void set_source(int rank) {
+    source_ = rank;
+  }
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  void abort() override;
+  int sourceRank() const override;
+  std::vector<at::Tensor> result() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override;
+  std::chrono::milliseconds getTimeout() const override;
+
+ private:
+  using Follower = std::function<void(const std::exception_ptr&)>;
+
+  // Calls `follower` when the operation is settled, or at once if it is.
+  void follow(Follower follower);
+
+  const Description description_;
+  const std::vector<at::Tensor> outputs_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  std::vector<Follower> followers_;
+  int source_ = -1;
+};
+
+} // namespace r2ccl_torch
