@@ -17,7 +17,7 @@ namespace {
 // How long the end of a group waits for calls that nobody has waited for.
 constexpr auto kGrace = std::chrono::seconds(10);
 // By how much the others outwait rank 0 in a monitored barrier, whose answer says who is missing.
-constexpr auto kAnswerTime = std::chrono::seconds(5);
+constexpr auto kAnswerTime = std::chrono::seconds(30);
 
 std::vector<uint8_t> as_bytes(const std::string& text) {
   return {text.begin(), text.end()};

@@ -1,0 +1,204 @@
+"""What goes wrong ends with an exception that names who is to blame, and never with a hang."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from worlds import SECONDS, die, outcomes_of, run_world
+
+
+def refused(tensor: torch.Tensor) -> str:
+    """The message of an all_reduce that must fail."""
+    try:
+        dist.all_reduce(tensor)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "nothing"
+
+
+def one_dies(count: int) -> str:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        die()
+    message = refused(torch.ones(count))
+    assert refused(torch.ones(1)) != "nothing"
+    return message
+
+
+def test_the_death_of_a_rank_is_an_exception_that_names_it_on_all_others() -> None:
+    for count in (1, 1_000_000):
+        outcomes = outcomes_of(3, one_dies, count)
+        assert outcomes[1].exit_code == -9
+        for rank in (0, 2):
+            assert outcomes[rank].error == ""
+            assert "rank 1" in outcomes[rank].value
+
+
+def one_dies_while_others_wait() -> str:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        die()
+    work = dist.all_reduce(torch.ones(1_000_000), async_op=True)
+    future = work.get_future()
+    try:
+        work.wait()
+        return "nothing"
+    except dist.DistBackendError as error:
+        assert work.is_completed() and not work.is_success()
+        try:
+            future.wait()
+            return "the future knows nothing"
+        except RuntimeError:
+            return str(error)
+
+
+def test_started_work_and_its_future_end_when_a_rank_dies() -> None:
+    outcomes = outcomes_of(3, one_dies_while_others_wait)
+    for rank in (0, 2):
+        assert "rank 1" in outcomes[rank].value
+
+
+def different_calls() -> str:
+    return refused(torch.ones(10 + dist.get_rank()))
+
+
+def test_different_calls_are_an_exception_that_names_both() -> None:
+    for message in run_world(2, different_calls):
+        assert "count=10" in message and "count=11" in message
+
+
+def one_dies_before_its_message() -> str:
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        die()
+    dist.send(torch.zeros(1), 1)
+    try:
+        dist.recv(torch.zeros(1), 1)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_message_from_the_dead_is_an_exception() -> None:
+    assert "receive from rank 1" in outcomes_of(2, one_dies_before_its_message)[0].value
+
+
+def one_dies_before_any_message() -> str:
+    if dist.get_rank() == 1:
+        die()
+    try:
+        dist.recv(torch.zeros(1), 1)
+    except dist.DistBackendError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_first_message_from_the_dead_is_an_exception() -> None:
+    assert "rank 1" in outcomes_of(2, one_dies_before_any_message)[0].value
+
+
+def one_sleeps() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    dist.set_timeout(timedelta(seconds=2))
+    if dist.get_rank() == 1:
+        store.wait(["noticed"], timedelta(seconds=SECONDS))
+        return ""
+    began = time.monotonic()
+    message = refused(torch.ones(1))
+    store.set("noticed", "yes")
+    assert time.monotonic() - began >= 2.0
+    return message
+
+
+def test_a_rank_that_does_not_come_is_a_timeout() -> None:
+    assert "all_reduce did not finish within 2000 ms" in run_world(2, one_sleeps)[0]
+
+
+def one_sleeps_from_the_start() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["noticed"], timedelta(seconds=SECONDS))
+        return ""
+    message = refused(torch.ones(1))
+    store.set("noticed", "yes")
+    return message
+
+
+def test_the_timeout_of_a_group_names_whom_it_waited_for() -> None:
+    message = run_world(2, one_sleeps_from_the_start, timeout=20.0)[0]
+    assert "did not finish within 20.000 s" in message and "rank 1" in message
+
+
+def one_raises() -> str:
+    if dist.get_rank() == 0:
+        raise ValueError("a bug in the training script")
+    return refused(torch.ones(1))
+
+
+def test_an_exception_on_one_rank_ends_the_others() -> None:
+    outcomes = outcomes_of(3, one_raises)
+    assert "a bug in the training script" in outcomes[0].error
+    assert "rank 0" in outcomes[1].value and "rank 0" in outcomes[2].value
+
+
+def destroyed_with_hopeless_work() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    dist.set_timeout(timedelta(seconds=1))
+    if dist.get_rank() == 1:
+        store.wait(["gone"], timedelta(seconds=SECONDS))
+        return
+    works = [dist.all_reduce(torch.ones(10), async_op=True), dist.irecv(torch.ones(1), 1)]
+    dist.destroy_process_group()
+    store.set("gone", "yes")
+    assert all(work.is_completed() and not work.is_success() for work in works)
+
+
+def test_a_group_can_be_destroyed_while_its_work_is_hopeless() -> None:
+    run_world(2, destroyed_with_hopeless_work)
+
+
+def used_in_a_fork() -> str:
+    size = dist.get_world_size()
+    readable, writable = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+            message = "nothing"
+        except RuntimeError as error:
+            message = str(error)
+        os.write(writable, message.encode())
+        os._exit(0)
+    os.close(writable)
+    with os.fdopen(readable) as pipe:
+        message = pipe.read()
+    os.waitpid(child, 0)
+    after = torch.ones(1)
+    dist.all_reduce(after)
+    assert after.item() == size
+    return message
+
+
+def test_a_forked_child_is_told_that_it_cannot_use_the_group() -> None:
+    for message in run_world(2, used_in_a_fork):
+        assert "forked" in message
+
+
+def used_after_its_end() -> str:
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    dist.destroy_process_group()
+    try:
+        backend.health()
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_group_that_was_destroyed_says_so() -> None:
+    for message in run_world(2, used_after_its_end):
+        assert "destroyed" in message

@@ -1,0 +1,208 @@
+"""Point-to-point messages: tags, order, any source, and what must not deadlock."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from worlds import run_world
+
+LARGE = 300_000
+"""Elements of a message that does not fit into any buffer on the way."""
+
+
+def block(rank: int, tag: int, count: int) -> torch.Tensor:
+    return torch.arange(count, dtype=torch.int64) * 1000 + 10 * rank + tag
+
+
+def exchange_of_large_messages() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    peers = [peer for peer in range(size) if peer != rank]
+    sent = [dist.isend(block(rank, peer, LARGE), peer) for peer in peers]
+    received = [torch.empty(LARGE, dtype=torch.int64) for _ in peers]
+    for peer, tensor in zip(peers, received, strict=True):
+        dist.recv(tensor, peer)
+        assert torch.equal(tensor, block(peer, rank, LARGE))
+    for work in sent:
+        work.wait()
+
+
+def test_everybody_sends_before_anybody_receives() -> None:
+    run_world(3, exchange_of_large_messages)
+
+
+def messages_of_all_sizes() -> None:
+    rank = dist.get_rank()
+    for count in (0, 1, 30, 31, 1000, LARGE):
+        tensor = block(0, 7, count)
+        if rank == 0:
+            dist.send(tensor, 1)
+        else:
+            received = torch.empty_like(tensor)
+            assert dist.recv(received, 0) == 0
+            assert torch.equal(received, tensor), count
+
+
+def test_messages_of_all_sizes() -> None:
+    run_world(2, messages_of_all_sizes)
+
+
+def messages_with_tags() -> None:
+    rank = dist.get_rank()
+    tags = [5, 1, 2**31 - 1, 0]
+    for count in (3, 40_000):
+        if rank == 0:
+            for tag in tags:
+                dist.send(block(0, tag, count), 1, tag=tag)
+                dist.send(block(0, tag + 1, count), 1, tag=tag)
+            continue
+        for tag in reversed(tags):
+            for turn in (0, 1):
+                received = torch.empty(count, dtype=torch.int64)
+                dist.recv(received, 0, tag=tag)
+                assert torch.equal(received, block(0, tag + turn, count)), (tag, turn)
+
+
+def test_tags_choose_among_messages_and_keep_their_order() -> None:
+    run_world(2, messages_with_tags)
+
+
+def messages_from_anybody() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    rounds = 5
+    if rank != 0:
+        for turn in range(rounds):
+            dist.send(block(rank, turn, 100), 0, tag=turn)
+        return
+    for turn in range(rounds):
+        senders = set()
+        for _ in range(size - 1):
+            received = torch.empty(100, dtype=torch.int64)
+            sender = dist.recv(received, tag=turn)
+            assert torch.equal(received, block(sender, turn, 100))
+            senders.add(sender)
+        assert senders == set(range(1, size))
+
+
+def test_messages_from_any_source() -> None:
+    run_world(4, messages_from_anybody)
+
+
+def ring_of_batches() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received = [torch.empty(LARGE, dtype=torch.int64), torch.empty(3, dtype=torch.int64)]
+    operations = [
+        dist.P2POp(dist.irecv, received[0], left),
+        dist.P2POp(dist.irecv, received[1], left),
+        dist.P2POp(dist.isend, block(rank, 0, LARGE), right),
+        dist.P2POp(dist.isend, block(rank, 1, 3), right),
+    ]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    assert torch.equal(received[0], block(left, 0, LARGE))
+    assert torch.equal(received[1], block(left, 1, 3))
+
+
+def test_batches_go_round() -> None:
+    run_world(3, ring_of_batches)
+
+
+def collectives_beside_a_message() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.empty(10, dtype=torch.int64)
+    pending = dist.irecv(received, 1) if rank == 0 else None
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    assert total[0].item() == size
+    if rank == 1:
+        dist.send(block(1, 0, 10), 0)
+    if pending is not None:
+        pending.wait()
+        assert torch.equal(received, block(1, 0, 10))
+
+
+def test_a_message_that_has_not_come_does_not_hold_up_collectives() -> None:
+    run_world(2, collectives_beside_a_message)
+
+
+def asynchronous_collective_before_a_message() -> None:
+    """Rank 1 joins the collective only after the message that rank 0 sends after starting it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    total, note = torch.ones(4), torch.zeros(1)
+    if rank == 0:
+        work = dist.all_reduce(total, async_op=True)
+        dist.send(note + 5, 1)
+        work.wait()
+    else:
+        dist.recv(note, 0)
+        dist.all_reduce(total)
+        assert note.item() == 5
+    assert total.tolist() == [float(size)] * 4
+
+
+def test_an_asynchronous_collective_does_not_hold_up_its_caller() -> None:
+    run_world(2, asynchronous_collective_before_a_message)
+
+
+def message_of_another_size() -> str:
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(3), 1)
+        dist.send(torch.ones(2), 1)
+        return ""
+    try:
+        dist.recv(torch.zeros(2), 0)
+        return "nothing"
+    except ValueError as error:
+        after = torch.zeros(2)
+        dist.recv(after, 0)
+        assert after.tolist() == [1.0, 1.0]
+        return str(error)
+
+
+def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives() -> None:
+    assert "sent 12 bytes with tag 0, but the tensor to receive them has 8" in run_world(2, message_of_another_size)[1]
+
+
+def message_that_never_comes() -> str:
+    if dist.get_rank() != 0:
+        dist.monitored_barrier(timeout=timedelta(seconds=60))
+        return ""
+    dist.set_timeout(timedelta(seconds=3))
+    pending = dist.irecv(torch.zeros(1), 1, tag=9)
+    try:
+        pending.wait(timedelta(seconds=0.2))
+    except dist.DistBackendError as error:
+        early = str(error)
+    try:
+        pending.wait()
+    except dist.DistBackendError as error:
+        late = str(error)
+    dist.monitored_barrier(timeout=timedelta(seconds=60))
+    return early + "|" + late
+
+
+def test_a_message_that_never_comes_is_an_error_within_the_timeout() -> None:
+    early, late = run_world(2, message_that_never_comes)[0].split("|")
+    assert "did not finish within 200 ms" in early
+    assert "receive from rank 1 with tag 9 did not finish within 3000 ms" in late
+
+
+def objects_and_strided_tensors() -> None:
+    rank = dist.get_rank()
+    objects = [{"step": 3}, "text", None] if rank == 0 else [None, None, None]
+    table = torch.arange(20).view(4, 5)
+    if rank == 0:
+        dist.send_object_list(objects, 1)
+        dist.send(table.t(), 1)
+        return
+    dist.recv_object_list(objects, 0)
+    assert objects == [{"step": 3}, "text", None]
+    received = torch.zeros(4, 5, dtype=torch.int64)
+    dist.recv(received.t(), 0)
+    assert torch.equal(received, table)
+
+
+def test_objects_and_strided_tensors() -> None:
+    run_world(2, objects_and_strided_tensors)
