@@ -1,0 +1,258 @@
+"""The parts of PyTorch that training uses, on this backend and on Gloo: the same numbers come out."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.checkpoint as checkpoint
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+from worlds import run_world
+
+STEPS = 4
+
+
+class Net(nn.Module):
+    """Small, with a part that only some inputs use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 33)
+        self.second = nn.Linear(33, 8)
+        self.sometimes = nn.Linear(8, 8)
+
+    def forward(self, batch: torch.Tensor, detour: bool = False) -> torch.Tensor:
+        hidden = self.second(torch.relu(self.first(batch)))
+        return self.sometimes(hidden) if detour else hidden
+
+
+def batch(rank: int, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(4, 8, generator=generator)
+
+
+def train(model: nn.Module, steps: int = STEPS, detours: bool = False) -> list[torch.Tensor]:
+    """The parameters of a model after some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        detour = detours and (step + dist.get_rank()) % 2 == 0
+        model(batch(dist.get_rank(), step), detour).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def reference(ranks: int, steps: int = STEPS) -> list[torch.Tensor]:
+    """What one process computes from the batches of all ranks, without the detour."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        losses = [model(batch(rank, step)).square().mean() for rank in range(ranks)]
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def data_parallel() -> None:
+    size = dist.get_world_size()
+    buckets = DistributedDataParallel(Net(), bucket_cap_mb=0.001, find_unused_parameters=True)
+    assert_close(train(buckets), reference(size))
+    gloo = dist.new_group(backend="gloo")
+    ours = train(DistributedDataParallel(Net(), find_unused_parameters=True), detours=True)
+    theirs = train(DistributedDataParallel(Net(), process_group=gloo, find_unused_parameters=True), detours=True)
+    assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_data_parallel_training(size: int) -> None:
+    run_world(size, data_parallel)
+
+
+def data_parallel_with_hook() -> None:
+    model = DistributedDataParallel(Net(), find_unused_parameters=True)
+    model.register_comm_hook(None, bf16_compress_hook)
+    for one, other in zip(train(model), reference(dist.get_world_size()), strict=True):
+        torch.testing.assert_close(one, other, atol=0.01, rtol=0.05)
+
+
+def test_gradients_compressed_by_a_hook() -> None:
+    run_world(2, data_parallel_with_hook)
+
+
+def uneven_inputs() -> float:
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Net().second, bucket_cap_mb=0.001)
+    seen = 0
+    with Join([model]):
+        for step in range(2 + 3 * rank):
+            model(torch.ones(2, 33) * (step + 1)).sum().backward()
+            seen += 1
+    assert seen == 2 + 3 * rank
+    check = model.module.weight.detach().clone()
+    dist.all_reduce(check)
+    torch.testing.assert_close(check / dist.get_world_size(), model.module.weight.detach())
+    return check.sum().item()
+
+
+def test_ranks_with_fewer_inputs_join() -> None:
+    run_world(3, uneven_inputs)
+
+
+def sharded_training() -> None:
+    size = dist.get_world_size()
+    model = Net()
+    mesh = init_device_mesh("cpu", (size,))
+    for layer in (model.first, model.second, model.sometimes):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model)
+    whole = [parameter.full_tensor().detach() for parameter in model.parameters()]
+    assert_close(whole, reference(size))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_fully_sharded_training(size: int) -> None:
+    run_world(size, sharded_training)
+
+
+def sharded_optimizer() -> None:
+    size = dist.get_world_size()
+    results = []
+    for make in (
+        lambda parameters: ZeroRedundancyOptimizer(parameters, torch.optim.Adam, lr=0.01),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    ):
+        model = DistributedDataParallel(Net(), find_unused_parameters=True)
+        optimizer = make(model.parameters())
+        for step in range(STEPS):
+            model(batch(dist.get_rank(), step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(*results)
+    assert size == 3
+
+
+def test_optimizer_states_over_all_ranks() -> None:
+    run_world(3, sharded_optimizer)
+
+
+def redistributed_tensors() -> None:
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    # Not divisible by the number of ranks.
+    whole = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = rows.redistribute(placements=[Shard(1)])
+    assert torch.equal(columns.full_tensor(), whole)
+    assert torch.equal(columns.redistribute(placements=[Replicate()]).to_local(), whole)
+    summed = DTensor.from_local(whole, mesh, [Partial()])
+    assert torch.equal(summed.redistribute(placements=[Shard(0)]).full_tensor(), whole * size)
+    product = rows @ distribute_tensor(torch.eye(5), mesh, [Replicate()])
+    assert torch.equal(product.full_tensor(), whole)
+    assert torch.equal((columns @ columns.t()).full_tensor(), whole @ whole.t())
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_redistributed_tensors(size: int) -> None:
+    run_world(size, redistributed_tensors)
+
+
+def two_dimensions() -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    whole = torch.arange(24.0).view(4, 6)
+    placed = distribute_tensor(whole, mesh, [Replicate(), Shard(1)])
+    assert placed.to_local().shape == (4, 3)
+    assert torch.equal(placed.redistribute(placements=[Shard(0), Shard(1)]).full_tensor(), whole)
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=mesh["shards"].get_group())
+    assert tensor.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_meshes_of_two_dimensions() -> None:
+    run_world(4, two_dimensions)
+
+
+def functional_calls() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    total = float(sum(range(size)))
+    tensor = torch.full((size * 2,), float(rank))
+    assert functional.all_reduce(tensor, "sum", group).tolist() == [total] * size * 2
+    assert functional.all_gather_tensor(tensor[:1], 0, group).tolist() == [float(peer) for peer in range(size)]
+    assert functional.reduce_scatter_tensor(tensor, "sum", 0, group).tolist() == [total] * 2
+    assert functional.broadcast(tensor, 1, group).tolist() == [1.0] * size * 2
+    exchanged = functional.all_to_all_single(tensor, None, None, group)
+    assert exchanged.view(size, 2)[:, 0].tolist() == [float(peer) for peer in range(size)]
+    one, other = functional.all_reduce_coalesced([tensor, tensor[:1]], "max", group)
+    assert one[0].item() == other.item() == size - 1
+
+
+def test_functional_collectives() -> None:
+    run_world(3, functional_calls)
+
+
+def compiled_training(backend: str) -> None:
+    model = DistributedDataParallel(Net().first)
+    reference_model = copy.deepcopy(model.module)
+    compiled = torch.compile(model, backend=backend)
+    compiled(batch(dist.get_rank(), 0)).square().mean().backward()
+    losses = [reference_model(batch(rank, 0)).square().mean() for rank in range(dist.get_world_size())]
+    torch.stack(losses).mean().backward()
+    torch.testing.assert_close(model.module.weight.grad, reference_model.weight.grad)
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def graph(tensor: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(tensor * 2, "sum", dist.group.WORLD) + 1
+
+    assert graph(torch.ones(4)).tolist() == [2.0 * dist.get_world_size() + 1] * 4
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_training(backend: str, tmp_path: Path) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs g++")
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    run_world(2, compiled_training, backend, environment=cache, seconds=900.0)
+
+
+def saved_and_loaded(folder: str) -> None:
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (size,))
+    model = Net()
+    fully_shard(model, mesh=mesh)
+    train(model)
+    before = [parameter.full_tensor().clone() for parameter in model.parameters()]
+    checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    state = {"model": model.state_dict()}
+    checkpoint.load(state, checkpoint_id=folder)
+    model.load_state_dict(state["model"])
+    after = [parameter.full_tensor() for parameter in model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_checkpoints_of_sharded_models(tmp_path: Path) -> None:
+    run_world(2, saved_and_loaded, str(tmp_path / "checkpoint"))
