@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -105,3 +106,15 @@ def test_registration_is_done_once_and_needs_no_compiler() -> None:
         "assert backend.native.cache_info().currsize == 0\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
+
+
+def test_an_installed_package_registers_the_backend_with_torch(tmp_path: Path) -> None:
+    """As pip would leave it: PyTorch finds the entry points in the metadata of a distribution."""
+    metadata = tmp_path / "r2ccl-0.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: r2ccl\nVersion: 0.0\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nr2ccl = r2ccl.torch:register\n")
+    environment = dict(os.environ, TORCH_DEVICE_BACKEND_AUTOLOAD="1")
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), *sys.path])
+    code = "import torch.distributed as dist; assert 'R2CCL' in dist.Backend._plugins"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600, env=environment)

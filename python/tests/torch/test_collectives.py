@@ -234,12 +234,32 @@ def special_reductions() -> None:
         dist.all_reduce(result, op)
         assert result.tolist() == expected, op
         assert result.view(torch.uint8).max() == 1
+    different = torch.tensor([True, rank == 0])
+    dist.all_reduce(different, dist.ReduceOp.BXOR)
+    assert different.tolist() == [size % 2 == 1, True]
     mean = torch.tensor([float(rank)])
     dist.all_reduce(mean, dist.ReduceOp.AVG)
     assert mean.item() == (size - 1) / 2
     scaled = torch.tensor([1.0 + rank], dtype=torch.float64)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     assert scaled.item() == 0.5 * size * (size + 1) / 2
+    for dtype in (torch.complex32, torch.complex64, torch.complex128):
+        for op, factor in ((dist.ReduceOp.AVG, 1 / size), (dist._make_nccl_premul_sum(2.0), 2.0)):
+            numbers_of_all = torch.tensor([rank + 2j]).to(dtype)
+            dist.all_reduce(numbers_of_all, op)
+            assert numbers_of_all.item() == factor * (sum(range(size)) + 2j * size), (dtype, op)
+    rounded = torch.tensor([-1 - rank, 1 + rank])
+    dist.all_reduce(rounded, dist.ReduceOp.AVG)
+    assert rounded.tolist() == [-2, 2]
+    mask = torch.full((4,), 1 << rank)
+    dist.reduce(mask, 1, dist.ReduceOp.BOR)
+    assert mask[0].item() == ((1 << size) - 1 if rank == 1 else 1 << rank)
+    part = torch.zeros(2, dtype=torch.int32)
+    dist.reduce_scatter_tensor(part, torch.arange(2 * size, dtype=torch.int32) + 16 * rank, dist.ReduceOp.BXOR)
+    whole = torch.zeros(2 * size, dtype=torch.int32)
+    for peer in range(size):
+        whole ^= torch.arange(2 * size, dtype=torch.int32) + 16 * peer
+    assert torch.equal(part, whole[2 * rank : 2 * rank + 2])
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint32, torch.uint64):
         small = torch.full((5,), 2).to(dtype)
         dist.all_reduce(small)

@@ -119,7 +119,7 @@ def test_split_groups() -> None:
     run_world(4, split_groups)
 
 
-def bound_to_a_device() -> None:
+def pair_of_all() -> None:
     size = dist.get_world_size()
     pair = dist.new_group([0, 1])
     if dist.get_rank() < 2:
@@ -128,7 +128,20 @@ def bound_to_a_device() -> None:
 
 
 def test_subgroups_with_the_debug_wrapper() -> None:
-    run_world(3, bound_to_a_device, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+    run_world(3, pair_of_all, environment={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"})
+
+
+def bound_to_a_device() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore("bound", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    device = torch.device("cpu", 0)
+    dist.init_process_group("r2ccl", store=store, rank=rank, world_size=size, device_id=device)
+    pair_of_all()
+
+
+def test_subgroups_of_a_group_that_is_bound_to_a_device() -> None:
+    run_world(3, bound_to_a_device)
 
 
 def barriers() -> None:

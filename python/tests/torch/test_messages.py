@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from worlds import run_world
 
 LARGE = 300_000
 """Elements of a message that does not fit into any buffer on the way."""
+
+HOSTS = [{}, {"R2CCL_SHM": "0", "R2CCL_RAILS": "127.0.0.2,127.0.0.3"}]
+"""All ranks on one host, or each on one of its own, with two rails between any two."""
 
 
 def block(rank: int, tag: int, count: int) -> torch.Tensor:
@@ -28,8 +32,24 @@ def exchange_of_large_messages() -> None:
         work.wait()
 
 
-def test_everybody_sends_before_anybody_receives() -> None:
-    run_world(3, exchange_of_large_messages)
+@pytest.mark.parametrize("environment", HOSTS, ids=["one host", "several hosts"])
+def test_everybody_sends_before_anybody_receives(environment: dict[str, str]) -> None:
+    run_world(3, exchange_of_large_messages, environment=environment)
+
+
+def last_message() -> None:
+    """The sender ends its group as soon as it may use its tensor again."""
+    if dist.get_rank() == 0:
+        dist.send(block(0, 0, LARGE), 1)
+    else:
+        received = torch.empty(LARGE, dtype=torch.int64)
+        dist.recv(received, 0)
+        assert torch.equal(received, block(0, 0, LARGE))
+
+
+@pytest.mark.parametrize("environment", HOSTS, ids=["one host", "several hosts"])
+def test_the_last_message_arrives_although_its_sender_is_gone(environment: dict[str, str]) -> None:
+    run_world(2, last_message, environment=environment)
 
 
 def messages_of_all_sizes() -> None:

@@ -1,0 +1,54 @@
+"""The examples, started as the documentation says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SECONDS = 900
+
+
+def torchrun(ranks: int, script: str, *options: str) -> str:
+    """What a script prints on its ranks."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*command, str(EXAMPLES / script), *options],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def losses(folder: Path, *options: str) -> list[float]:
+    """The losses of a short training on two ranks."""
+    report = folder / "report.json"
+    small = ["--steps", "5", "--width", "32", "--layers", "2", "--context", "16", "--log-every", "1"]
+    printed = torchrun(2, "ddp_train.py", *small, "--json", str(report), *options)
+    history: list[dict[str, Any]] = json.loads(report.read_text())["history"]
+    assert f"loss {history[-1]['loss']:.6f}" in printed
+    return [step["loss"] for step in history]
+
+
+def test_training_gives_the_same_losses_on_any_backend_and_with_shards(tmp_path: Path) -> None:
+    ours = losses(tmp_path, "--backend", "r2ccl")
+    assert ours == losses(tmp_path, "--backend", "r2ccl")
+    assert ours == losses(tmp_path, "--backend", "gloo")
+    assert ours[-1] < ours[0]
+    assert losses(tmp_path, "--backend", "r2ccl", "--mode", "fsdp") == pytest.approx(ours, rel=1e-4)
+    assert losses(tmp_path, "--seed", "2") != ours
+
+
+def test_the_comparison_of_backends_runs() -> None:
+    printed = torchrun(2, "compare_backends.py", "--rounds", "1")
+    assert "all_reduce, 8 bytes" in printed and "broadcast, 25 MB" in printed
