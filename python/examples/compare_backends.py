@@ -5,8 +5,8 @@
 
     torchrun --nproc-per-node 2 compare_backends.py --other gloo
 
-Both take turns in short rounds, so that what else happens on the machine meets both alike; the table has
-the median over all rounds. Results are checked in every round.
+Both take turns in short rounds, so that what else happens on the machine meets both alike; the
+table has the median over all rounds. Results are checked in every round.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import r2ccl.torch  # noqa: F401  registers the backend where the package is not installed
 import torch
 import torch.distributed as dist
 
-MEGABYTE = 1_000_000
+import r2ccl.torch  # noqa: F401  registers the backend where the package is not installed
 
 
 @dataclass(frozen=True)
@@ -97,13 +96,19 @@ def check(case: Case, group: dist.ProcessGroup) -> None:
     tensor = torch.full((case.elements,), float(dist.get_rank() + 1))
     case.run(tensor, group)
     size = dist.get_world_size()
-    expected = {all_reduce: size * (size + 1) / 2, all_reduce_async: size * (size + 1) / 2, broadcast: 1.0}
+    expected = {
+        all_reduce: size * (size + 1) / 2,
+        all_reduce_async: size * (size + 1) / 2,
+        broadcast: 1.0,
+    }
     wanted = expected.get(case.run)
     assert wanted is None or bool((tensor == wanted).all()), f"{case.name} is wrong"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--other", default="gloo", help="the backend to compare with")
     parser.add_argument("--rounds", type=int, default=11)
     options = parser.parse_args()
@@ -111,7 +116,7 @@ def main() -> None:
     dist.init_process_group("r2ccl")
     groups = {name: dist.new_group(backend=name) for name in ("r2ccl", options.other)}
     if dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks, microseconds for a call, median of {options.rounds} rounds")
+        print(f"{dist.get_world_size()} ranks, median of {options.rounds} rounds, us for a call")
         print(f"{'':40}" + "".join(f"{name:>12}" for name in groups))
     for case in CASES:
         rounds: dict[str, list[float]] = {name: [] for name in groups}

@@ -5,9 +5,9 @@ On one machine::
 
     torchrun --nproc-per-node 2 ddp_train.py --backend r2ccl --steps 50
 
-On several, with ``torchrun --nnodes ...`` as usual. Rank 0 prints the loss and the speed; with the same
-seed and number of ranks the loss is the same, whatever the backend. What happens to the rails on
-the way is printed too, and changes neither the loss nor the end.
+On several, with ``torchrun --nnodes ...`` as usual. Rank 0 prints the loss and the speed; with the
+same seed and number of ranks the loss is the same, whatever the backend. What happens to the rails
+on the way is printed too, and changes neither the loss nor the end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Maps (batch, length, width) to the same shape."""
         batch, length, width = x.shape
-        split = self.query_key_value(self.before_attention(x)).view(batch, length, 3, self.heads, -1)
+        split = self.query_key_value(self.before_attention(x)).view(
+            batch, length, 3, self.heads, -1
+        )
         query, key, value = split.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.projection(attended.transpose(1, 2).reshape(batch, length, width))
@@ -111,15 +113,21 @@ class Batches:
 
     def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Characters and those that follow them, both (size, context)."""
-        starts = torch.randint(len(self._text) - self._context, (self._size,), generator=self._source)
+        starts = torch.randint(
+            len(self._text) - self._context, (self._size,), generator=self._source
+        )
         pieces = torch.stack([self._text[start : start + self._context + 1] for start in starts])
         return pieces[:, :-1], pieces[:, 1:]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backend", default="r2ccl", help="of torch.distributed: r2ccl, gloo, ...")
-    parser.add_argument("--mode", choices=["ddp", "fsdp"], default="ddp", help="copies of the model, or shards")
+    parser.add_argument(
+        "--mode", choices=["ddp", "fsdp"], default="ddp", help="copies of the model, or shards"
+    )
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch", type=int, default=8, help="sequences for each rank and step")
     parser.add_argument("--context", type=int, default=64, help="characters of a sequence")
@@ -128,9 +136,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="threads of each rank for arithmetic")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of each rank for arithmetic"
+    )
     parser.add_argument("--log-every", type=int, default=10, help="steps between two lines")
-    parser.add_argument("--json", type=Path, help="rank 0 writes losses and times of all steps to this file")
+    parser.add_argument(
+        "--json", type=Path, help="rank 0 writes losses and times of all steps to this file"
+    )
     return parser.parse_args()
 
 
@@ -163,7 +175,10 @@ def faults_printed(backend: str) -> Iterator[None]:
     import r2ccl.torch
 
     def show(rail: r2ccl.torch.RailHealth, _before: r2ccl.torch.RailHealth | None) -> None:
-        print(f"rank {rail.rank} rail {rail.rail}: {rail.state.name.lower()} {rail.evidence}", file=sys.stderr)
+        print(
+            f"rank {rail.rank} rail {rail.rail}: {rail.state.name.lower()} {rail.evidence}",
+            file=sys.stderr,
+        )
 
     watch = r2ccl.torch.on_fault(None, show)
     try:
@@ -202,7 +217,9 @@ def train(options: argparse.Namespace) -> list[dict[str, float]]:
     gpt = Gpt(Shape(batches.symbols, options.context, options.width, options.heads, options.layers))
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in gpt.parameters())
-        print(f"{size} ranks, {options.backend}, {options.mode}, {parameters} parameters", flush=True)
+        print(
+            f"{size} ranks, {options.backend}, {options.mode}, {parameters} parameters", flush=True
+        )
     model = distributed(gpt, options.mode)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     history = []

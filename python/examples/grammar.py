@@ -12,13 +12,47 @@ _RULES: dict[str, list[str]] = {
         "{clause}, because {clause}.",
         "Nobody knows why {clause}.",
     ],
-    "clause": ["{thing} {action}", "{thing} {action} {place}", "{person} {sees} that {thing} {action}"],
+    "clause": [
+        "{thing} {action}",
+        "{thing} {action} {place}",
+        "{person} {sees} that {thing} {action}",
+    ],
     "thing": ["the {quality} {noun}", "a {noun}", "every {noun}", "the {noun} of {person}"],
-    "noun": ["river", "lantern", "ladder", "orchard", "engine", "letter", "harbour", "clock", "bridge", "kettle"],
+    "noun": [
+        "river",
+        "lantern",
+        "ladder",
+        "orchard",
+        "engine",
+        "letter",
+        "harbour",
+        "clock",
+        "bridge",
+        "kettle",
+    ],
     "quality": ["quiet", "broken", "northern", "patient", "copper", "forgotten", "slow", "bright"],
-    "action": ["turns", "waits", "falls silent", "comes back", "counts the hours", "carries the rest", "gives way"],
-    "place": ["behind the mill", "at the edge of the water", "under the stairs", "before the first snow"],
-    "person": ["the keeper", "the old surveyor", "a child", "the night train's driver", "my sister"],
+    "action": [
+        "turns",
+        "waits",
+        "falls silent",
+        "comes back",
+        "counts the hours",
+        "carries the rest",
+        "gives way",
+    ],
+    "place": [
+        "behind the mill",
+        "at the edge of the water",
+        "under the stairs",
+        "before the first snow",
+    ],
+    "person": [
+        "the keeper",
+        "the old surveyor",
+        "a child",
+        "the night train's driver",
+        "my sister",
+    ],
     "sees": ["says", "hopes", "writes", "has heard", "pretends"],
 }
 _SENTENCES_PER_PARAGRAPH = 6
@@ -30,7 +64,9 @@ def text(characters: int, seed: int) -> str:
     paragraphs: list[str] = []
     length = 0
     while length < characters:
-        sentences = [_capital(_expand("{sentence}", source)) for _ in range(_SENTENCES_PER_PARAGRAPH)]
+        sentences = [
+            _capital(_expand("{sentence}", source)) for _ in range(_SENTENCES_PER_PARAGRAPH)
+        ]
         paragraphs.append(" ".join(sentences))
         length += len(paragraphs[-1]) + 1
     return "\n".join(paragraphs)

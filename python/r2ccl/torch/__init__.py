@@ -1,10 +1,10 @@
 """The PyTorch backend: ``torch.distributed.init_process_group("r2ccl")``.
 
-Importing this module registers the backend; an installed package does it with ``import torch``. Only the
-first process group compiles the C++ part (:mod:`r2ccl.torch.build`) and loads the library.
+Importing this module registers the backend; an installed package does it with ``import torch``.
+Only the first process group compiles the C++ part (:mod:`r2ccl.torch.build`) and loads the library.
 
-:func:`health` tells how the rails of a group are, :func:`on_fault` calls back when that changes. A rail that
-dies is no error: the collective finishes on those that are left.
+:func:`health` tells how the rails of a group are, :func:`on_fault` calls back when that changes. A
+rail that dies is no error: the collective finishes on those that are left.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compiles the C++ part of the backend, once for each version of PyTorch.
 
 PyTorch has no stable binary interface for process groups, so the module is compiled against the
-headers of the installed version when it is first needed. It is kept in a folder of the user's cache whose
-name tells the versions and the digest of the sources. Ranks that start at once do it once: the first
-takes a lock, the others wait for it.
+headers of the installed version when it is first needed. It is kept in a folder of the user's cache
+whose name tells the versions and the digest of the sources. Ranks that start at once do it once:
+the first takes a lock, the others wait for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-
 from r2ccl.torch import locate
 
 MODULE = "r2ccl_torch"
@@ -102,7 +101,9 @@ def _cache_folder() -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise BuildError(f"{folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder") from error
+        raise BuildError(
+            f"{folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder"
+        ) from error
     return folder
 
 
@@ -117,7 +118,9 @@ def _locked(path: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise BuildError(f"another process has held {path} for {_COMPILE_SECONDS} s") from None
+                    raise BuildError(
+                        f"another process has held {path} for {_COMPILE_SECONDS} s"
+                    ) from None
                 time.sleep(_LOCK_POLL_SECONDS)
         yield
 
@@ -132,7 +135,9 @@ def _compile(target: Path) -> None:
                 command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise BuildError(f"the compiler took more than {_COMPILE_SECONDS} s: {command[0]}") from error
+            raise BuildError(
+                f"the compiler took more than {_COMPILE_SECONDS} s: {command[0]}"
+            ) from error
         if done.returncode != 0:
             raise BuildError(f"{shlex.join(command)}\nfailed:\n{done.stderr}")
         made.replace(target)

@@ -50,7 +50,7 @@ class RailHealth:
         sent_bytes: bytes sent on it.
         resent_tiles: tiles sent again, on any rail, that had been sent on this one.
         resent_bytes: the bytes of these.
-        last_fault_ns: nanoseconds from the creation of the group to the last fault; None without one.
+        last_fault_ns: nanoseconds from the creation of the group to the last fault, or None.
         evidence: what speaks for the verdict, for people to read.
     """
 
@@ -99,8 +99,8 @@ def health(group: ProcessGroup | None = None) -> list[RailHealth]:
 def on_fault(group: ProcessGroup | None, callback: Callback) -> FaultWatch:
     """Calls back, in a thread of its own, when a rail fails, is suspected, or returns.
 
-    Faults are survived by themselves; this is for logs, alarms and dashboards. The thread looks twenty
-    times a second, and ends with the group. What the callback raises is logged.
+    Faults are survived by themselves; this is for logs, alarms and dashboards. The thread looks
+    twenty times a second, and ends with the group. What the callback raises is logged.
 
     Args:
         group: as for :func:`health`.

@@ -28,7 +28,9 @@ def library_path() -> Path:
     if packaged is not None:
         return packaged
     built = _REPOSITORY / "target" / "release" / "libr2ccl.so"
-    return _existing(built, f"the package r2ccl has no library, {LIBRARY_VARIABLE} is not set, and there is no")
+    return _existing(
+        built, f"the package r2ccl has no library, {LIBRARY_VARIABLE} is not set, and there is no"
+    )
 
 
 def include_path() -> Path:
@@ -40,7 +42,10 @@ def include_path() -> Path:
     packaged = _from_package("include_path")
     if packaged is not None:
         return packaged
-    header = _existing(_REPOSITORY / "capi" / "include" / "r2ccl" / "ccl.h", "the package r2ccl has no header, nor is there")
+    header = _existing(
+        _REPOSITORY / "capi" / "include" / "r2ccl" / "ccl.h",
+        "the package r2ccl has no header, nor is there",
+    )
     return header.parents[1]
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes a PyTorch that was built for CUDA importable on a machine without CUDA.
 
-For every library of CUDA that PyTorch's own libraries are linked with and that is not there, it compiles a
-stub of the same name with the same functions and symbol versions, each of which returns the error "no
-device". They lie in the last folder that PyTorch searches, so real ones win. Run by the Python whose
-PyTorch is meant; needs cc, readelf and nm.
+For every library of CUDA that PyTorch's own libraries are linked with and that is not there, it
+compiles a stub of the same name with the same functions and symbol versions, each of which returns
+the error "no device". They lie in the last folder that PyTorch searches, so real ones win. Run by
+the Python whose PyTorch is meant; needs cc, readelf and nm.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ class Wanted:
 
     def functions_of(self, library: str) -> set[str]:
         versioned = (self.by_version[version] for version in self.versions[library])
-        return set().union(*versioned, (name for name in self.plain if library_prefix(name, library)))
+        return set().union(
+            *versioned, (name for name in self.plain if library_prefix(name, library))
+        )
 
 
 def main() -> None:
@@ -128,12 +130,25 @@ def library_prefix(function: str, library: str) -> bool:
 
 
 def compile_stub(path: Path, functions: set[str], versions: set[str]) -> None:
-    source = "".join(f"long {name}() {{ {BODIES.get(name, NO_DEVICE)} }}\n" for name in sorted(functions))
+    source = "".join(
+        f"long {name}() {{ {BODIES.get(name, NO_DEVICE)} }}\n" for name in sorted(functions)
+    )
     with tempfile.TemporaryDirectory() as scratch:
         code, script = Path(scratch, "stub.c"), Path(scratch, "versions")
         code.write_text(source)
         script.write_text("".join(f"{version} {{ global: *; }};\n" for version in sorted(versions)))
-        command = ["cc", "-w", "-O1", "-shared", "-fPIC", "-s", "-o", str(path), str(code), f"-Wl,-soname,{path.name}"]
+        command = [
+            "cc",
+            "-w",
+            "-O1",
+            "-shared",
+            "-fPIC",
+            "-s",
+            "-o",
+            str(path),
+            str(code),
+            f"-Wl,-soname,{path.name}",
+        ]
         if versions:
             command.append(f"-Wl,--version-script={script}")
         subprocess.run(command, check=True)

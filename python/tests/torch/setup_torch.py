@@ -3,12 +3,12 @@
 
     python3 setup_torch.py FOLDER
 
-PyPI has builds for CUDA only, and what they want from NVIDIA is three times as large as PyTorch. None of it is
-called on a machine without a GPU, so the wheel is installed without its dependencies, and
-``cuda_stubs.py`` makes libraries in their place. About 600 MB of downloads and 1.5 GB on disk.
+PyPI has builds for CUDA only, and what they want from NVIDIA is three times as large as PyTorch.
+None of it is called on a machine without a GPU, so the wheel is installed without its dependencies,
+and ``cuda_stubs.py`` makes libraries in their place. About 600 MB of downloads and 1.5 GB on disk.
 
-Does nothing where that has been done. Where it cannot be done it prints a line that begins with ``skip:``
-and ends with status 77.
+Does nothing where that has been done. Where it cannot be done it prints a line that begins with
+``skip:`` and ends with status 77.
 """
 
 from __future__ import annotations
@@ -21,11 +21,23 @@ import venv
 from pathlib import Path
 
 TORCH = "torch==2.15.0"
-OTHERS = ["filelock", "typing-extensions>=4.13", "sympy", "networkx", "jinja2", "fsspec", "numpy", "pytest"]
+OTHERS = [
+    "filelock",
+    "typing-extensions>=4.13",
+    "sympy",
+    "networkx",
+    "jinja2",
+    "fsspec",
+    "numpy",
+    "pytest",
+]
 NEEDED_BYTES = 3_000_000_000
 SKIPPED = 77
 INSTALL_SECONDS = 1800
-WORKS = "import torch, numpy, pytest, torch.distributed as d; assert d.is_gloo_available(); print(torch.__version__)"
+WORKS = (
+    "import torch, numpy, pytest, torch.distributed as d;"
+    "assert d.is_gloo_available(); print(torch.__version__)"
+)
 
 
 class CannotBeDone(Exception):
@@ -33,8 +45,12 @@ class CannotBeDone(Exception):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="of the virtual environment; made if it is not there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folder", type=Path, help="of the virtual environment; made if it is not there"
+    )
     folder = parser.parse_args().folder.absolute()
     try:
         set_up(folder)
@@ -59,7 +75,10 @@ def set_up(folder: Path) -> None:
         check_machine(folder)
         pip(python, "--no-deps", TORCH)
         pip(python, *OTHERS)
-        run([str(python), str(Path(__file__).with_name("cuda_stubs.py"))], "making stubs of CUDA's libraries")
+        run(
+            [str(python), str(Path(__file__).with_name("cuda_stubs.py"))],
+            "making stubs of CUDA's libraries",
+        )
         version = working_version(python)
     if version is None:
         raise CannotBeDone(f"{TORCH} is installed in {folder}, but cannot be imported")
@@ -71,28 +90,48 @@ def check_machine(folder: Path) -> None:
     place = next(parent for parent in [folder, *folder.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     if free < NEEDED_BYTES:
-        raise CannotBeDone(f"PyTorch needs {NEEDED_BYTES / 1e9:.0f} GB in {place}, {free / 1e9:.1f} GB are free")
+        raise CannotBeDone(
+            f"PyTorch needs {NEEDED_BYTES / 1e9:.0f} GB in {place}, {free / 1e9:.1f} GB are free"
+        )
     missing = [tool for tool in ("cc", "readelf", "nm") if shutil.which(tool) is None]
     if missing:
-        raise CannotBeDone(f"there is no {', '.join(missing)}, which the stubs of CUDA's libraries need")
+        raise CannotBeDone(
+            f"there is no {', '.join(missing)}, which the stubs of CUDA's libraries need"
+        )
 
 
 def working_version(python: Path) -> str | None:
     """The version of PyTorch, if all that the tests need can be imported."""
-    done = subprocess.run([str(python), "-c", WORKS], capture_output=True, text=True, check=False, timeout=INSTALL_SECONDS)
+    done = subprocess.run(
+        [str(python), "-c", WORKS],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=INSTALL_SECONDS,
+    )
     return done.stdout.strip() if done.returncode == 0 else None
 
 
 def pip(python: Path, *wanted: str) -> None:
     """Installs packages."""
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "--disable-pip-version-check"]
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-cache-dir",
+        "--disable-pip-version-check",
+    ]
     run([*command, *wanted], f"installing {wanted[-1]}")
 
 
 def run(command: list[str], what: str) -> None:
     """Runs a command; a failure is a reason to skip, with the last line of what it said."""
     try:
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=INSTALL_SECONDS)
+        done = subprocess.run(
+            command, stderr=subprocess.PIPE, text=True, check=False, timeout=INSTALL_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise CannotBeDone(f"{what} took more than {INSTALL_SECONDS} s") from None
     if done.returncode != 0:

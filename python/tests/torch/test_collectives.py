@@ -31,7 +31,7 @@ Collective = Callable[[torch.Tensor, dist.ProcessGroup], list[torch.Tensor]]
 
 
 def numbers(count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
-    """Small whole numbers, different on every rank: their sums and products are exact in all types."""
+    """Small whole numbers that differ by rank: sums and products are exact in all types."""
     generator = torch.Generator().manual_seed(1000 * rank + count)
     values = torch.randint(0, 4, (count,), generator=generator)
     if dtype.is_complex:
@@ -76,7 +76,10 @@ def all_gather_into_tensor(tensor: torch.Tensor, group: dist.ProcessGroup) -> li
 
 
 def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    inputs = [numbers(tensor.numel(), tensor.dtype, 10 * dist.get_rank() + i) for i in range(dist.get_world_size())]
+    inputs = [
+        numbers(tensor.numel(), tensor.dtype, 10 * dist.get_rank() + i)
+        for i in range(dist.get_world_size())
+    ]
     dist.reduce_scatter(tensor, inputs, group=group)
     return [tensor]
 
@@ -155,7 +158,9 @@ MOVING = {
 TABLES = {"reducing": REDUCING, "complex": COMPLEX_REDUCING, "bitwise": BITWISE, "moving": MOVING}
 
 
-def differences_from_gloo(table: str, name: str, dtypes: list[torch.dtype]) -> tuple[list[str], int]:
+def differences_from_gloo(
+    table: str, name: str, dtypes: list[torch.dtype]
+) -> tuple[list[str], int]:
     """Where the two disagree, and how many results were compared."""
     gloo = dist.new_group(backend="gloo")
     assert dist.group.WORLD is not None
@@ -175,7 +180,9 @@ def differences_from_gloo(table: str, name: str, dtypes: list[torch.dtype]) -> t
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", list(REDUCING))
 def test_reductions_are_those_of_gloo(size: int, name: str) -> None:
-    for different, compared in run_world(size, differences_from_gloo, "reducing", name, INTEGERS + FLOATS):
+    for different, compared in run_world(
+        size, differences_from_gloo, "reducing", name, INTEGERS + FLOATS
+    ):
         assert different == []
         assert compared > 0 or name == "reduce"
 
@@ -255,7 +262,9 @@ def special_reductions() -> None:
     dist.reduce(mask, 1, dist.ReduceOp.BOR)
     assert mask[0].item() == ((1 << size) - 1 if rank == 1 else 1 << rank)
     part = torch.zeros(2, dtype=torch.int32)
-    dist.reduce_scatter_tensor(part, torch.arange(2 * size, dtype=torch.int32) + 16 * rank, dist.ReduceOp.BXOR)
+    dist.reduce_scatter_tensor(
+        part, torch.arange(2 * size, dtype=torch.int32) + 16 * rank, dist.ReduceOp.BXOR
+    )
     whole = torch.zeros(2 * size, dtype=torch.int32)
     for peer in range(size):
         whole ^= torch.arange(2 * size, dtype=torch.int32) + 16 * peer
@@ -286,7 +295,9 @@ def strided_tensors() -> None:
     assert torch.equal(every_second[:, 1::2], torch.zeros(3, 4))
     outputs = [torch.zeros(4, 3).t() for _ in range(size)]
     dist.all_gather(outputs, square.t().contiguous().t())
-    assert all(torch.equal(output, torch.arange(12.0).view(3, 4) + i) for i, output in enumerate(outputs))
+    assert all(
+        torch.equal(output, torch.arange(12.0).view(3, 4) + i) for i, output in enumerate(outputs)
+    )
     parameter = torch.nn.Parameter(torch.full((2, 3), float(rank))[:, ::2])
     dist.broadcast(parameter, 1)
     assert parameter.tolist() == [[1.0, 1.0], [1.0, 1.0]]
@@ -305,10 +316,14 @@ def uneven_lists() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     outputs = [torch.empty(peer + 1) for peer in range(size)]
     dist.all_gather(outputs, torch.full((rank + 1,), float(rank)))
-    assert [output.tolist() for output in outputs] == [[float(peer)] * (peer + 1) for peer in range(size)]
+    assert [output.tolist() for output in outputs] == [
+        [float(peer)] * (peer + 1) for peer in range(size)
+    ]
     columns = [torch.empty(2 * peer + rank) for peer in range(size)]
     dist.all_to_all(columns, [torch.full((2 * rank + peer,), float(rank)) for peer in range(size)])
-    assert [column.tolist() for column in columns] == [[float(p)] * (2 * p + rank) for p in range(size)]
+    assert [column.tolist() for column in columns] == [
+        [float(p)] * (2 * p + rank) for p in range(size)
+    ]
     inputs = [torch.full((peer + 1,), float(rank + peer)) for peer in range(size)]
     output = torch.empty(rank + 1)
     dist.reduce_scatter(output, inputs)
@@ -336,7 +351,9 @@ def coalesced_calls() -> None:
         for part in parts:
             dist.reduce_scatter_tensor(part, torch.full((part.numel() * size,), float(rank)))
     assert all(part.tolist() == [total] * part.numel() for part in parts)
-    with dist.distributed_c10d._coalescing_manager(device=torch.device("cpu"), async_ops=True) as mixed:
+    with dist.distributed_c10d._coalescing_manager(
+        device=torch.device("cpu"), async_ops=True
+    ) as mixed:
         summed, sent = torch.full((4,), float(rank)), torch.full((4,), float(rank))
         dist.all_reduce(summed)
         dist.broadcast(sent, 1)
@@ -361,7 +378,9 @@ def wrong_calls() -> list[str]:
         lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG),
         lambda: dist.all_gather_into_tensor(torch.zeros(size + 1), torch.zeros(1)),
         lambda: dist.all_gather([torch.zeros(1)] * (size - 1), torch.zeros(1)),
-        lambda: dist.all_to_all_single(torch.zeros(size), torch.zeros(size), [1] * (size + 1), None),
+        lambda: dist.all_to_all_single(
+            torch.zeros(size), torch.zeros(size), [1] * (size + 1), None
+        ),
     ]
     messages = []
     for call in calls:
@@ -378,6 +397,15 @@ def wrong_calls() -> list[str]:
 
 def test_wrong_calls_are_refused_and_harm_nobody() -> None:
     for messages in run_world(2, wrong_calls):
-        expected = ["dense", "meta", "SUM of Short", "BAND of Float", "AVG of Bool", "blocks", "ranks", "splits"]
+        expected = [
+            "dense",
+            "meta",
+            "SUM of Short",
+            "BAND of Float",
+            "AVG of Bool",
+            "blocks",
+            "ranks",
+            "splits",
+        ]
         for message, part in zip(messages, expected, strict=True):
             assert part in message, messages

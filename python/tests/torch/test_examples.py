@@ -16,24 +16,40 @@ SECONDS = 900
 
 
 def torchrun(ranks: int, script: str, *options: str) -> str:
-    """What a script prints on its ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, str(EXAMPLES / script), *options],
-        capture_output=True,
+    """What a script prints on its ranks. None of them is left when it returns or raises."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    agent = subprocess.Popen(
+        [*launcher, f"--nproc-per-node={ranks}", str(EXAMPLES / script), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=SECONDS,
-        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    try:
+        printed, said = agent.communicate(timeout=SECONDS)
+    finally:
+        # Asked to end, it ends its ranks first.
+        agent.terminate()
+        agent.wait()
+    assert agent.returncode == 0, printed + said
+    return printed
 
 
 def losses(folder: Path, *options: str) -> list[float]:
     """The losses of a short training on two ranks."""
     report = folder / "report.json"
-    small = ["--steps", "5", "--width", "32", "--layers", "2", "--context", "16", "--log-every", "1"]
+    small = [
+        "--steps",
+        "5",
+        "--width",
+        "32",
+        "--layers",
+        "2",
+        "--context",
+        "16",
+        "--log-every",
+        "1",
+    ]
     printed = torchrun(2, "ddp_train.py", *small, "--json", str(report), *options)
     history: list[dict[str, Any]] = json.loads(report.read_text())["history"]
     assert f"loss {history[-1]['loss']:.6f}" in printed

@@ -25,7 +25,9 @@ def asynchronous_work() -> None:
     for turn in range(20):
         tensor = torch.full((50_000,), float(rank + turn))
         work = dist.all_reduce(tensor, async_op=True)
-        future = work.get_future().then(lambda done, turn=turn: order.append(turn) or done.value()[0][0].item())
+        future = work.get_future().then(
+            lambda done, turn=turn: order.append(turn) or done.value()[0][0].item()
+        )
         works.append((turn, tensor, work, future))
     for turn, tensor, work, future in works:
         expected = float(sum(range(size)) + size * turn)
@@ -68,7 +70,9 @@ def exchanged_objects() -> None:
     dist.gather_object(mine, at_root)
     assert at_root is None or len(at_root) == size
     received: list[object] = [None]
-    dist.scatter_object_list(received, [f"for {peer}" for peer in range(size)] if rank == 0 else None)
+    dist.scatter_object_list(
+        received, [f"for {peer}" for peer in range(size)] if rank == 0 else None
+    )
     assert received == [f"for {rank}"]
 
 

@@ -21,7 +21,9 @@ SECONDS = 60.0
 TWO_RAILS = {"R2CCL_SHM": "0", "R2CCL_RAILS": "127.0.0.2,127.0.0.3"}
 
 
-def record(rank: int, rail: int, state: RailState = RailState.UP, faults: int = 0) -> tuple[Any, ...]:
+def record(
+    rank: int, rail: int, state: RailState = RailState.UP, faults: int = 0
+) -> tuple[Any, ...]:
     verdict = RailVerdict.UNKNOWN if faults == 0 else RailVerdict.LOCAL_NIC
     return (rank, rail, int(state), int(verdict), 1e9, faults, 0, 10, 1000, 0, 0, None, "")
 

@@ -182,7 +182,10 @@ def message_of_another_size() -> str:
 
 
 def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives() -> None:
-    assert "sent 12 bytes with tag 0, but the tensor to receive them has 8" in run_world(2, message_of_another_size)[1]
+    assert (
+        "sent 12 bytes with tag 0, but the tensor to receive them has 8"
+        in run_world(2, message_of_another_size)[1]
+    )
 
 
 def message_that_never_comes() -> str:

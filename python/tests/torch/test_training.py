@@ -1,4 +1,4 @@
-"""The parts of PyTorch that training uses, on this backend and on Gloo: the same numbers come out."""
+"""The parts of PyTorch that training uses give the numbers that one process computes, or Gloo."""
 
 from __future__ import annotations
 
@@ -79,7 +79,10 @@ def data_parallel() -> None:
     assert_close(train(buckets), reference(size))
     gloo = dist.new_group(backend="gloo")
     ours = train(DistributedDataParallel(Net(), find_unused_parameters=True), detours=True)
-    theirs = train(DistributedDataParallel(Net(), process_group=gloo, find_unused_parameters=True), detours=True)
+    theirs = train(
+        DistributedDataParallel(Net(), process_group=gloo, find_unused_parameters=True),
+        detours=True,
+    )
     assert_close(ours, theirs)
 
 
@@ -199,7 +202,9 @@ def functional_calls() -> None:
     total = float(sum(range(size)))
     tensor = torch.full((size * 2,), float(rank))
     assert functional.all_reduce(tensor, "sum", group).tolist() == [total] * size * 2
-    assert functional.all_gather_tensor(tensor[:1], 0, group).tolist() == [float(peer) for peer in range(size)]
+    assert functional.all_gather_tensor(tensor[:1], 0, group).tolist() == [
+        float(peer) for peer in range(size)
+    ]
     assert functional.reduce_scatter_tensor(tensor, "sum", 0, group).tolist() == [total] * 2
     assert functional.broadcast(tensor, 1, group).tolist() == [1.0] * size * 2
     exchanged = functional.all_to_all_single(tensor, None, None, group)
@@ -217,7 +222,9 @@ def compiled_training(backend: str) -> None:
     reference_model = copy.deepcopy(model.module)
     compiled = torch.compile(model, backend=backend)
     compiled(batch(dist.get_rank(), 0)).square().mean().backward()
-    losses = [reference_model(batch(rank, 0)).square().mean() for rank in range(dist.get_world_size())]
+    losses = [
+        reference_model(batch(rank, 0)).square().mean() for rank in range(dist.get_world_size())
+    ]
     torch.stack(losses).mean().backward()
     torch.testing.assert_close(model.module.weight.grad, reference_model.weight.grad)
 

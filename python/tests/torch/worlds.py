@@ -1,7 +1,7 @@
 """Worlds of real processes for the tests: each runs a function on every rank and has a deadline.
 
-The processes are forked by a server that has imported PyTorch once, so a world costs milliseconds. The
-store in which the ranks meet lives in the process of the test, so that any rank may die.
+The processes are forked by a server that has imported PyTorch once, so a world costs milliseconds.
+The store in which the ranks meet lives in the process of the test, so that any rank may die.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Plan:
     timeout: timedelta
 
 
-def run_world(size: int, function: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+def run_world(
+    size: int, function: Callable[..., Any], *arguments: Any, **options: Any
+) -> list[Any]:
     """What ``function(*arguments)`` returns on each of ``size`` ranks.
 
     Options are those of :func:`outcomes_of`.
@@ -127,7 +129,9 @@ def _started(
 
 def _collected(ranks: list[tuple[ForkServerProcess, Connection]], deadline: float) -> list[Outcome]:
     began = time.monotonic()
-    outcomes = [Outcome(None, "it was not done before the deadline of the world", None, 0.0) for _ in ranks]
+    outcomes = [
+        Outcome(None, "it was not done before the deadline of the world", None, 0.0) for _ in ranks
+    ]
     pending = {connection: rank for rank, (_, connection) in enumerate(ranks)}
     while pending and time.monotonic() < deadline:
         for ready in wait(list(pending), timeout=deadline - time.monotonic()):
@@ -136,7 +140,9 @@ def _collected(ranks: list[tuple[ForkServerProcess, Connection]], deadline: floa
     return outcomes
 
 
-def _outcome_of(process: ForkServerProcess, connection: Connection, deadline: float, began: float) -> Outcome:
+def _outcome_of(
+    process: ForkServerProcess, connection: Connection, deadline: float, began: float
+) -> Outcome:
     try:
         value, error = connection.recv()
     except EOFError:
@@ -145,7 +151,9 @@ def _outcome_of(process: ForkServerProcess, connection: Connection, deadline: fl
     return Outcome(value, error, process.exitcode, time.monotonic() - began)
 
 
-def _be_rank(plan: Plan, connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _be_rank(
+    plan: Plan, connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     """The whole life of a rank."""
     import torch
 

@@ -36,38 +36,36 @@ ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds t
   return id;
 }
 
-c10::intrusive_ptr<c10d::Backend::Options> options_for(
-    Milliseconds timeout,
-    const std::string& name,
-    std::vector<uint64_t> global_ranks) {
+c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
+                                                       const std::string& name,
+                                                       std::vector<uint64_t> global_ranks) {
   auto options = c10::make_intrusive<c10d::Backend::Options>("r2ccl", timeout);
   options->group_name = name;
   options->global_ranks_in_group = std::move(global_ranks);
   return options;
 }
 
-} // namespace
+}  // namespace
 
-R2cclBackend::R2cclBackend(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    Milliseconds timeout,
-    const std::string& name,
-    std::vector<uint64_t> global_ranks)
-    : R2cclBackend(
-          std::make_shared<Communicator>(shared_id(*store, rank, size, timeout), rank, size, timeout, name),
-          store,
-          rank,
-          size,
-          options_for(timeout, name, std::move(global_ranks))) {}
+R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
+                           int rank,
+                           int size,
+                           Milliseconds timeout,
+                           const std::string& name,
+                           std::vector<uint64_t> global_ranks)
+    : R2cclBackend(std::make_shared<Communicator>(
+                       shared_id(*store, rank, size, timeout), rank, size, timeout, name),
+                   store,
+                   rank,
+                   size,
+                   options_for(timeout, name, std::move(global_ranks))) {
+}
 
-R2cclBackend::R2cclBackend(
-    std::shared_ptr<Communicator> communicator,
-    const c10::intrusive_ptr<c10d::Store>& store,
-    int rank,
-    int size,
-    c10::intrusive_ptr<Options> options)
+R2cclBackend::R2cclBackend(std::shared_ptr<Communicator> communicator,
+                           const c10::intrusive_ptr<c10d::Store>& store,
+                           int rank,
+                           int size,
+                           c10::intrusive_ptr<Options> options)
     : Backend(rank, size),
       options_(std::move(options)),
       store_(store->clone()),
@@ -104,7 +102,8 @@ void R2cclBackend::shutdown() {
   if (ended_.exchange(true)) {
     return;
   }
-  const auto deadline = std::chrono::steady_clock::now() + std::min<Milliseconds>(kGrace, options_->timeout);
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::min<Milliseconds>(kGrace, options_->timeout);
   const bool done = queue_->close(deadline);
   if (!done) {
     TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
@@ -159,7 +158,7 @@ std::vector<ccl_rail_health_t> R2cclBackend::health() {
   return communicator_->health();
 }
 
-// ---- Calls ---------------------------------------------------------------------------------------
+// ---- Calls --------------------------------------------------------------------------------------
 
 Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {
   return wanted == c10d::kUnsetTimeout || wanted == kNoTimeout ? options_->timeout : wanted;
@@ -173,16 +172,15 @@ Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   // The communicator watches its own deadline only.
   const bool is_short = timeout < own_timeout_;
   if (is_short) {
-    sentinel_->watch(operation, timeout, call.title, [communicator = communicator_] {
-      communicator->abort();
-    });
+    sentinel_->watch(operation, timeout, call.title,
+                     [communicator = communicator_] { communicator->abort(); });
   }
-  // A caller that goes on meanwhile may do what the others wait for: only those who wait run it here.
+  // A caller that goes on meanwhile may do what the others wait for: only those who wait run it
+  // here.
   const bool here = !call.async && !coalescing_ && !is_short;
   queue_->run(
       operation,
-      [communicator = communicator_, body = std::move(body)] { body(communicator->get()); },
-      here);
+      [communicator = communicator_, body = std::move(body)] { body(communicator->get()); }, here);
   return post(std::move(operation));
 }
 
@@ -207,29 +205,27 @@ Work R2cclBackend::endCoalescing() {
   return Operation::of_all(rank_, std::exchange(coalesced_, {}));
 }
 
-// ---- Messages ------------------------------------------------------------------------------------
+// ---- Messages -----------------------------------------------------------------------------------
 
 Mailbox& R2cclBackend::mailbox() {
   std::lock_guard<std::mutex> lock(mailbox_mutex_);
   TORCH_CHECK(!ended_, "r2ccl: the process group was aborted or destroyed");
   if (!mailbox_) {
     mailbox_ = std::make_shared<Mailbox>(
-        store_->clone(), rank_, size_, options_->group_name, [communicator = communicator_] {
-          return communicator->failure();
-        });
+        store_->clone(), rank_, size_, options_->group_name,
+        [communicator = communicator_] { return communicator->failure(); });
   }
   return *mailbox_;
 }
 
 void R2cclBackend::check_peer(int peer, const char* call) const {
-  TORCH_CHECK_VALUE(
-      peer >= 0 && peer < size_ && peer != rank_,
-      "r2ccl ", call, ": ", peer, " is not another rank of a group of ", size_);
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_ && peer != rank_, "r2ccl ", call, ": ", peer,
+                    " is not another rank of a group of ", size_);
 }
 
 void R2cclBackend::check_root(int64_t root, const char* call) const {
-  TORCH_CHECK_VALUE(
-      root >= 0 && root < size_, "r2ccl ", call, ": root ", root, " is not a rank of a group of ", size_);
+  TORCH_CHECK_VALUE(root >= 0 && root < size_, "r2ccl ", call, ": root ", root,
+                    " is not a rank of a group of ", size_);
 }
 
 Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
@@ -238,8 +234,11 @@ Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
   check_peer(peer, "send");
   const Operation::Description description{c10d::OpType::SEND, "r2ccl:send", 0, options_->timeout};
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
-  sentinel_->watch(operation, options_->timeout, c10::str("send to rank ", peer, " with tag ", tag));
-  mailbox().send(operation, is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg(), peer, tag);
+  sentinel_->watch(operation, options_->timeout,
+                   c10::str("send to rank ", peer, " with tag ", tag));
+  mailbox().send(operation,
+                 is_plain(tensor) ? tensor : tensor.contiguous().resolve_conj().resolve_neg(), peer,
+                 tag);
   return post(std::move(operation));
 }
 
@@ -259,23 +258,20 @@ Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpTy
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
   auto& box = mailbox();
   const auto from = peer == Mailbox::kAnySource ? std::string("any rank") : c10::str("rank ", peer);
-  sentinel_->watch(
-      operation,
-      options_->timeout,
-      c10::str("receive from ", from, " with tag ", tag),
-      [box = std::weak_ptr<Mailbox>(box.shared_from_this()),
-       waiting = c10::weak_intrusive_ptr<Operation>(operation)] {
-        const auto mailbox = box.lock();
-        const auto given_up = waiting.lock();
-        if (mailbox && given_up) {
-          mailbox->forget(given_up);
-        }
-      });
+  sentinel_->watch(operation, options_->timeout, c10::str("receive from ", from, " with tag ", tag),
+                   [box = std::weak_ptr<Mailbox>(box.shared_from_this()),
+                    waiting = c10::weak_intrusive_ptr<Operation>(operation)] {
+                     const auto mailbox = box.lock();
+                     const auto given_up = waiting.lock();
+                     if (mailbox && given_up) {
+                       mailbox->forget(given_up);
+                     }
+                   });
   box.receive(operation, tensor, peer, tag);
   return post(std::move(operation));
 }
 
-// ---- Barriers and splits -------------------------------------------------------------------------
+// ---- Barriers and splits ------------------------------------------------------------------------
 
 void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   check_process();
@@ -286,7 +282,8 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
     const bool told = await([&] { return store_->check({verdict}); }, timeout + kAnswerTime);
-    TORCH_CHECK(told, "r2ccl monitored_barrier: rank 0 did not answer within ", timeout.count(), " ms");
+    TORCH_CHECK(told, "r2ccl monitored_barrier: rank 0 did not answer within ", timeout.count(),
+                " ms");
     const auto text = store_->get_to_str(verdict);
     TORCH_CHECK(text.empty(), text);
     return;
@@ -305,18 +302,16 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   std::string text;
   if (!missing.empty()) {
     missing.resize(wait_all_ranks ? missing.size() : 1);
-    text = c10::str(
-        "r2ccl monitored_barrier: rank 0 waited ", timeout.count(), " ms for ", missing.size() == 1 ? "rank " : "ranks ",
-        c10::Join(", ", missing), " in vain");
+    text = c10::str("r2ccl monitored_barrier: rank 0 waited ", timeout.count(), " ms for ",
+                    missing.size() == 1 ? "rank " : "ranks ", c10::Join(", ", missing), " in vain");
   }
   store_->set(verdict, as_bytes(text));
   TORCH_CHECK(text.empty(), text);
 }
 
-c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(
-    const c10::intrusive_ptr<c10d::Store>& store,
-    const std::vector<int>& ranks,
-    const c10::intrusive_ptr<Options>& options) {
+c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& options) {
   check_process();
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   const bool is_member = place != ranks.end();
@@ -333,8 +328,9 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(
   if (!is_member) {
     return nullptr;
   }
-  return c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<R2cclBackend>::reclaim(new R2cclBackend(
-      std::move(*part), store, key, static_cast<int>(ranks.size()), part_options)));
+  return c10::intrusive_ptr<c10d::Backend>(
+      c10::intrusive_ptr<R2cclBackend>::reclaim(new R2cclBackend(
+          std::move(*part), store, key, static_cast<int>(ranks.size()), part_options)));
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

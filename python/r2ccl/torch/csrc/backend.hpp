@@ -18,73 +18,61 @@
 
 namespace r2ccl_torch {
 
-using Tensors = std::vector<at::Tensor>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 
 // Names of PyTorch's older versions are overridden: newer ones forward to them.
 class R2cclBackend : public c10d::Backend {
  public:
   // Meets the other ranks of the group through `store`, which waits for them as long as `timeout`.
-  R2cclBackend(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      int rank,
-      int size,
-      Milliseconds timeout,
-      const std::string& name,
-      std::vector<uint64_t> global_ranks);
+  R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
+               int rank,
+               int size,
+               Milliseconds timeout,
+               const std::string& name,
+               std::vector<uint64_t> global_ranks);
   ~R2cclBackend() override;
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
-  Work allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) override;
+  Work allreduce_coalesced(Tensors& tensors,
+                           const c10d::AllreduceCoalescedOptions& options) override;
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   Work reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
-  Work allgather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
-      const c10d::AllgatherOptions& options) override;
-  Work allgather_coalesced(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
-      const c10d::AllgatherOptions& options) override;
-  Work _allgather_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      const c10d::AllgatherOptions& options) override;
-  Work allgather_into_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
-      const c10d::AllgatherOptions& options) override;
-  Work reduce_scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
-      const c10d::ReduceScatterOptions& options) override;
-  Work _reduce_scatter_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      const c10d::ReduceScatterOptions& options) override;
-  Work reduce_scatter_tensor_coalesced(
-      Tensors& outputs,
-      Tensors& inputs,
-      const c10d::ReduceScatterOptions& options) override;
-  Work alltoall_base(
-      at::Tensor& output,
-      at::Tensor& input,
-      std::vector<int64_t>& output_splits,
-      std::vector<int64_t>& input_splits,
-      const c10d::AllToAllOptions& options) override;
+  Work allgather(std::vector<Tensors>& outputs,
+                 Tensors& inputs,
+                 const c10d::AllgatherOptions& options) override;
+  Work allgather_coalesced(std::vector<Tensors>& outputs,
+                           Tensors& inputs,
+                           const c10d::AllgatherOptions& options) override;
+  Work _allgather_base(at::Tensor& output,
+                       at::Tensor& input,
+                       const c10d::AllgatherOptions& options) override;
+  Work allgather_into_tensor_coalesced(Tensors& outputs,
+                                       Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) override;
+  Work reduce_scatter(Tensors& outputs,
+                      std::vector<Tensors>& inputs,
+                      const c10d::ReduceScatterOptions& options) override;
+  Work _reduce_scatter_base(at::Tensor& output,
+                            at::Tensor& input,
+                            const c10d::ReduceScatterOptions& options) override;
+  Work reduce_scatter_tensor_coalesced(Tensors& outputs,
+                                       Tensors& inputs,
+                                       const c10d::ReduceScatterOptions& options) override;
+  Work alltoall_base(at::Tensor& output,
+                     at::Tensor& input,
+                     std::vector<int64_t>& output_splits,
+                     std::vector<int64_t>& input_splits,
+                     const c10d::AllToAllOptions& options) override;
   Work alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
-  Work gather(
-      std::vector<Tensors>& outputs,
-      Tensors& inputs,
-      const c10d::GatherOptions& options) override;
-  Work gather_into_tensor(
-      at::Tensor& output,
-      at::Tensor& input,
-      const c10d::GatherOptions& options) override;
-  Work scatter(
-      Tensors& outputs,
-      std::vector<Tensors>& inputs,
-      const c10d::ScatterOptions& options) override;
+  Work gather(std::vector<Tensors>& outputs,
+              Tensors& inputs,
+              const c10d::GatherOptions& options) override;
+  Work gather_into_tensor(at::Tensor& output,
+                          at::Tensor& input,
+                          const c10d::GatherOptions& options) override;
+  Work scatter(Tensors& outputs,
+               std::vector<Tensors>& inputs,
+               const c10d::ScatterOptions& options) override;
   Work barrier(const c10d::BarrierOptions& options) override;
   // Through the store, so that rank 0 can name everybody who does not come.
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) override;
@@ -102,10 +90,9 @@ class R2cclBackend : public c10d::Backend {
   bool supportsSplitting() const override {
     return true;
   }
-  c10::intrusive_ptr<c10d::Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store,
-      const std::vector<int>& ranks,
-      const c10::intrusive_ptr<Options>& options) override;
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store,
+                                          const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
 
   const std::string getBackendName() const override {
     return "r2ccl";
@@ -140,12 +127,11 @@ class R2cclBackend : public c10d::Backend {
   };
   using Body = std::function<void(ccl_comm_t)>;
 
-  R2cclBackend(
-      std::shared_ptr<Communicator> communicator,
-      const c10::intrusive_ptr<c10d::Store>& store,
-      int rank,
-      int size,
-      c10::intrusive_ptr<Options> options);
+  R2cclBackend(std::shared_ptr<Communicator> communicator,
+               const c10::intrusive_ptr<c10d::Store>& store,
+               int rank,
+               int size,
+               c10::intrusive_ptr<Options> options);
 
   Work launch(const Call& call, Tensors outputs, Body body);
   Work post(c10::intrusive_ptr<Operation> operation);
@@ -180,4 +166,4 @@ class R2cclBackend : public c10d::Backend {
   std::unique_ptr<Sentinel> sentinel_;
 };
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -74,4 +74,4 @@ void CallQueue::end_turn() {
   changed_.notify_all();
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -17,8 +17,8 @@ class CallQueue {
 
   ~CallQueue();
 
-  // Runs `body` when its turn comes and settles `operation` with the outcome. If `here` and nothing is
-  // before it, its turn is now, in this thread: a hop to another one costs microseconds. Else a
+  // Runs `body` when its turn comes and settles `operation` with the outcome. If `here` and nothing
+  // is before it, its turn is now, in this thread: a hop to another one costs microseconds. Else a
   // thread of the queue runs it. Throws once the queue is closed.
   void run(const c10::intrusive_ptr<Operation>& operation, Body body, bool here);
 
@@ -48,4 +48,4 @@ class CallQueue {
   std::thread thread_;
 };
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

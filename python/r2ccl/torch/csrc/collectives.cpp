@@ -1,11 +1,11 @@
-// The collectives: what is asked of the library for each of them.
+// The collectives as PyTorch calls them: what is checked, and what then waits for its turn.
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
 
 #include "backend.hpp"
+#include "bodies.hpp"
 
 namespace r2ccl_torch {
 
@@ -13,78 +13,24 @@ namespace {
 
 using c10d::OpType;
 
-// Bitwise reductions gather at most so much from each rank at a time.
-constexpr size_t kBitsBytes = size_t{1} << 20;
-
-// Counts and displacements of blocks that lie one behind the other.
-struct Blocks {
-  std::vector<size_t> counts;
-  std::vector<size_t> displacements;
-
-  void add(size_t count) {
-    displacements.push_back(counts.empty() ? 0 : displacements.back() + counts.back());
-    counts.push_back(count);
-  }
-
-  static Blocks of(const Tensors& tensors, Wire wire) {
-    Blocks blocks;
-    for (const auto& tensor : tensors) {
-      blocks.add(wire.count(tensor.numel()));
-    }
-    return blocks;
-  }
-
-  // The rows of a tensor by `splits`, or in `ranks` equal parts.
-  static Blocks of(const at::Tensor& tensor, const std::vector<int64_t>& splits, int ranks, Wire wire) {
-    Blocks blocks;
-    const int64_t rows = tensor.size(0);
-    const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
-    for (int rank = 0; rank < ranks; ++rank) {
-      blocks.add(wire.count(row * (splits.empty() ? rows / ranks : splits[rank])));
-    }
-    return blocks;
-  }
-};
-
-char* at_byte(void* start, size_t offset) {
-  return static_cast<char*>(start) + offset;
-}
-
-size_t bytes_of(Wire wire) {
-  switch (wire.type) {
-    case CCL_INT8:
-    case CCL_UINT8:
-    case CCL_FLOAT8E4M3:
-    case CCL_FLOAT8E5M2:
-      return wire.per_element;
-    case CCL_FLOAT16:
-    case CCL_BFLOAT16:
-      return 2 * wire.per_element;
-    case CCL_INT64:
-    case CCL_UINT64:
-    case CCL_FLOAT64:
-      return 8 * wire.per_element;
-    default:
-      return 4 * wire.per_element;
-  }
-}
-
-void check_multiple(const at::Tensor& larger, const at::Tensor& smaller, int ranks, const char* call) {
+void check_multiple(const at::Tensor& larger,
+                    const at::Tensor& smaller,
+                    int ranks,
+                    const char* call) {
   check_tensors({larger}, smaller.scalar_type(), call);
-  TORCH_CHECK_VALUE(
-      larger.numel() == smaller.numel() * ranks,
-      "r2ccl ", call, ": a tensor of ", larger.numel(), " elements for ", ranks, " blocks of ", smaller.numel());
+  TORCH_CHECK_VALUE(larger.numel() == smaller.numel() * ranks, "r2ccl ", call, ": a tensor of ",
+                    larger.numel(), " elements for ", ranks, " blocks of ", smaller.numel());
 }
 
 void check_list(const Tensors& tensors, int ranks, at::ScalarType type, const char* call) {
-  TORCH_CHECK_VALUE(
-      tensors.size() == static_cast<size_t>(ranks),
-      "r2ccl ", call, ": ", tensors.size(), " tensors for ", ranks, " ranks");
+  TORCH_CHECK_VALUE(tensors.size() == static_cast<size_t>(ranks), "r2ccl ", call, ": ",
+                    tensors.size(), " tensors for ", ranks, " ranks");
   check_tensors(tensors, type, call);
 }
 
 const Tensors& only_list(const std::vector<Tensors>& lists, const char* call) {
-  TORCH_CHECK_VALUE(lists.size() == 1, "r2ccl ", call, ": one list of tensors is expected, not ", lists.size());
+  TORCH_CHECK_VALUE(lists.size() == 1, "r2ccl ", call, ": one list of tensors is expected, not ",
+                    lists.size());
   return lists[0];
 }
 
@@ -94,8 +40,8 @@ const Tensors& root_list(const std::vector<Tensors>& lists, bool is_root, const 
   if (is_root) {
     return only_list(lists, call);
   }
-  TORCH_CHECK_VALUE(
-      lists.empty() || lists[0].empty(), "r2ccl ", call, ": a list of tensors at a rank that is not the root");
+  TORCH_CHECK_VALUE(lists.empty() || lists[0].empty(), "r2ccl ", call,
+                    ": a list of tensors at a rank that is not the root");
   return none;
 }
 
@@ -105,119 +51,32 @@ bool have_same_size(const Tensors& tensors) {
   });
 }
 
-// ---- Bodies --------------------------------------------------------------------------------------
+}  // namespace
 
-void all_reduce_bits(void* memory, size_t bytes, Bits bits, int ranks, ccl_comm_t comm) {
-  const size_t piece = std::min(bytes, kBitsBytes);
-  std::vector<uint8_t> gathered(piece * static_cast<size_t>(ranks));
-  for (size_t done = 0; done < bytes; done += piece) {
-    const size_t count = std::min(piece, bytes - done);
-    auto* own = reinterpret_cast<uint8_t*>(at_byte(memory, done));
-    check(library().allgather(own, gathered.data(), count, CCL_UINT8, comm), "all_reduce");
-    combine_bits(bits, gathered.data(), static_cast<size_t>(ranks), count, own);
-  }
-}
-
-void all_reduce(const at::Tensor& tensor, const Reduction& reduction, int ranks, ccl_comm_t comm) {
-  const auto memory = Staged::both(tensor);
-  const size_t count = reduction.wire.count(tensor.numel());
-  if (reduction.bits) {
-    all_reduce_bits(memory.data(), count, *reduction.bits, ranks, comm);
-  } else {
-    const Operator op(reduction, comm);
-    check(
-        library().allreduce(memory.data(), memory.data(), count, reduction.wire.type, op.number(), comm),
-        "all_reduce");
-  }
-  memory.publish();
-}
-
-void all_gather(const at::Tensor& output, const at::Tensor& input, ccl_comm_t comm) {
-  const auto wire = Wire::for_moving(input.scalar_type());
-  const auto from = Staged::input(input);
-  const auto to = Staged::output(output);
-  check(library().allgather(from.data(), to.data(), wire.count(input.numel()), wire.type, comm), "all_gather");
-  to.publish();
-}
-
-// Every rank sends the same block to all, and the blocks of the ranks have their own sizes.
-void all_gather_uneven(const Packed& to, const Tensors& outputs, const at::Tensor& input, ccl_comm_t comm) {
-  const auto wire = Wire::for_moving(input.scalar_type());
-  const auto from = Staged::input(input);
-  const std::vector<size_t> counts(outputs.size(), wire.count(input.numel()));
-  const std::vector<size_t> starts(outputs.size(), 0);
-  const auto blocks = Blocks::of(outputs, wire);
-  check(
-      library().alltoallv(
-          from.data(), counts.data(), starts.data(), to.data(), blocks.counts.data(),
-          blocks.displacements.data(), wire.type, comm),
-      "all_gather");
-}
-
-void reduce_scatter_bits(const void* input, void* output, size_t bytes, Bits bits, int ranks, ccl_comm_t comm) {
-  std::vector<uint8_t> received(bytes * static_cast<size_t>(ranks));
-  check(library().alltoall(input, received.data(), bytes, CCL_UINT8, comm), "reduce_scatter");
-  combine_bits(bits, received.data(), static_cast<size_t>(ranks), bytes, static_cast<uint8_t*>(output));
-}
-
-void reduce_scatter(const void* input, void* output, size_t count, const Reduction& reduction, int ranks, ccl_comm_t comm) {
-  if (reduction.bits) {
-    return reduce_scatter_bits(input, output, count, *reduction.bits, ranks, comm);
-  }
-  const Operator op(reduction, comm);
-  check(library().reducescatter(input, output, count, reduction.wire.type, op.number(), comm), "reduce_scatter");
-}
-
-void reduce_scatter(const at::Tensor& output, const at::Tensor& input, const Reduction& reduction, int ranks, ccl_comm_t comm) {
-  const auto from = Staged::input(input);
-  const auto to = Staged::output(output);
-  reduce_scatter(from.data(), to.data(), reduction.wire.count(output.numel()), reduction, ranks, comm);
-  to.publish();
-}
-
-void reduce(void* memory, void* result, size_t count, const Reduction& reduction, int root, ccl_comm_t comm) {
-  const Operator op(reduction, comm);
-  check(library().reduce(memory, result, count, reduction.wire.type, op.number(), root, comm), "reduce");
-}
-
-// Blocks of different sizes: one reduction for each rank.
-void reduce_scatter_uneven(
-    const Packed& from,
-    void* output,
-    const Blocks& blocks,
-    const Reduction& reduction,
-    ccl_comm_t comm) {
-  const size_t element = bytes_of({reduction.wire.type, 1});
-  for (size_t rank = 0; rank < blocks.counts.size(); ++rank) {
-    auto* block = at_byte(from.data(), blocks.displacements[rank] * element);
-    reduce(block, output, blocks.counts[rank], reduction, static_cast<int>(rank), comm);
-  }
-}
-
-} // namespace
-
-// ---- Reductions ----------------------------------------------------------------------------------
+// ---- Reductions ---------------------------------------------------------------------------------
 
 Work R2cclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto tensor = only(tensors, "all_reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce");
   const Call call{OpType::ALLREDUCE, "r2ccl:all_reduce", options.asyncOp, options.timeout};
   return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
-    all_reduce(tensor, reduction, ranks, comm);
+    body::all_reduce(tensor, reduction, ranks, comm);
   });
 }
 
-Work R2cclBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+Work R2cclBackend::allreduce_coalesced(Tensors& tensors,
+                                       const c10d::AllreduceCoalescedOptions& options) {
   TORCH_CHECK_VALUE(!tensors.empty(), "r2ccl all_reduce: no tensors");
   std::vector<Reduction> reductions;
   for (const auto& tensor : tensors) {
     check_tensor(tensor, "all_reduce");
     reductions.push_back(Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce"));
   }
-  const Call call{OpType::ALLREDUCE_COALESCED, "r2ccl:all_reduce", options.asyncOp, options.timeout};
+  const Call call{OpType::ALLREDUCE_COALESCED, "r2ccl:all_reduce", options.asyncOp,
+                  options.timeout};
   return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      all_reduce(tensors[i], reductions[i], ranks, comm);
+      body::all_reduce(tensors[i], reductions[i], ranks, comm);
     }
   });
 }
@@ -226,110 +85,91 @@ Work R2cclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) 
   const auto tensor = only(tensors, "reduce");
   check_root(options.rootRank, "reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "reduce");
+  const int root = static_cast<int>(options.rootRank);
   const Call call{OpType::REDUCE, "r2ccl:reduce", options.asyncOp, options.timeout};
-  return launch(call, tensors, [=, ranks = size_, root = static_cast<int>(options.rootRank), rank = rank_](ccl_comm_t comm) {
-    const auto memory = Staged::both(tensor);
-    const size_t count = reduction.wire.count(tensor.numel());
-    if (reduction.bits) {
-      all_reduce_bits(memory.data(), count, *reduction.bits, ranks, comm);
-    } else {
-      r2ccl_torch::reduce(memory.data(), memory.data(), count, reduction, root, comm);
-    }
-    if (rank == root) {
-      memory.publish();
-    }
+  return launch(call, tensors, [=, rank = rank_, ranks = size_](ccl_comm_t comm) {
+    body::reduce(tensor, reduction, root, rank, ranks, comm);
   });
 }
 
-Work R2cclBackend::_reduce_scatter_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    const c10d::ReduceScatterOptions& options) {
+Work R2cclBackend::_reduce_scatter_base(at::Tensor& output,
+                                        at::Tensor& input,
+                                        const c10d::ReduceScatterOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return reduce_scatter_tensor_coalesced(outputs, inputs, options);
 }
 
-Work R2cclBackend::reduce_scatter_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
-    const c10d::ReduceScatterOptions& options) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size() && !inputs.empty(),
-      "r2ccl reduce_scatter: ", outputs.size(), " outputs for ", inputs.size(), " inputs");
+Work R2cclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs,
+                                                   Tensors& inputs,
+                                                   const c10d::ReduceScatterOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(),
+                    "r2ccl reduce_scatter: ", outputs.size(), " outputs for ", inputs.size(),
+                    " inputs");
   std::vector<Reduction> reductions;
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(outputs[i], "reduce_scatter");
     check_multiple(inputs[i], outputs[i], size_, "reduce_scatter");
-    reductions.push_back(Reduction::of(options.reduceOp, inputs[i].scalar_type(), "reduce_scatter"));
+    reductions.push_back(
+        Reduction::of(options.reduceOp, inputs[i].scalar_type(), "reduce_scatter"));
   }
-  const Call call{OpType::_REDUCE_SCATTER_BASE, "r2ccl:reduce_scatter", options.asyncOp, options.timeout};
+  const Call call{OpType::_REDUCE_SCATTER_BASE, "r2ccl:reduce_scatter", options.asyncOp,
+                  options.timeout};
   return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      r2ccl_torch::reduce_scatter(outputs[i], inputs[i], reductions[i], ranks, comm);
+      body::reduce_scatter(outputs[i], inputs[i], reductions[i], ranks, comm);
     }
   });
 }
 
-Work R2cclBackend::reduce_scatter(
-    Tensors& outputs,
-    std::vector<Tensors>& inputs,
-    const c10d::ReduceScatterOptions& options) {
+Work R2cclBackend::reduce_scatter(Tensors& outputs,
+                                  std::vector<Tensors>& inputs,
+                                  const c10d::ReduceScatterOptions& options) {
   const auto output = only(outputs, "reduce_scatter");
   const auto list = only_list(inputs, "reduce_scatter");
   check_list(list, size_, output.scalar_type(), "reduce_scatter");
-  TORCH_CHECK_VALUE(
-      list[rank_].numel() == output.numel(),
-      "r2ccl reduce_scatter: an output of ", output.numel(), " elements for a block of ", list[rank_].numel());
+  TORCH_CHECK_VALUE(list[rank_].numel() == output.numel(), "r2ccl reduce_scatter: an output of ",
+                    output.numel(), " elements for a block of ", list[rank_].numel());
   const auto reduction = Reduction::of(options.reduceOp, output.scalar_type(), "reduce_scatter");
   const bool is_even = have_same_size(list);
-  TORCH_CHECK_VALUE(
-      is_even || !reduction.bits, "r2ccl reduce_scatter: bitwise reductions of blocks of different sizes");
+  TORCH_CHECK_VALUE(is_even || !reduction.bits,
+                    "r2ccl reduce_scatter: bitwise reductions of blocks of different sizes");
   const Call call{OpType::REDUCE_SCATTER, "r2ccl:reduce_scatter", options.asyncOp, options.timeout};
   return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
     const auto from = Packed::inputs(list);
     const auto to = Staged::output(output);
     if (is_even) {
-      r2ccl_torch::reduce_scatter(
-          from.data(), to.data(), reduction.wire.count(output.numel()), reduction, ranks, comm);
+      body::reduce_scatter(from.data(), to.data(), reduction.wire.count(output.numel()), reduction,
+                           ranks, comm);
     } else {
-      reduce_scatter_uneven(from, to.data(), Blocks::of(list, reduction.wire), reduction, comm);
+      body::reduce_scatter_uneven(from, to.data(), list, reduction, comm);
     }
     to.publish();
   });
 }
 
-// ---- One to all, all to one ----------------------------------------------------------------------
+// ---- One to all, all to one ---------------------------------------------------------------------
 
 Work R2cclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const auto tensor = only(tensors, "broadcast");
   check_root(options.rootRank, "broadcast");
+  const int root = static_cast<int>(options.rootRank);
   const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp, options.timeout};
-  return launch(call, tensors, [=, root = static_cast<int>(options.rootRank), rank = rank_](ccl_comm_t comm) {
-    const auto wire = Wire::for_moving(tensor.scalar_type());
-    const auto memory = rank == root ? Staged::input(tensor) : Staged::output(tensor);
-    check(
-        library().broadcast(
-            memory.data(), memory.data(), wire.count(tensor.numel()), wire.type, root, comm),
-        "broadcast");
-    if (rank != root) {
-      memory.publish();
-    }
-  });
+  return launch(call, tensors,
+                [=, rank = rank_](ccl_comm_t comm) { body::broadcast(tensor, root, rank, comm); });
 }
 
-Work R2cclBackend::gather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
-    const c10d::GatherOptions& options) {
+Work R2cclBackend::gather(std::vector<Tensors>& outputs,
+                          Tensors& inputs,
+                          const c10d::GatherOptions& options) {
   const auto input = only(inputs, "gather");
   check_root(options.rootRank, "gather");
   const bool is_root = rank_ == options.rootRank;
   const auto list = root_list(outputs, is_root, "gather");
   if (is_root) {
     check_list(list, size_, input.scalar_type(), "gather");
-    TORCH_CHECK_VALUE(
-        have_same_size(list) && list[0].numel() == input.numel(), "r2ccl gather: tensors of different sizes");
+    TORCH_CHECK_VALUE(have_same_size(list) && list[0].numel() == input.numel(),
+                      "r2ccl gather: tensors of different sizes");
   }
   const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout};
   return launch(call, list, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
@@ -337,15 +177,15 @@ Work R2cclBackend::gather(
     const auto from = Staged::input(input);
     const auto to = Packed::outputs(list);
     check(
-        library().gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root, comm), "gather");
+        library().gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root, comm),
+        "gather");
     to.publish();
   });
 }
 
-Work R2cclBackend::gather_into_tensor(
-    at::Tensor& output,
-    at::Tensor& input,
-    const c10d::GatherOptions& options) {
+Work R2cclBackend::gather_into_tensor(at::Tensor& output,
+                                      at::Tensor& input,
+                                      const c10d::GatherOptions& options) {
   check_tensor(input, "gather");
   check_root(options.rootRank, "gather");
   const bool is_root = rank_ == options.rootRank;
@@ -353,59 +193,59 @@ Work R2cclBackend::gather_into_tensor(
     check_multiple(output, input, size_, "gather");
   }
   const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout};
-  return launch(call, is_root ? Tensors{output} : Tensors{}, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
-    const auto wire = Wire::for_moving(input.scalar_type());
-    const auto from = Staged::input(input);
-    const auto to = Staged::output(is_root ? output : at::empty({0}, input.options()));
-    check(
-        library().gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root, comm), "gather");
-    to.publish();
-  });
+  return launch(call, is_root ? Tensors{output} : Tensors{},
+                [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
+                  const auto wire = Wire::for_moving(input.scalar_type());
+                  const auto from = Staged::input(input);
+                  const auto to =
+                      Staged::output(is_root ? output : at::empty({0}, input.options()));
+                  check(library().gather(from.data(), to.data(), wire.count(input.numel()),
+                                         wire.type, root, comm),
+                        "gather");
+                  to.publish();
+                });
 }
 
-Work R2cclBackend::scatter(
-    Tensors& outputs,
-    std::vector<Tensors>& inputs,
-    const c10d::ScatterOptions& options) {
+Work R2cclBackend::scatter(Tensors& outputs,
+                           std::vector<Tensors>& inputs,
+                           const c10d::ScatterOptions& options) {
   const auto output = only(outputs, "scatter");
   check_root(options.rootRank, "scatter");
   const bool is_root = rank_ == options.rootRank;
   const auto list = root_list(inputs, is_root, "scatter");
   if (is_root) {
     check_list(list, size_, output.scalar_type(), "scatter");
-    TORCH_CHECK_VALUE(
-        have_same_size(list) && list[0].numel() == output.numel(), "r2ccl scatter: tensors of different sizes");
+    TORCH_CHECK_VALUE(have_same_size(list) && list[0].numel() == output.numel(),
+                      "r2ccl scatter: tensors of different sizes");
   }
   const Call call{OpType::SCATTER, "r2ccl:scatter", options.asyncOp, options.timeout};
   return launch(call, outputs, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
     const auto wire = Wire::for_moving(output.scalar_type());
     const auto from = Packed::inputs(list);
     const auto to = Staged::output(output);
-    check(
-        library().scatter(from.data(), to.data(), wire.count(output.numel()), wire.type, root, comm),
-        "scatter");
+    check(library().scatter(from.data(), to.data(), wire.count(output.numel()), wire.type, root,
+                            comm),
+          "scatter");
     to.publish();
   });
 }
 
-// ---- All to all ----------------------------------------------------------------------------------
+// ---- All to all ---------------------------------------------------------------------------------
 
-Work R2cclBackend::_allgather_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    const c10d::AllgatherOptions& options) {
+Work R2cclBackend::_allgather_base(at::Tensor& output,
+                                   at::Tensor& input,
+                                   const c10d::AllgatherOptions& options) {
   Tensors outputs{output};
   Tensors inputs{input};
   return allgather_into_tensor_coalesced(outputs, inputs, options);
 }
 
-Work R2cclBackend::allgather_into_tensor_coalesced(
-    Tensors& outputs,
-    Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == inputs.size() && !inputs.empty(),
-      "r2ccl all_gather: ", outputs.size(), " outputs for ", inputs.size(), " inputs");
+Work R2cclBackend::allgather_into_tensor_coalesced(Tensors& outputs,
+                                                   Tensors& inputs,
+                                                   const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == inputs.size() && !inputs.empty(),
+                    "r2ccl all_gather: ", outputs.size(), " outputs for ", inputs.size(),
+                    " inputs");
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(inputs[i], "all_gather");
     check_multiple(outputs[i], inputs[i], size_, "all_gather");
@@ -413,21 +253,19 @@ Work R2cclBackend::allgather_into_tensor_coalesced(
   const Call call{OpType::_ALLGATHER_BASE, "r2ccl:all_gather", options.asyncOp, options.timeout};
   return launch(call, outputs, [=](ccl_comm_t comm) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      all_gather(outputs[i], inputs[i], comm);
+      body::all_gather(outputs[i], inputs[i], comm);
     }
   });
 }
 
-Work R2cclBackend::allgather(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
+Work R2cclBackend::allgather(std::vector<Tensors>& outputs,
+                             Tensors& inputs,
+                             const c10d::AllgatherOptions& options) {
   const auto input = only(inputs, "all_gather");
   const auto list = only_list(outputs, "all_gather");
   check_list(list, size_, input.scalar_type(), "all_gather");
-  TORCH_CHECK_VALUE(
-      list[rank_].numel() == input.numel(),
-      "r2ccl all_gather: an output of ", list[rank_].numel(), " elements for an input of ", input.numel());
+  TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "r2ccl all_gather: an output of ",
+                    list[rank_].numel(), " elements for an input of ", input.numel());
   const bool is_even = have_same_size(list);
   const Call call{OpType::ALLGATHER, "r2ccl:all_gather", options.asyncOp, options.timeout};
   return launch(call, list, [=](ccl_comm_t comm) {
@@ -435,26 +273,25 @@ Work R2cclBackend::allgather(
     if (is_even) {
       const auto wire = Wire::for_moving(input.scalar_type());
       const auto from = Staged::input(input);
-      check(
-          library().allgather(from.data(), to.data(), wire.count(input.numel()), wire.type, comm),
-          "all_gather");
+      check(library().allgather(from.data(), to.data(), wire.count(input.numel()), wire.type, comm),
+            "all_gather");
     } else {
-      all_gather_uneven(to, list, input, comm);
+      body::all_gather_uneven(to, list, input, comm);
     }
     to.publish();
   });
 }
 
-Work R2cclBackend::allgather_coalesced(
-    std::vector<Tensors>& outputs,
-    Tensors& inputs,
-    const c10d::AllgatherOptions& options) {
-  TORCH_CHECK_VALUE(
-      outputs.size() == static_cast<size_t>(size_),
-      "r2ccl all_gather: ", outputs.size(), " lists of outputs for ", size_, " ranks");
+Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
+                                       Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) {
+  TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
+                    "r2ccl all_gather: ", outputs.size(), " lists of outputs for ", size_,
+                    " ranks");
   std::vector<Tensors> by_input(inputs.size());
   for (const auto& of_rank : outputs) {
-    TORCH_CHECK_VALUE(of_rank.size() == inputs.size(), "r2ccl all_gather: lists of different lengths");
+    TORCH_CHECK_VALUE(of_rank.size() == inputs.size(),
+                      "r2ccl all_gather: lists of different lengths");
     for (size_t i = 0; i < inputs.size(); ++i) {
       by_input[i].push_back(of_rank[i]);
     }
@@ -463,17 +300,17 @@ Work R2cclBackend::allgather_coalesced(
   for (size_t i = 0; i < inputs.size(); ++i) {
     std::vector<Tensors> lists{by_input[i]};
     Tensors input{inputs[i]};
-    parts.push_back(c10::static_intrusive_pointer_cast<Operation>(allgather(lists, input, options)));
+    parts.push_back(
+        c10::static_intrusive_pointer_cast<Operation>(allgather(lists, input, options)));
   }
   return Operation::of_all(rank_, parts);
 }
 
-Work R2cclBackend::alltoall_base(
-    at::Tensor& output,
-    at::Tensor& input,
-    std::vector<int64_t>& output_splits,
-    std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& options) {
+Work R2cclBackend::alltoall_base(at::Tensor& output,
+                                 at::Tensor& input,
+                                 std::vector<int64_t>& output_splits,
+                                 std::vector<int64_t>& input_splits,
+                                 const c10d::AllToAllOptions& options) {
   check_tensor(output, "all_to_all");
   check_tensors({input}, output.scalar_type(), "all_to_all");
   c10d::checkSplitSizes(output_splits, output, size_);
@@ -486,17 +323,19 @@ Work R2cclBackend::alltoall_base(
     const auto sent = Blocks::of(input, input_splits, ranks, wire);
     const auto received = Blocks::of(output, output_splits, ranks, wire);
     const bool is_even = output_splits.empty() && input_splits.empty();
-    const auto result = is_even
-        ? library().alltoall(from.data(), to.data(), sent.counts[0], wire.type, comm)
-        : library().alltoallv(
-              from.data(), sent.counts.data(), sent.displacements.data(), to.data(),
-              received.counts.data(), received.displacements.data(), wire.type, comm);
+    const auto result =
+        is_even ? library().alltoall(from.data(), to.data(), sent.counts[0], wire.type, comm)
+                : library().alltoallv(from.data(), sent.counts.data(), sent.displacements.data(),
+                                      to.data(), received.counts.data(),
+                                      received.displacements.data(), wire.type, comm);
     check(result, "all_to_all");
     to.publish();
   });
 }
 
-Work R2cclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+Work R2cclBackend::alltoall(Tensors& outputs,
+                            Tensors& inputs,
+                            const c10d::AllToAllOptions& options) {
   TORCH_CHECK_VALUE(!inputs.empty() && inputs[0].defined(), "r2ccl all_to_all: no tensors");
   check_list(inputs, size_, inputs[0].scalar_type(), "all_to_all");
   check_list(outputs, size_, inputs[0].scalar_type(), "all_to_all");
@@ -508,9 +347,8 @@ Work R2cclBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllTo
     const auto sent = Blocks::of(inputs, wire);
     const auto received = Blocks::of(outputs, wire);
     check(
-        library().alltoallv(
-            from.data(), sent.counts.data(), sent.displacements.data(), to.data(),
-            received.counts.data(), received.displacements.data(), wire.type, comm),
+        library().alltoallv(from.data(), sent.counts.data(), sent.displacements.data(), to.data(),
+                            received.counts.data(), received.displacements.data(), wire.type, comm),
         "all_to_all");
     to.publish();
   });
@@ -521,4 +359,4 @@ Work R2cclBackend::barrier(const c10d::BarrierOptions& options) {
   return launch(call, {}, [](ccl_comm_t comm) { check(library().barrier(comm), "barrier"); });
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -23,7 +23,7 @@ ccl_config_t config(Milliseconds timeout, const std::string& name) {
   return config;
 }
 
-} // namespace
+}  // namespace
 
 uint64_t fork_generation() {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
@@ -36,28 +36,25 @@ int timeout_ms(Milliseconds timeout) {
 }
 
 Communicator::Communicator(
-    const ccl_unique_id_t& id,
-    int rank,
-    int size,
-    Milliseconds timeout,
-    const std::string& name) {
+    const ccl_unique_id_t& id, int rank, int size, Milliseconds timeout, const std::string& name) {
   const auto wanted = config(timeout, name);
   ccl_comm_t comm = nullptr;
-  check(library().comm_init_rank_config(&comm, size, id, rank, &wanted), "creation of a communicator");
+  check(library().comm_init_rank_config(&comm, size, id, rank, &wanted),
+        "creation of a communicator");
   comm_ = comm;
 }
 
-Communicator::Communicator(ccl_comm_t comm) : comm_(comm) {}
+Communicator::Communicator(ccl_comm_t comm) : comm_(comm) {
+}
 
 Communicator::~Communicator() {
   abort();
 }
 
-std::unique_ptr<Communicator> Communicator::split(
-    int color,
-    int key,
-    Milliseconds timeout,
-    const std::string& name) {
+std::unique_ptr<Communicator> Communicator::split(int color,
+                                                  int key,
+                                                  Milliseconds timeout,
+                                                  const std::string& name) {
   const auto wanted = config(timeout, name);
   ccl_comm_t part = nullptr;
   const int chosen = color < 0 ? CCL_SPLIT_NOCOLOR : color;
@@ -101,9 +98,9 @@ std::vector<ccl_rail_health_t> Communicator::health() const {
   // Rails may be added between the two questions.
   do {
     rails.resize(there);
-    check(
-        library().comm_get_health(get(), rails.data(), sizeof(ccl_rail_health_t), rails.size(), &there),
-        "health");
+    check(library().comm_get_health(get(), rails.data(), sizeof(ccl_rail_health_t), rails.size(),
+                                    &there),
+          "health");
   } while (there > rails.size());
   rails.resize(there);
   return rails;
@@ -123,4 +120,4 @@ void Communicator::abort() {
   }
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

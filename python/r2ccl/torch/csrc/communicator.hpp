@@ -14,27 +14,27 @@ namespace r2ccl_torch {
 
 using Milliseconds = std::chrono::milliseconds;
 
-// How many times this process and its ancestors have forked since the module was loaded: threads and
-// connections belong to the process that made them.
+// How many times this process and its ancestors have forked since the module was loaded: threads
+// and connections belong to the process that made them.
 uint64_t fork_generation();
 
-// Ends with the object. All members may be called from any thread, abort() while a call is under way.
+// Ends with the object. All members may be called from any thread, abort() while a call is under
+// way.
 class Communicator {
  public:
-  // Becomes `rank` of the `size` ranks that do this with the same id. No call on it takes longer than
-  // `timeout`.
+  // Becomes `rank` of the `size` ranks that do this with the same id. No call on it takes longer
+  // than `timeout`.
   Communicator(
-      const ccl_unique_id_t& id,
-      int rank,
-      int size,
-      Milliseconds timeout,
-      const std::string& name);
+      const ccl_unique_id_t& id, int rank, int size, Milliseconds timeout, const std::string& name);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
   // This rank's part of a split, in which all ranks take part; null for a negative colour.
-  std::unique_ptr<Communicator> split(int color, int key, Milliseconds timeout, const std::string& name);
+  std::unique_ptr<Communicator> split(int color,
+                                      int key,
+                                      Milliseconds timeout,
+                                      const std::string& name);
 
   // For calls of the library. Throws if the communicator has ended.
   ccl_comm_t get() const;
@@ -62,4 +62,4 @@ class Communicator {
 // A deadline as the library takes it: at least a millisecond.
 int timeout_ms(Milliseconds timeout);
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -17,10 +17,11 @@ std::optional<Library> opened;
 template <typename Pointer>
 void find(void* object, const char* symbol, Pointer& pointer, const std::string& path) {
   pointer = reinterpret_cast<Pointer>(dlsym(object, symbol));
-  TORCH_CHECK(pointer != nullptr, path, " has no function ", symbol, ": it is too old for this backend");
+  TORCH_CHECK(pointer != nullptr, path, " has no function ", symbol,
+              ": it is too old for this backend");
 }
 
-} // namespace
+}  // namespace
 
 void open_library(const std::string& path) {
   std::lock_guard<std::mutex> lock(opening);
@@ -56,4 +57,4 @@ void check(ccl_result_t result, const char* call, const std::string& note) {
   C10_THROW_ERROR(DistBackendError, message);
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -5,30 +5,30 @@
 
 #include "r2ccl/ccl.h"
 
-#define R2CCL_FUNCTIONS(FUNCTION) \
-  FUNCTION(get_unique_id)         \
-  FUNCTION(get_last_error)        \
-  FUNCTION(get_error_string)      \
-  FUNCTION(get_version)           \
-  FUNCTION(comm_init_rank_config) \
-  FUNCTION(comm_split)            \
-  FUNCTION(comm_destroy)          \
-  FUNCTION(comm_abort)            \
-  FUNCTION(comm_get_async_error)  \
-  FUNCTION(comm_get_health)       \
-  FUNCTION(comm_explain)          \
-  FUNCTION(allreduce)             \
-  FUNCTION(allgather)             \
-  FUNCTION(reducescatter)         \
-  FUNCTION(broadcast)             \
-  FUNCTION(reduce)                \
-  FUNCTION(alltoall)              \
-  FUNCTION(alltoallv)             \
-  FUNCTION(gather)                \
-  FUNCTION(scatter)               \
-  FUNCTION(barrier)               \
-  FUNCTION(send)                  \
-  FUNCTION(recv)                  \
+#define R2CCL_FUNCTIONS(FUNCTION)  \
+  FUNCTION(get_unique_id)          \
+  FUNCTION(get_last_error)         \
+  FUNCTION(get_error_string)       \
+  FUNCTION(get_version)            \
+  FUNCTION(comm_init_rank_config)  \
+  FUNCTION(comm_split)             \
+  FUNCTION(comm_destroy)           \
+  FUNCTION(comm_abort)             \
+  FUNCTION(comm_get_async_error)   \
+  FUNCTION(comm_get_health)        \
+  FUNCTION(comm_explain)           \
+  FUNCTION(allreduce)              \
+  FUNCTION(allgather)              \
+  FUNCTION(reducescatter)          \
+  FUNCTION(broadcast)              \
+  FUNCTION(reduce)                 \
+  FUNCTION(alltoall)               \
+  FUNCTION(alltoallv)              \
+  FUNCTION(gather)                 \
+  FUNCTION(scatter)                \
+  FUNCTION(barrier)                \
+  FUNCTION(send)                   \
+  FUNCTION(recv)                   \
   FUNCTION(redop_create_premulsum) \
   FUNCTION(redop_destroy)
 
@@ -48,8 +48,8 @@ void open_library(const std::string& path);
 const Library& library();
 
 // Throws what `result` of the call named `call` means for a program in Python, unless it is a
-// success: ValueError where an argument is impossible, else DistBackendError with the message of the
-// library, which names the ranks, and `note`. To be called in the thread of the failed call.
+// success: ValueError where an argument is impossible, else DistBackendError with the message of
+// the library, which names the ranks, and `note`. To be called in the thread of the failed call.
 void check(ccl_result_t result, const char* call, const std::string& note = "");
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

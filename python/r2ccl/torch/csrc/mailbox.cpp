@@ -19,8 +19,8 @@ constexpr size_t kInEnvelope = 240;
 constexpr size_t kMostKeptBytes = size_t{1} << 28;
 // Deadlines are those of operations; between messages a channel is silent for as long as it likes.
 constexpr Milliseconds kForever{1'000'000'000};
-// How long close() waits for idle threads, and then for the others; one that is in the creation of a
-// communicator cannot be ended.
+// How long close() waits for idle threads, and then for the others; one that is in the creation of
+// a communicator cannot be ended.
 constexpr auto kGoodbye = std::chrono::milliseconds(100);
 constexpr auto kFarewell = std::chrono::seconds(2);
 
@@ -51,7 +51,7 @@ std::exception_ptr named(const std::string& what, const std::exception_ptr& fail
   }
 }
 
-} // namespace
+}  // namespace
 
 struct Mailbox::Envelope {
   int64_t tag;
@@ -59,30 +59,32 @@ struct Mailbox::Envelope {
   uint8_t payload[kInEnvelope];
 };
 
-Mailbox::Mailbox(
-    c10::intrusive_ptr<c10d::Store> store,
-    int rank,
-    int size,
-    std::string name,
-    std::function<std::string()> group_failure)
+Mailbox::Mailbox(c10::intrusive_ptr<c10d::Store> store,
+                 int rank,
+                 int size,
+                 std::string name,
+                 std::function<std::string()> group_failure)
     : store_(std::move(store)),
       rank_(rank),
       size_(size),
       name_(std::move(name)),
-      group_failure_(std::move(group_failure)) {}
+      group_failure_(std::move(group_failure)) {
+}
 
-void Mailbox::send(const c10::intrusive_ptr<Operation>& operation, at::Tensor tensor, int peer, int tag) {
+void Mailbox::send(const c10::intrusive_ptr<Operation>& operation,
+                   at::Tensor tensor,
+                   int peer,
+                   int tag) {
   Lock lock(mutex_);
   TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
   channel(peer, true, lock).jobs.push_back({operation, std::move(tensor), tag});
   changed_.notify_all();
 }
 
-void Mailbox::receive(
-    const c10::intrusive_ptr<Operation>& operation,
-    const at::Tensor& tensor,
-    int peer,
-    int tag) {
+void Mailbox::receive(const c10::intrusive_ptr<Operation>& operation,
+                      const at::Tensor& tensor,
+                      int peer,
+                      int tag) {
   Lock lock(mutex_);
   TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
   Incoming incoming{operation, Staged::output(tensor), tensor.nbytes(), peer, tag};
@@ -177,10 +179,11 @@ void Mailbox::serve(Channel& channel) {
 
 void Mailbox::connect(Channel& channel) {
   const auto id = exchange_id(channel);
-  const auto [from, to] = channel.outgoing ? std::pair(rank_, channel.peer) : std::pair(channel.peer, rank_);
+  const auto [from, to] =
+      channel.outgoing ? std::pair(rank_, channel.peer) : std::pair(channel.peer, rank_);
   const auto name = c10::str(name_, ", messages from rank ", from, " to rank ", to);
-  auto communicator = std::make_unique<Communicator>(
-      id, channel.outgoing ? kSender : kReceiver, 2, kForever, name);
+  auto communicator =
+      std::make_unique<Communicator>(id, channel.outgoing ? kSender : kReceiver, 2, kForever, name);
   const Lock lock(mutex_);
   TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
   channel.communicator = std::move(communicator);
@@ -189,7 +192,8 @@ void Mailbox::connect(Channel& channel) {
 // Both ends say that they have come before either waits for the other inside the library, whose
 // patience is shorter than that of a training script.
 ccl_unique_id_t Mailbox::exchange_id(const Channel& channel) {
-  const auto [from, to] = channel.outgoing ? std::pair(rank_, channel.peer) : std::pair(channel.peer, rank_);
+  const auto [from, to] =
+      channel.outgoing ? std::pair(rank_, channel.peer) : std::pair(channel.peer, rank_);
   const auto sender_key = c10::str("messages/", from, "/", to, "/id");
   const auto receiver_key = c10::str("messages/", from, "/", to, "/ready");
   ccl_unique_id_t id;
@@ -200,7 +204,8 @@ ccl_unique_id_t Mailbox::exchange_id(const Channel& channel) {
     store_->set(receiver_key, std::vector<uint8_t>{1});
   }
   const auto& awaited = channel.outgoing ? receiver_key : sender_key;
-  for (auto pause = kFirstPause; !store_->check({awaited}); pause = std::min(pause * 2, kLongestPause)) {
+  for (auto pause = kFirstPause; !store_->check({awaited});
+       pause = std::min(pause * 2, kLongestPause)) {
     const auto failure = group_failure_();
     if (!failure.empty()) {
       C10_THROW_ERROR(DistBackendError, "r2ccl: " + failure);
@@ -212,13 +217,14 @@ ccl_unique_id_t Mailbox::exchange_id(const Channel& channel) {
   }
   if (!channel.outgoing) {
     const auto bytes = store_->get(sender_key);
-    TORCH_CHECK(bytes.size() == sizeof(id.internal), "r2ccl: the store has a broken id at ", sender_key);
+    TORCH_CHECK(bytes.size() == sizeof(id.internal), "r2ccl: the store has a broken id at ",
+                sender_key);
     std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
   }
   return id;
 }
 
-// ---- Sending -----------------------------------------------------------------------------------
+// ---- Sending ------------------------------------------------------------------------------------
 
 void Mailbox::serve_outgoing(Channel& channel) {
   Lock lock(mutex_);
@@ -256,7 +262,7 @@ void Mailbox::transmit(Channel& channel, const Outgoing& job) {
   }
 }
 
-// ---- Receiving ---------------------------------------------------------------------------------
+// ---- Receiving ----------------------------------------------------------------------------------
 
 void Mailbox::serve_incoming(Channel& channel) {
   while (true) {
@@ -274,12 +280,13 @@ void Mailbox::serve_incoming(Channel& channel) {
 }
 
 void Mailbox::read(Channel& channel, void* target, size_t bytes) {
-  const auto result = library().recv(target, bytes, CCL_UINT8, kSender, channel.communicator->get());
+  const auto result =
+      library().recv(target, bytes, CCL_UINT8, kSender, channel.communicator->get());
   check(result, "receive");
 }
 
-// The message whose envelope has come goes to whoever waits for it; if nobody does, it stays with the
-// sender for as long as nobody waits for another one behind it.
+// The message whose envelope has come goes to whoever waits for it; if nobody does, it stays with
+// the sender for as long as nobody waits for another one behind it.
 void Mailbox::take_delivery(Channel& channel, const Envelope& envelope) {
   const int tag = static_cast<int>(envelope.tag);
   Lock lock(mutex_);
@@ -335,10 +342,9 @@ void Mailbox::keep(Kept kept) {
 void Mailbox::accept(const Incoming& incoming, const Kept& kept) {
   incoming.operation->set_source(kept.peer);
   incoming.operation->run([&] {
-    TORCH_CHECK_VALUE(
-        kept.payload.size() == incoming.bytes,
-        "r2ccl: rank ", kept.peer, " sent ", kept.payload.size(), " bytes with tag ", kept.tag,
-        ", but the tensor to receive them has ", incoming.bytes);
+    TORCH_CHECK_VALUE(kept.payload.size() == incoming.bytes, "r2ccl: rank ", kept.peer, " sent ",
+                      kept.payload.size(), " bytes with tag ", kept.tag,
+                      ", but the tensor to receive them has ", incoming.bytes);
     if (!kept.payload.empty()) {
       std::memcpy(incoming.staged.data(), kept.payload.data(), incoming.bytes);
     }
@@ -377,7 +383,7 @@ std::optional<Mailbox::Kept> Mailbox::take_kept(int peer, int tag, const Lock&) 
   return taken;
 }
 
-// ---- Failures ----------------------------------------------------------------------------------
+// ---- Failures -----------------------------------------------------------------------------------
 
 void Mailbox::mourn(Channel& channel, const std::exception_ptr& failure) {
   const auto told = named(about(channel), failure);
@@ -407,13 +413,12 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
     failed.push_back(job.operation);
   }
   channel.jobs.clear();
-  const bool hopeless = std::all_of(incoming_.begin(), incoming_.end(), [](const auto& entry) {
-    return entry.second.failed;
-  });
+  const bool hopeless = std::all_of(incoming_.begin(), incoming_.end(),
+                                    [](const auto& entry) { return entry.second.failed; });
   const bool from_any_too = closed_ || hopeless || !group_failure_().empty();
   posted_.remove_if([&](const Incoming& incoming) {
-    const bool depends = !channel.outgoing &&
-        (incoming.peer == channel.peer || (incoming.peer == kAnySource && from_any_too));
+    const bool depends = !channel.outgoing && (incoming.peer == channel.peer ||
+                                               (incoming.peer == kAnySource && from_any_too));
     if (depends) {
       failed.push_back(incoming.operation);
     }
@@ -428,7 +433,8 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
 }
 
 std::string Mailbox::about(const Channel& channel) const {
-  return c10::str("r2ccl ", channel.outgoing ? "send to rank " : "receive from rank ", channel.peer);
+  return c10::str("r2ccl ", channel.outgoing ? "send to rank " : "receive from rank ",
+                  channel.peer);
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

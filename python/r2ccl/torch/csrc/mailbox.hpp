@@ -1,11 +1,11 @@
 // Point-to-point messages of a group, with tags.
 //
 // Collectives and messages do not wait for each other, nor do messages of different pairs: every
-// direction between two ranks has a communicator of its own, made when it is first used, and a thread
-// at each end. A message is an envelope with its tag and size, in which small payloads travel along,
-// and then the payload. A receiver takes messages from the communicator only while it waits for one
-// from that rank. If it waits for another tag, it keeps what arrives, up to a limit; beyond that the
-// sender waits.
+// direction between two ranks has a communicator of its own, made when it is first used, and a
+// thread at each end. A message is an envelope with its tag and size, in which small payloads
+// travel along, and then the payload. A receiver takes messages from the communicator only while it
+// waits for one from that rank. If it waits for another tag, it keeps what arrives, up to a limit;
+// beyond that the sender waits.
 #pragma once
 
 #include <condition_variable>
@@ -33,19 +33,21 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   static constexpr int kAnySource = -1;
 
   // `store` is for this mailbox alone. `group_failure` tells why the group has failed, or "".
-  Mailbox(
-      c10::intrusive_ptr<c10d::Store> store,
-      int rank,
-      int size,
-      std::string name,
-      std::function<std::string()> group_failure);
+  Mailbox(c10::intrusive_ptr<c10d::Store> store,
+          int rank,
+          int size,
+          std::string name,
+          std::function<std::string()> group_failure);
 
   // Starts to send a plain tensor; `operation` is settled when it may be used again.
   void send(const c10::intrusive_ptr<Operation>& operation, at::Tensor tensor, int peer, int tag);
 
-  // Starts to receive into a tensor from `peer`, or from any rank. Messages of one rank with one tag are
-  // received in the order in which they were sent.
-  void receive(const c10::intrusive_ptr<Operation>& operation, const at::Tensor& tensor, int peer, int tag);
+  // Starts to receive into a tensor from `peer`, or from any rank. Messages of one rank with one
+  // tag are received in the order in which they were sent.
+  void receive(const c10::intrusive_ptr<Operation>& operation,
+               const at::Tensor& tensor,
+               int peer,
+               int tag);
 
   // Whoever waits with `operation` has given up.
   void forget(const c10::intrusive_ptr<Operation>& operation);
@@ -132,4 +134,4 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   size_t kept_bytes_ = 0;
 };
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

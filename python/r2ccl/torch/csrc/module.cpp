@@ -1,7 +1,8 @@
-// The whole module as one translation unit: reading PyTorch's headers takes longer than all the rest.
+// The whole module as one translation unit: most of the time goes into PyTorch's headers.
 #include "bindings.cpp"
 
 #include "backend.cpp"
+#include "bodies.cpp"
 #include "call_queue.cpp"
 #include "collectives.cpp"
 #include "communicator.cpp"

@@ -11,24 +11,23 @@ namespace {
 // How late a deadline may be noticed.
 constexpr auto kPeriod = std::chrono::milliseconds(20);
 
-} // namespace
+}  // namespace
 
 Sentinel::~Sentinel() {
   stop();
 }
 
-void Sentinel::watch(
-    const c10::intrusive_ptr<Operation>& operation,
-    Milliseconds timeout,
-    std::string what,
-    std::function<void()> expired) {
+void Sentinel::watch(const c10::intrusive_ptr<Operation>& operation,
+                     Milliseconds timeout,
+                     std::string what,
+                     std::function<void()> expired) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {
     return;
   }
-  watched_.push_back(
-      {c10::weak_intrusive_ptr<Operation>(operation), deadline, std::move(what), std::move(expired)});
+  watched_.push_back({c10::weak_intrusive_ptr<Operation>(operation), deadline, std::move(what),
+                      std::move(expired)});
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { serve(); });
   }
@@ -81,4 +80,4 @@ std::vector<Sentinel::Watched> Sentinel::sweep() {
   return late;
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

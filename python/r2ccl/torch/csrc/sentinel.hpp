@@ -19,11 +19,10 @@ class Sentinel {
 
   // When `timeout` is over and the operation is not settled, it is settled with a message that says
   // `what` did not finish; then `expired` is called, if there is one.
-  void watch(
-      const c10::intrusive_ptr<Operation>& operation,
-      Milliseconds timeout,
-      std::string what,
-      std::function<void()> expired = nullptr);
+  void watch(const c10::intrusive_ptr<Operation>& operation,
+             Milliseconds timeout,
+             std::string what,
+             std::function<void()> expired = nullptr);
 
   // Ends the thread; nothing expires any more.
   void stop();
@@ -47,4 +46,4 @@ class Sentinel {
   std::thread thread_;
 };
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

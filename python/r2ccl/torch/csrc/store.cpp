@@ -25,10 +25,9 @@ void meet(c10d::Store& store, const std::string& key, int size, Milliseconds tim
   }
   if (!await([&] { return store.check({everybody}); }, timeout)) {
     const auto came = store.add(key, 0);
-    C10_THROW_ERROR(
-        DistBackendError,
-        c10::str("r2ccl: only ", came, " of ", size, " ranks have come within ", timeout.count(), " ms"));
+    C10_THROW_ERROR(DistBackendError, c10::str("r2ccl: only ", came, " of ", size,
+                                               " ranks have come within ", timeout.count(), " ms"));
   }
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

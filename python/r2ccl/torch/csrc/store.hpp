@@ -11,8 +11,8 @@
 
 namespace r2ccl_torch {
 
-// How long somebody who waits for a key sleeps between two looks, at first and at most. Looks are short
-// questions: others may use the same connection.
+// How long somebody who waits for a key sleeps between two looks, at first and at most. Looks are
+// short questions: others may use the same connection.
 constexpr Milliseconds kFirstPause{1};
 constexpr Milliseconds kLongestPause{50};
 
@@ -22,4 +22,4 @@ bool await(const std::function<bool()>& condition, Milliseconds timeout);
 // Waits until `size` ranks have called this with the same store and key. Throws after `timeout`.
 void meet(c10d::Store& store, const std::string& key, int size, Milliseconds timeout);
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

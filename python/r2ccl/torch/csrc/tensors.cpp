@@ -43,7 +43,8 @@ std::optional<ccl_datatype_t> same_type(at::ScalarType type) {
 }
 
 const char* name_of(c10d::ReduceOp::RedOpType op) {
-  constexpr std::array names = {"SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM"};
+  constexpr std::array names = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
   return op < names.size() ? names[op] : "UNUSED";
 }
 
@@ -76,8 +77,8 @@ std::optional<Bits> bitwise(c10d::ReduceOp::RedOpType op) {
 }
 
 [[noreturn]] void refuse(const c10d::ReduceOp& op, at::ScalarType type, const char* call) {
-  C10_THROW_ERROR(
-      ValueError, c10::str("r2ccl ", call, ": there is no ", name_of(op), " of ", type));
+  C10_THROW_ERROR(ValueError,
+                  c10::str("r2ccl ", call, ": there is no ", name_of(op), " of ", type));
 }
 
 // A sum of truth values is true where any of them is, a product where all are.
@@ -104,7 +105,9 @@ double factor_of(const c10d::ReduceOp& op) {
 // The value as an element of `type`, at most eight bytes.
 std::array<uint8_t, 8> element(double value, ccl_datatype_t type) {
   std::array<uint8_t, 8> bytes{};
-  const auto put = [&bytes](auto converted) { std::memcpy(bytes.data(), &converted, sizeof(converted)); };
+  const auto put = [&bytes](auto converted) {
+    std::memcpy(bytes.data(), &converted, sizeof(converted));
+  };
   switch (type) {
     case CCL_INT8:
       put(static_cast<int8_t>(value));
@@ -193,7 +196,7 @@ void* first_byte(const std::vector<at::Tensor>& tensors) {
   return nullptr;
 }
 
-} // namespace
+}  // namespace
 
 Wire Wire::for_moving(at::ScalarType type) {
   if (const auto same = same_type(type)) {
@@ -213,12 +216,14 @@ Reduction Reduction::of(const c10d::ReduceOp& op, at::ScalarType type, const cha
   if (type == at::kBool) {
     return {{CCL_UINT8, 1}, logical(op, call), std::nullopt, std::nullopt};
   }
-  const bool linear = op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG || op == c10d::ReduceOp::PREMUL_SUM;
+  const bool linear =
+      op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG || op == c10d::ReduceOp::PREMUL_SUM;
   const auto same = same_type(complex ? c10::toRealValueType(type) : type);
   if (!same || (complex && !linear) || op == c10d::ReduceOp::UNUSED) {
     refuse(op, type, call);
   }
-  Reduction reduction{{*same, complex ? size_t{2} : size_t{1}}, arithmetic(op), std::nullopt, std::nullopt};
+  Reduction reduction{
+      {*same, complex ? size_t{2} : size_t{1}}, arithmetic(op), std::nullopt, std::nullopt};
   if (op == c10d::ReduceOp::PREMUL_SUM) {
     reduction.factor = factor_of(op);
   }
@@ -229,9 +234,8 @@ Operator::Operator(const Reduction& reduction, ccl_comm_t comm)
     : comm_(comm), made_(reduction.factor.has_value()), number_(reduction.op) {
   if (made_) {
     const auto scalar = element(*reduction.factor, reduction.wire.type);
-    check(
-        library().redop_create_premulsum(&number_, scalar.data(), reduction.wire.type, comm),
-        "creation of a reduction");
+    check(library().redop_create_premulsum(&number_, scalar.data(), reduction.wire.type, comm),
+          "creation of a reduction");
   }
 }
 
@@ -241,7 +245,8 @@ Operator::~Operator() {
   }
 }
 
-void combine_bits(Bits bits, const uint8_t* gathered, size_t blocks, size_t bytes, uint8_t* result) {
+void combine_bits(
+    Bits bits, const uint8_t* gathered, size_t blocks, size_t bytes, uint8_t* result) {
   switch (bits) {
     case Bits::And:
       return combine(gathered, blocks, bytes, result, [](uint8_t a, uint8_t b) { return a & b; });
@@ -253,7 +258,8 @@ void combine_bits(Bits bits, const uint8_t* gathered, size_t blocks, size_t byte
 }
 
 Staged::Staged(at::Tensor target, at::Tensor memory)
-    : target_(std::move(target)), memory_(std::move(memory)) {}
+    : target_(std::move(target)), memory_(std::move(memory)) {
+}
 
 Staged Staged::input(const at::Tensor& tensor) {
   Staged staged = output(tensor);
@@ -322,28 +328,25 @@ bool is_plain(const at::Tensor& tensor) {
 
 void check_tensor(const at::Tensor& tensor, const char* call) {
   TORCH_CHECK_VALUE(tensor.defined(), "r2ccl ", call, ": a tensor is undefined");
-  TORCH_CHECK_VALUE(
-      tensor.layout() == at::kStrided,
-      "r2ccl ", call, ": tensors must be dense, not ", tensor.layout());
-  TORCH_CHECK_VALUE(
-      tensor.device().is_cpu(),
-      "r2ccl ", call, ": tensors must be in the memory of the host, not on ", tensor.device());
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "r2ccl ", call,
+                    ": tensors must be dense, not ", tensor.layout());
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "r2ccl ", call,
+                    ": tensors must be in the memory of the host, not on ", tensor.device());
 }
 
 void check_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType type, const char* call) {
   for (const auto& tensor : tensors) {
     check_tensor(tensor, call);
-    TORCH_CHECK_VALUE(
-        tensor.scalar_type() == type,
-        "r2ccl ", call, ": tensors of different types, ", type, " and ", tensor.scalar_type());
+    TORCH_CHECK_VALUE(tensor.scalar_type() == type, "r2ccl ", call,
+                      ": tensors of different types, ", type, " and ", tensor.scalar_type());
   }
 }
 
 at::Tensor& only(std::vector<at::Tensor>& tensors, const char* call) {
-  TORCH_CHECK_VALUE(
-      tensors.size() == 1, "r2ccl ", call, ": one tensor is expected, not ", tensors.size());
+  TORCH_CHECK_VALUE(tensors.size() == 1, "r2ccl ", call, ": one tensor is expected, not ",
+                    tensors.size());
   check_tensor(tensors[0], call);
   return tensors[0];
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -12,6 +12,8 @@
 
 namespace r2ccl_torch {
 
+using Tensors = std::vector<at::Tensor>;
+
 // How the elements of a tensor travel.
 struct Wire {
   ccl_datatype_t type;
@@ -22,8 +24,8 @@ struct Wire {
     return static_cast<size_t>(elements) * per_element;
   }
 
-  // For calls that only move data. All types can be moved: those that the library does not know go as
-  // bytes.
+  // For calls that only move data. All types can be moved: those that the library does not know go
+  // as bytes.
   static Wire for_moving(at::ScalarType type);
 };
 
@@ -85,12 +87,12 @@ class Staged {
   at::Tensor memory_;
 };
 
-// Tensors of one type as one stretch of memory, one behind the other: where they lie so, it is their
-// own, else a copy.
+// Tensors of one type as one stretch of memory, one behind the other: where they lie so, it is
+// their own, else a copy.
 class Packed {
  public:
-  static Packed inputs(const std::vector<at::Tensor>& tensors);
-  static Packed outputs(const std::vector<at::Tensor>& tensors);
+  static Packed inputs(const Tensors& tensors);
+  static Packed outputs(const Tensors& tensors);
 
   void* data() const {
     return data_;
@@ -98,10 +100,10 @@ class Packed {
   void publish() const;
 
  private:
-  Packed(std::vector<at::Tensor> tensors, bool filled);
+  Packed(Tensors tensors, bool filled);
   void copy(bool in) const;
 
-  std::vector<at::Tensor> tensors_;
+  Tensors tensors_;
   // Undefined where the tensors lie one behind the other.
   at::Tensor copy_;
   void* data_;
@@ -114,9 +116,9 @@ bool is_plain(const at::Tensor& tensor);
 void check_tensor(const at::Tensor& tensor, const char* call);
 
 // check_tensor() for all, and that they have the same type.
-void check_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType type, const char* call);
+void check_tensors(const Tensors& tensors, at::ScalarType type, const char* call);
 
 // The only tensor of a list.
-at::Tensor& only(std::vector<at::Tensor>& tensors, const char* call);
+at::Tensor& only(Tensors& tensors, const char* call);
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -10,8 +10,7 @@ namespace r2ccl_torch {
 namespace {
 
 std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
-  const auto message =
-      c10::str("r2ccl ", what, " did not finish within ", timeout.count(), " ms");
+  const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(), " ms");
   try {
     C10_THROW_ERROR(DistBackendError, message);
   } catch (...) {
@@ -19,7 +18,9 @@ std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
   }
 }
 
-void mark(c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs, std::exception_ptr failure) {
+void mark(c10::ivalue::Future& future,
+          const std::vector<at::Tensor>& outputs,
+          std::exception_ptr failure) {
   if (failure) {
     future.setError(std::move(failure));
   } else {
@@ -27,16 +28,16 @@ void mark(c10::ivalue::Future& future, const std::vector<at::Tensor>& outputs, s
   }
 }
 
-} // namespace
+}  // namespace
 
 Operation::Operation(int rank, const Description& description, std::vector<at::Tensor> outputs)
     : c10d::Work(rank, description.type, description.title),
       description_(description),
-      outputs_(std::move(outputs)) {}
+      outputs_(std::move(outputs)) {
+}
 
 c10::intrusive_ptr<Operation> Operation::of_all(
-    int rank,
-    const std::vector<c10::intrusive_ptr<Operation>>& parts) {
+    int rank, const std::vector<c10::intrusive_ptr<Operation>>& parts) {
   struct Count {
     std::atomic<size_t> left;
     std::mutex mutex;
@@ -161,7 +162,8 @@ c10::intrusive_ptr<c10::ivalue::Future> Operation::getFuture() {
     if (future_) {
       return future_;
     }
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     if (!completed_) {
       return future_;
     }
@@ -179,4 +181,4 @@ std::chrono::milliseconds Operation::getTimeout() const {
   return description_.timeout;
 }
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -15,8 +15,8 @@ namespace r2ccl_torch {
 // It is settled once, by whoever comes first: the call that ends, or a deadline.
 class Operation : public c10d::Work {
  public:
-  // What is known when the call is made. `title` is a literal such as "r2ccl:all_reduce"; `timeout` is
-  // for messages and getTimeout().
+  // What is known when the call is made. `title` is a literal such as "r2ccl:all_reduce"; `timeout`
+  // is for messages and getTimeout().
   struct Description {
     c10d::OpType type;
     const char* title;
@@ -28,8 +28,7 @@ class Operation : public c10d::Work {
 
   // An operation that is done when all `parts` are, with the first failure among them.
   static c10::intrusive_ptr<Operation> of_all(
-      int rank,
-      const std::vector<c10::intrusive_ptr<Operation>>& parts);
+      int rank, const std::vector<c10::intrusive_ptr<Operation>>& parts);
 
   // Runs `body` in this thread and settles the operation with what it throws.
   void run(const std::function<void()>& body);
@@ -68,4 +67,4 @@ class Operation : public c10d::Work {
   int source_ = -1;
 };
 
-} // namespace r2ccl_torch
+}  // namespace r2ccl_torch

@@ -1,0 +1,87 @@
+// What is asked of the library for a collective, when its turn has come.
+#pragma once
+
+#include "tensors.hpp"
+
+namespace r2ccl_torch {
+
+// Counts and displacements of blocks that lie one behind the other.
+struct Blocks {
+  std::vector<size_t> counts;
+  std::vector<size_t> displacements;
+
+  void add(size_t count) {
+    displacements.push_back(counts.empty() ? 0 : displacements.back() + counts.back());
+    counts.push_back(count);
+  }
+
+  static Blocks of(const Tensors& tensors, Wire wire) {
+    Blocks blocks;
+    for (const auto& tensor : tensors) {
+      blocks.add(wire.count(tensor.numel()));
+    }
+    return blocks;
+  }
+
+  // The rows of a tensor by `splits`, or in `ranks` equal parts.
+  static Blocks of(const at::Tensor& tensor,
+                   const std::vector<int64_t>& splits,
+                   int ranks,
+                   Wire wire) {
+    Blocks blocks;
+    const int64_t rows = tensor.size(0);
+    const int64_t row = rows == 0 ? 0 : tensor.numel() / rows;
+    for (int rank = 0; rank < ranks; ++rank) {
+      blocks.add(wire.count(row * (splits.empty() ? rows / ranks : splits[rank])));
+    }
+    return blocks;
+  }
+};
+
+namespace body {
+
+// In place.
+void all_reduce(const at::Tensor& tensor, const Reduction& reduction, int ranks, ccl_comm_t comm);
+
+// To the root, which has the result in the tensor; elsewhere it stays as it is.
+void reduce(const at::Tensor& tensor,
+            const Reduction& reduction,
+            int root,
+            int rank,
+            int ranks,
+            ccl_comm_t comm);
+
+// From the tensor of the root into those of the others.
+void broadcast(const at::Tensor& tensor, int root, int rank, ccl_comm_t comm);
+
+void all_gather(const at::Tensor& output, const at::Tensor& input, ccl_comm_t comm);
+
+// Every rank sends the same block to all, and the blocks of the ranks have their own sizes.
+void all_gather_uneven(const Packed& to,
+                       const Tensors& outputs,
+                       const at::Tensor& input,
+                       ccl_comm_t comm);
+
+// `count` elements of the reduction's type for each rank.
+void reduce_scatter(const void* input,
+                    void* output,
+                    size_t count,
+                    const Reduction& reduction,
+                    int ranks,
+                    ccl_comm_t comm);
+void reduce_scatter(const at::Tensor& output,
+                    const at::Tensor& input,
+                    const Reduction& reduction,
+                    int ranks,
+                    ccl_comm_t comm);
+
+// Blocks of different sizes: one reduction for each rank.
+void reduce_scatter_uneven(const Packed& from,
+                           void* output,
+                           const Tensors& inputs,
+                           const Reduction& reduction,
+                           ccl_comm_t comm);
+
+}  // namespace body
+
+}  // namespace r2ccl_torch
