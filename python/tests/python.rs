@@ -5,10 +5,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use support::{Environment, package_folder, skip};
-
-/// As in the group `test` of pyproject.toml.
-const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
+use support::{Environment, PACKAGES, package_folder, skip};
 
 #[test]
 fn the_package_passes_its_tests() {

@@ -20,6 +20,7 @@
 //! a rail, and takes it back when it returns, is in [`repair`].
 
 mod carrier;
+mod census;
 mod detect;
 pub mod events;
 mod inbound;

@@ -20,6 +20,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// What builds the package.
 const BUILDER: &str = "maturin>=1.9,<2";
+/// As in the group `test` of pyproject.toml.
+pub(crate) const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
 /// Far more than anything needs, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(3600);
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -30,7 +32,7 @@ const INTERPRETERS: [&str; 6] =
 /// A virtual environment.
 #[derive(Debug)]
 pub(crate) struct Environment {
-    folder: PathBuf,
+    pub(crate) folder: PathBuf,
     /// Its interpreter.
     pub(crate) python: PathBuf,
 }
@@ -120,6 +122,8 @@ impl Environment {
         let mut pytest = Command::new(&self.python);
         pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=-ra"]);
         pytest.args(tests).current_dir(&self.folder).env("PYTHONDONTWRITEBYTECODE", "1");
+        // Not in the home of whoever runs the tests.
+        pytest.env("R2CCL_TORCH_CACHE", self.folder.join("compiled"));
         succeeded(&mut pytest);
     }
 

@@ -12,12 +12,13 @@ use ccl_core::queue::tile_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::carrier::{CONTROL, Carrier, Live, Wire};
+use super::census::Census;
 use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::layout::{Geometry, Notice, TileHeader};
 use super::repair::{Repair, Terms};
-use super::split::Split;
+use super::split::{METERED_BYTES_PER_RAIL, Split};
 use super::{MAX_RAILS, RailTraffic};
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
 use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
@@ -37,6 +38,7 @@ pub(super) struct NetworkLink {
     pub(super) outbound: Memory,
     pub(super) inbound: Inbound,
     pub(super) split: Split,
+    census: Census,
     /// What was sent, and where it is.
     pub(super) window: Window,
     pub(super) fences: Fences,
@@ -93,6 +95,7 @@ impl NetworkLink {
             outbound,
             inbound: Inbound::new(geometry, inbound),
             split: Split::new(&capacities, geometry.window_bytes()),
+            census: Census::new(traffic.len(), METERED_BYTES_PER_RAIL * traffic.len() as u64),
             window: Window::new(geometry.shape.slots),
             fences: Fences::new(carriers.len()),
             repair: Repair::new(carriers.len(), terms, keeper),
@@ -255,15 +258,26 @@ impl NetworkLink {
             return false;
         }
         carrier.traffic[carrier.rail].count(bytes);
+        self.census.count(bytes, &carrier.traffic);
         self.posted();
         self.split.give(path, bytes, self.repair.now());
         if let Some((path, share)) = self.split.news() {
-            self.measured(path, share);
+            self.measured(path, share.max(self.part_of_nic(path)));
         }
         if self.window.post(sequence, path, bytes) {
             self.resent(bytes);
         }
         true
+    }
+
+    /// The part of its nominal capacity that the NIC of a path carries, over the best such part of any.
+    fn part_of_nic(&self, path: usize) -> f64 {
+        let Carrier { rail, traffic, .. } = &self.carriers[path];
+        let nominal = |rail: usize| {
+            let path = self.carriers.iter().position(|carrier| carrier.rail == rail);
+            path.map_or(f64::INFINITY, |path| self.split.nominal(path))
+        };
+        self.census.share(*rail, traffic, nominal)
     }
 
     /// Says on a path what was given up, before anything else is sent on it.

@@ -140,7 +140,7 @@ impl NetworkLink {
         });
     }
 
-    /// A path carries this part of its nominal capacity.
+    /// A path carries this part of its nominal capacity, as does its NIC.
     pub(super) fn measured(&self, path: usize, share: f64) {
         #[allow(
             clippy::cast_possible_truncation,

@@ -14,7 +14,7 @@ use super::meter::Meter;
 
 /// Before the rails are compared, so many bytes are given out for each: some tens of tiles, so that a
 /// tile more or less does not matter.
-const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
+pub(super) const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
 /// A rail is measured while at least this part of what it carries at most is on the way on it.
 const METERED_DEPTH: usize = 4;
 
@@ -134,6 +134,11 @@ impl Split {
             }
             None => nominal * self.meter.share(rail),
         }
+    }
+
+    /// Bytes per second, as promised.
+    pub(super) fn nominal(&self, rail: usize) -> f64 {
+        self.shares[rail].nominal
     }
 
     /// Lets a rail take part from now on, with nothing on the way.
