@@ -175,9 +175,9 @@ def faults_printed(backend: str) -> Iterator[None]:
     import r2ccl.torch
 
     def show(rail: r2ccl.torch.RailHealth, _before: r2ccl.torch.RailHealth | None) -> None:
+        why = "" if rail.state is r2ccl.torch.RailState.UP else f": {rail.evidence}"
         print(
-            f"rank {rail.rank} rail {rail.rail}: {rail.state.name.lower()} {rail.evidence}",
-            file=sys.stderr,
+            f"rank {rail.rank} rail {rail.rail} is {rail.state.name.lower()}{why}", file=sys.stderr
         )
 
     watch = r2ccl.torch.on_fault(None, show)
