@@ -81,6 +81,17 @@ impl<'a> Scene<'a> {
         self.hubs.get_or_init(|| hubs(self.fabric())).as_ref()
     }
 
+    /// How much longer the busiest rail is busy than if every rail reached every other, where all hosts send
+    /// as much to each other.
+    pub(crate) fn crowding(&self) -> f64 {
+        let fabric = self.fabric();
+        let shares = vec![1.0 / real(fabric.hosts()); fabric.hosts()];
+        let free = |host| (2.0 - 2.0 / real(fabric.hosts())) / fabric.capacity(host);
+        let free = (0..fabric.hosts()).map(free).fold(0.0, f64::max);
+        let crowding = direct_seconds(fabric, &shares) / free;
+        if crowding.is_finite() { crowding.max(1.0) } else { 1.0 }
+    }
+
     /// Whether hosts differ, so that strategies for degraded ones can be of use.
     pub(crate) fn is_degraded(&self) -> bool {
         let collective = self.request.collective;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ccl_core::Error;
 use ccl_core::collective::{Collective, Request};
-use ccl_core::cost::{CostModel, Estimate, bound_allreduce, estimate};
+use ccl_core::cost::{CostModel, Estimate, Network, bound_allreduce, estimate};
 use ccl_core::ids::{Chunk, Node};
 use ccl_core::layout::{Layout, Partition};
 use ccl_core::schedule::Schedule;
@@ -191,6 +191,11 @@ fn price(plan: &Plan, scene: &Scene<'_>) -> Estimate {
     let layout = Layout::new(request, topology.ranks(), partition.clone());
     let mut estimate =
         estimate(&**schedule, &layout, request.datatype.bytes(), topology, model, plan.network);
+    if plan.network == Network::Tiles && scene.is_degraded() {
+        let crowded = (scene.crowding() - 1.0) * estimate.bandwidth_seconds;
+        estimate.bandwidth_seconds += crowded;
+        estimate.seconds += crowded;
+    }
     estimate.latency_seconds += plan.slices_seconds;
     estimate.seconds += plan.slices_seconds;
     estimate
