@@ -17,6 +17,9 @@ pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, PassPhrase};
 
 use crate::error::Error;
 
+/// Names that others read: the backend for PyTorch.
+const ELSEWHERE: [&str; 2] = ["R2CCL_LIBRARY", "R2CCL_TORCH_CACHE"];
+
 /// Every name of a setting starts with this.
 pub const PREFIX: &str = "R2CCL_";
 
@@ -120,6 +123,7 @@ impl Settings {
             let (name, value) = (name.as_ref(), value.as_ref());
             match TABLE.iter().find(|setting| setting.name == name) {
                 Some(setting) => setting.apply(&mut settings, value)?,
+                None if ELSEWHERE.contains(&name) => {}
                 None if name.starts_with(PREFIX) => warnings.push(unknown(name)),
                 None => {}
             }
@@ -361,6 +365,8 @@ mod tests {
 
     #[test]
     fn unknown_names_are_reported_with_the_nearest_known_one() {
+        let foreign = ELSEWHERE.map(|name| (name, "anything"));
+        assert!(Settings::parse(foreign).unwrap().warnings.is_empty());
         let warnings =
             parse(&[("R2CCL_TIMOUT", "3"), ("R2CCL_ZEBRA_CROSSING", "1"), ("CCL_X", "1")])
                 .unwrap()

@@ -20,13 +20,13 @@ fn the_backend_passes_its_tests() {
         Err(missing) => return skip(&format!("the backend for PyTorch: {missing}")),
     };
     environment.install(&builder.build());
-    environment.pytest(&[package_folder().join("tests/torch")]);
+    environment.pytest(&[package_folder().join("tests/pytorch")]);
 }
 
 /// An environment with PyTorch. On failure: what the machine lacks.
 fn environment() -> Result<Environment, String> {
     let environment = Environment::named("pytorch", &[]);
-    let script = package_folder().join("tests/torch/setup_torch.py");
+    let script = package_folder().join("tests/pytorch/setup_torch.py");
     let ended = finish(Command::new(interpreter()?).arg(script).arg(&environment.folder));
     match ended.status.code() {
         Some(0) => Ok(environment),
