@@ -14,6 +14,7 @@ Does nothing where that has been done. Where it cannot be done it prints a line 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -101,9 +102,14 @@ def check_machine(folder: Path) -> None:
 
 
 def working_version(python: Path) -> str | None:
-    """The version of PyTorch, if all that the tests need can be imported."""
+    """The version of PyTorch, if all that the tests need can be imported.
+
+    Without the package r2ccl, which PyTorch loads by itself: neither the one that is installed, nor the
+    sources in the current folder.
+    """
     done = subprocess.run(
-        [str(python), "-c", WORKS],
+        [str(python), "-I", "-c", WORKS],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         check=False,
