@@ -2,9 +2,7 @@
 //!
 //! Hosts send to each other in rounds, in round `k` each to the `k`-th after it, so that a slow host
 //! slows only those that speak with it. What a rail carried, over the time until everything had
-//! arrived, is its rate in this round; the best round counts, at either end. Each round sends a small amount
-//! and then a larger one, and the difference counts: what ports let pass at once after a rest, and the time
-//! until the first byte, are the same in both.
+//! arrived, is its rate in this round; the best round counts, at either end.
 
 use std::path::Path;
 use std::time::Instant;
@@ -25,30 +23,20 @@ use crate::operation::Operation;
 /// Most hosts to which a host sends, one after the other.
 const ROUNDS: u32 = 3;
 /// The first amount, in bytes per rank, and the one after which no larger one is tried.
-const FIRST_BYTES: usize = 256 << 10;
+const FIRST_BYTES: usize = 1 << 20;
 const MOST_BYTES: usize = 256 << 20;
 /// An exchange that takes so long says enough.
 const LEAST_SECONDS: f64 = 0.25;
-/// How much longer the larger exchange must take for the difference to count.
-const CLEARLY: f64 = 1.5;
 /// Short exchanges whose fastest quarter counts.
 const SHORT_EXCHANGES: usize = 41;
 
-/// What a rank has seen in one exchange, or in the larger one of a round beside the smaller one.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// What a rank has seen in one round.
+#[derive(Debug, Serialize, Deserialize)]
 struct Sight {
     /// Until everything from the host before had arrived.
     seconds: f64,
     /// What left on each of the own rails.
     sent: Vec<f64>,
-}
-
-impl Sight {
-    /// What this one has more than a smaller one.
-    fn beyond(&self, smaller: &Self) -> Self {
-        let sent = self.sent.iter().zip(&smaller.sent).map(|(larger, smaller)| larger - smaller);
-        Self { seconds: self.seconds - smaller.seconds, sent: sent.collect() }
-    }
 }
 
 /// Uses the measurements in `file`, or measures now and writes them there; collective.
@@ -168,7 +156,6 @@ fn exchange(communicator: &Communicator, topology: &Topology, round: u32) -> Res
     let at = |node: u32| topology.ranks_of(Node(node % nodes)).get(place).copied();
     let (to, from) = (at(node + round), at(node + nodes - round));
     let mut bytes = FIRST_BYTES;
-    let mut smaller: Option<Sight> = None;
     loop {
         let (data, mut arrived) = (vec![0_u8; bytes], vec![0_u8; bytes]);
         communicator.barrier()?;
@@ -185,16 +172,12 @@ fn exchange(communicator: &Communicator, topology: &Topology, round: u32) -> Res
         let seconds = seconds_since(start);
         let sent: Vec<f64> =
             sent(communicator).iter().zip(&before).map(|(after, before)| after - before).collect();
-        let longer = smaller.as_ref().map_or(0.0, |smaller| seconds / smaller.seconds.max(1e-9));
-        let mut least = [0.0; 2];
-        communicator.all_reduce(&[seconds, longer], &mut least, ReduceOp::Min)?;
-        let sight = Sight { seconds, sent };
-        match smaller.filter(|_| least[0] >= LEAST_SECONDS || bytes >= MOST_BYTES) {
-            // All ranks take the difference, or none.
-            Some(smaller) if least[1] >= CLEARLY => return Ok(sight.beyond(&smaller)),
-            Some(_) => return Ok(sight),
-            None => (smaller, bytes) = (Some(sight), bytes * 4),
+        let mut shortest = [0.0];
+        communicator.all_reduce(&[seconds], &mut shortest, ReduceOp::Min)?;
+        if shortest[0] >= LEAST_SECONDS || bytes >= MOST_BYTES {
+            return Ok(Sight { seconds, sent });
         }
+        bytes *= 4;
     }
 }
 
