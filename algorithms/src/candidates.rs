@@ -1,10 +1,9 @@
 //! The algorithms by name: how each is put together, and how it cuts the data.
 
-use std::cell::OnceCell;
 use std::sync::Arc;
 
 use ccl_core::collective::{Collective, Request};
-use ccl_core::cost::{CostModel, Network};
+use ccl_core::cost::Network;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::layout::Partition;
 use ccl_core::schedule::Mode;
@@ -15,13 +14,14 @@ use crate::binary_tree::BinaryTree;
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
 };
-use crate::degraded::hubs::{Hubs, direct_seconds, hubs};
+use crate::degraded::hubs::direct_seconds;
 use crate::degraded::pipeline::Pipeline;
 use crate::degraded::rails::Division;
 use crate::degraded::strategies::{self, Strategy};
-use crate::degraded::{Between, Fabric, real};
+use crate::degraded::{Between, real};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
+use crate::scene::Scene;
 use crate::shares::hub_shares;
 use crate::spread::{AllGather, AllToAll, Broadcast, Scatter};
 
@@ -53,49 +53,6 @@ impl Plan {
     pub(crate) fn priced(&self) -> (&Shared, &Partition) {
         let own = (&self.schedule, &self.partition);
         self.unsliced.as_ref().map_or(own, |(schedule, partition)| (schedule, partition))
-    }
-}
-
-/// What a plan is made for, with what several candidates need to know about it.
-#[derive(Debug)]
-pub(crate) struct Scene<'a> {
-    pub(crate) request: &'a Request,
-    pub(crate) topology: &'a Topology,
-    pub(crate) model: &'a CostModel,
-    fabric: OnceCell<Fabric>,
-    hubs: OnceCell<Option<Hubs>>,
-}
-
-impl<'a> Scene<'a> {
-    pub(crate) fn new(request: &'a Request, topology: &'a Topology, model: &'a CostModel) -> Self {
-        Self { request, topology, model, fabric: OnceCell::new(), hubs: OnceCell::new() }
-    }
-
-    /// The rails between hosts.
-    pub(crate) fn fabric(&self) -> &Fabric {
-        self.fabric.get_or_init(|| Fabric::of(self.topology))
-    }
-
-    /// The best hubs; none if some hosts cannot reach each other.
-    pub(crate) fn hubs(&self) -> Option<&Hubs> {
-        self.hubs.get_or_init(|| hubs(self.fabric())).as_ref()
-    }
-
-    /// How much longer the busiest rail is busy than if every rail reached every other, where all hosts send
-    /// as much to each other.
-    pub(crate) fn crowding(&self) -> f64 {
-        let fabric = self.fabric();
-        let shares = vec![1.0 / real(fabric.hosts()); fabric.hosts()];
-        let free = |host| (2.0 - 2.0 / real(fabric.hosts())) / fabric.capacity(host);
-        let free = (0..fabric.hosts()).map(free).fold(0.0, f64::max);
-        let crowding = direct_seconds(fabric, &shares) / free;
-        if crowding.is_finite() { crowding.max(1.0) } else { 1.0 }
-    }
-
-    /// Whether hosts differ, so that strategies for degraded ones can be of use.
-    pub(crate) fn is_degraded(&self) -> bool {
-        let collective = self.request.collective;
-        collective == Collective::AllReduce && self.topology.nodes() > 1 && !self.fabric().is_even()
     }
 }
 
@@ -462,6 +419,7 @@ fn elements(request: &Request) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ccl_core::cost::CostModel;
     use ccl_core::ids::Chunk;
     use ccl_core::topology::{Host, RailCapacity};
 

@@ -14,9 +14,10 @@ use ccl_core::layout::{Layout, Partition};
 use ccl_core::schedule::Schedule;
 use ccl_core::topology::Topology;
 
-use crate::candidates::{Plan, Scene, build, is_sensible, names};
+use crate::candidates::{Plan, build, is_sensible, names};
 use crate::degraded::rails::Division;
 use crate::degraded::strategies::{BASELINES, NAMES, least_seconds};
+use crate::scene::Scene;
 
 /// One algorithm and what the model says about it.
 #[derive(Clone, Copy, Debug, PartialEq)]

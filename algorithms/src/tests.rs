@@ -10,9 +10,10 @@ use ccl_core::schedule::{Fault, Mode, Schedule, Transfer, round, run};
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use proptest::prelude::*;
 
-use crate::candidates::{Plan, Scene, build, names};
+use crate::candidates::{Plan, build, names};
 use crate::degraded::strategies::BASELINES;
 use crate::pattern::levels;
+use crate::scene::Scene;
 use crate::{Choice, choose, explain, explore};
 
 /// The collectives for which there are algorithms.

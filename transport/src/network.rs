@@ -43,13 +43,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use ccl_core::ids::Rank;
+use ccl_core::ids::{Rank, Timestamp};
 
 use crate::auth::JobKey;
 use crate::verbs::soft::SoftDevice;
 use crate::verbs::soft::socket::{self, Binding};
 use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
+use census::Carried;
 pub use keeper::Directory;
 use keeper::Keeper;
 use keeper::rails::{Identity, RailKeeper};
@@ -100,10 +101,24 @@ pub struct LinkShape {
 }
 
 /// What left through one rail, to all peers together.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RailTraffic {
+    /// When the time of the links begins.
+    start: Instant,
     tiles: AtomicU64,
     bytes: AtomicU64,
+    /// What has arrived, how long something was on the way, and until when.
+    arrived_bytes: AtomicU64,
+    busy_ns: AtomicU64,
+    busy_until: AtomicU64,
+}
+
+impl Default for RailTraffic {
+    fn default() -> Self {
+        let [tiles, bytes, arrived_bytes, busy_ns, busy_until] =
+            std::array::from_fn(|_| AtomicU64::new(0));
+        Self { start: clock::now(), tiles, bytes, arrived_bytes, busy_ns, busy_until }
+    }
 }
 
 impl RailTraffic {
@@ -119,9 +134,21 @@ impl RailTraffic {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    fn count(&self, bytes: usize) {
+    fn posted(&self, bytes: usize) {
         self.tiles.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// So many bytes have arrived, with which a link was busy from `since` until now.
+    fn arrived(&self, bytes: usize, since: Timestamp, now: Timestamp) {
+        let until = self.busy_until.fetch_max(now.0, Ordering::Relaxed);
+        self.arrived_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.busy_ns.fetch_add(now.0.saturating_sub(since.0.max(until)), Ordering::Relaxed);
+    }
+
+    fn carried(&self) -> Carried {
+        let [bytes, busy_ns] = [&self.arrived_bytes, &self.busy_ns];
+        Carried { bytes: bytes.load(Ordering::Relaxed), busy_ns: busy_ns.load(Ordering::Relaxed) }
     }
 }
 

@@ -16,9 +16,10 @@ use super::pipeline::{Pipeline, best_lead, best_slices};
 use super::rails::Division;
 use super::rounds::in_rounds;
 use super::{Between, Fabric, MOST_HOSTS, Reach, real};
-use crate::candidates::{Scene, joined};
+use crate::candidates::joined;
 use crate::combine::{Items, there_and_back};
 use crate::pattern::Pattern;
+use crate::scene::Scene;
 use crate::spread::AllGather;
 
 const OURS: [&str; 3] = ["hub_shares", "nested_rings", "best_ring"];

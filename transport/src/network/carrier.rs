@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ccl_core::ids::Timestamp;
+
 use super::RailTraffic;
 use super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, Notice};
 use crate::TransportError;
@@ -39,6 +41,13 @@ pub(super) struct Carrier {
     pub(super) live: Option<Live>,
     /// Why it has none.
     pub(super) cause: String,
+}
+
+impl Carrier {
+    /// So many bytes have arrived, with which the path was busy from `since` until now.
+    pub(super) fn arrived(&self, bytes: usize, since: Timestamp, now: Timestamp) {
+        self.traffic[self.rail].arrived(bytes, since, now);
+    }
 }
 
 /// A connection. The fields are dropped in this order: what uses memory before what registers it.

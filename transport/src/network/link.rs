@@ -18,7 +18,7 @@ use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::layout::{Geometry, Notice, TileHeader};
 use super::repair::{Repair, Terms};
-use super::split::{METERED_BYTES_PER_RAIL, Split};
+use super::split::Split;
 use super::{MAX_RAILS, RailTraffic};
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
 use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
@@ -82,6 +82,7 @@ impl NetworkLink {
         let outbound = Memory::allocate(geometry.bytes())?;
         let inbound = Memory::allocate(geometry.bytes())?;
         let capacities: Vec<f64> = wires.iter().map(|wire| wire.capacity).collect();
+        let start = traffic.first().map_or_else(clock::now, |rail| rail.start);
         let mut carriers = Vec::new();
         for (index, wire) in wires.into_iter().enumerate() {
             let Wire { name, rail, domain, pair, .. } = wire;
@@ -95,10 +96,10 @@ impl NetworkLink {
             outbound,
             inbound: Inbound::new(geometry, inbound),
             split: Split::new(&capacities, geometry.window_bytes()),
-            census: Census::new(traffic.len(), METERED_BYTES_PER_RAIL * traffic.len() as u64),
+            census: Census::new(traffic.len()),
             window: Window::new(geometry.shape.slots),
             fences: Fences::new(carriers.len()),
-            repair: Repair::new(carriers.len(), terms, keeper),
+            repair: Repair::new(carriers.len(), start, terms, keeper),
             carriers,
             tile_bytes: geometry.shape.tile_bytes,
             is_reserved: false,
@@ -165,7 +166,9 @@ impl NetworkLink {
         match (completion.status, completion.opcode) {
             (Status::Success, Opcode::Write) if completion.id != CONTROL => {
                 if let Some(bytes) = self.window.landed(completion.id.0, path) {
-                    self.split.finished(path, bytes, self.repair.now());
+                    let now = self.repair.now();
+                    let since = self.split.finished(path, bytes, now);
+                    self.carriers[path].arrived(bytes, since, now);
                     self.resumed();
                 }
                 Ok(())
@@ -229,10 +232,12 @@ impl NetworkLink {
 
     /// Frees the slots of the tiles that the peer says it has consumed.
     fn free(&mut self, consumed: u64) -> Result<(), String> {
-        let (split, repair) = (&mut self.split, &self.repair);
-        self.window
-            .consumed(consumed, &mut |path, bytes| split.finished(path, bytes, repair.now()))
-            .map_err(|impossible| impossible.to_string())
+        let (split, carriers, now) = (&mut self.split, &self.carriers, self.repair.now());
+        let mut finished = |path, bytes| {
+            let since = split.finished(path, bytes, now);
+            carriers[path].arrived(bytes, since, now);
+        };
+        self.window.consumed(consumed, &mut finished).map_err(|impossible| impossible.to_string())
     }
 
     /// Hands fences and staged tiles to the paths, as far as they take them.
@@ -257,12 +262,14 @@ impl NetworkLink {
         if !live.post_tile(sequence, place, bytes) {
             return false;
         }
-        carrier.traffic[carrier.rail].count(bytes);
-        self.census.count(bytes, &carrier.traffic);
+        carrier.traffic[carrier.rail].posted(bytes);
+        self.census.count(bytes, self.split.metered_bytes(), &carrier.traffic);
         self.posted();
         self.split.give(path, bytes, self.repair.now());
         if let Some((path, share)) = self.split.news() {
-            self.measured(path, share.max(self.part_of_nic(path)));
+            let share = share.max(self.part_of_nic(path));
+            self.split.drains(path, share);
+            self.measured(path, share);
         }
         if self.window.post(sequence, path, bytes) {
             self.resent(bytes);

@@ -88,8 +88,8 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    pub(super) fn new(paths: usize, terms: Terms, keeper: Box<dyn Keeper>) -> Self {
-        let start = clock::now();
+    /// Time begins with `start`.
+    pub(super) fn new(paths: usize, start: Instant, terms: Terms, keeper: Box<dyn Keeper>) -> Self {
         let hold_ns = u64::try_from(terms.hold.as_nanos()).unwrap_or(u64::MAX);
         Self {
             watch: Watch::new(paths, terms.limits),
@@ -98,7 +98,7 @@ impl Repair {
             quarantines: vec![Quarantine::new(hold_ns); paths],
             holds: vec![None; paths],
             start,
-            next_look: start,
+            next_look: clock::now(),
             quiet_looks: 0,
             severed: None,
             only_closed: true,
@@ -110,7 +110,7 @@ impl Repair {
         }
     }
 
-    /// The time of the link.
+    /// The time of all links of an endpoint.
     pub(super) fn now(&self) -> Timestamp {
         self.timestamp(clock::now())
     }

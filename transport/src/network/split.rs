@@ -8,13 +8,15 @@
 //! ([`super::meter`]).
 
 use ccl_core::ids::Timestamp;
-use ccl_core::queue::queue_bytes;
+use ccl_core::queue::{queue_bytes, tile_bytes};
 
 use super::meter::Meter;
 
-/// Before the rails are compared, so many bytes are given out for each: some tens of tiles, so that a
-/// tile more or less does not matter.
-pub(super) const METERED_BYTES_PER_RAIL: u64 = 4 << 20;
+/// Before the rails are compared, so many tiles are given out for each, so that one more or less does not
+/// matter.
+const METERED_TILES: usize = 32;
+/// How large tiles are until it is known how fast rails are, and at most.
+const MOST_TILE_BYTES: usize = 128 << 10;
 /// A rail is measured while at least this part of what it carries at most is on the way on it.
 const METERED_DEPTH: usize = 4;
 
@@ -45,6 +47,8 @@ struct Share {
     /// Bytes on the way, and how many there may be; one tile in any case.
     backlog: usize,
     limit: usize,
+    /// How fast the queue drains, beside what was promised.
+    drained: f64,
     /// When everything given to it would be finished at nominal capacity, in seconds.
     finish: f64,
     is_open: bool,
@@ -56,7 +60,8 @@ impl Share {
     }
 
     fn takes(&self, bytes: usize) -> bool {
-        self.is_open && (self.backlog == 0 || self.backlog + bytes <= self.limit)
+        let fits = || (self.backlog + bytes) as f64 <= self.limit as f64 * self.drained;
+        self.is_open && (self.backlog == 0 || fits())
     }
 }
 
@@ -70,13 +75,14 @@ impl Split {
             capacity: nominal,
             backlog: 0,
             limit: usize::MAX,
+            drained: 1.0,
             finish: 0.0,
             is_open: false,
         };
         let shares = capacities.iter().map(share).collect();
         let rails = capacities.len();
         let deep_bytes = window_bytes / rails.max(1) / METERED_DEPTH;
-        let meter = Meter::new(rails, deep_bytes, METERED_BYTES_PER_RAIL * rails as u64);
+        let meter = Meter::new(rails, deep_bytes, metered_bytes(rails, MOST_TILE_BYTES));
         let slack = slack(window_bytes, capacities);
         Self { shares, meter, window_bytes, slack, first: 0, parts: Vec::new() }
     }
@@ -120,8 +126,16 @@ impl Split {
         }
         self.slack = slack(self.window_bytes, rates);
         let least = self.shares.iter().map(|share| share.limit).fold(usize::MAX, usize::min);
-        self.meter.deepen((self.window_bytes / rails / METERED_DEPTH).min(least / 2));
+        let deep_bytes = (self.window_bytes / rails / METERED_DEPTH).min(least / 2);
+        let tile_bytes = tile_bytes(least, MOST_TILE_BYTES);
+        self.meter.tune(deep_bytes, metered_bytes(rails, tile_bytes));
         least
+    }
+
+    /// The queue of a rail drains at this part of its rate, so there may be less in it. For a rail that is
+    /// slow because other links use it this must not be said: who waits with more gets more of it.
+    pub fn drains(&mut self, rail: usize, part: f64) {
+        self.shares[rail].drained = part;
     }
 
     /// Bytes per second that a rail is worth.
@@ -136,6 +150,11 @@ impl Split {
         }
     }
 
+    /// Bytes that are given out before the rails are compared.
+    pub(super) fn metered_bytes(&self) -> u64 {
+        self.meter.window_bytes()
+    }
+
     /// Bytes per second, as promised.
     pub(super) fn nominal(&self, rail: usize) -> f64 {
         self.shares[rail].nominal
@@ -146,7 +165,7 @@ impl Split {
         let open = self.shares.iter().filter(|share| share.is_open);
         let start = open.map(|share| share.finish).fold(0.0, f64::max);
         let share = &mut self.shares[rail];
-        (share.is_open, share.backlog, share.finish) = (true, 0, start);
+        (share.is_open, share.backlog, share.finish, share.drained) = (true, 0, start, 1.0);
         self.meter.reset(rail);
         self.shares[rail].capacity = self.capacity(rail);
     }
@@ -198,16 +217,21 @@ impl Split {
         Some((rail, share))
     }
 
-    /// Notes that `bytes` bytes given to a rail have arrived.
+    /// Notes that `bytes` bytes given to a rail have arrived. Returns since when the rail was busy with them.
     ///
     /// # Panics
     /// So many were not on the way.
-    pub fn finished(&mut self, rail: usize, bytes: usize, now: Timestamp) {
+    pub fn finished(&mut self, rail: usize, bytes: usize, now: Timestamp) -> Timestamp {
         let share = &mut self.shares[rail];
         share.backlog = share.backlog.checked_sub(bytes).expect("only what was given arrives");
         let backlog = share.backlog;
-        self.meter.arrived(rail, (bytes, backlog), now, |rail| self.shares[rail].nominal);
+        self.meter.arrived(rail, (bytes, backlog), now, |rail| self.shares[rail].nominal)
     }
+}
+
+/// Bytes in which every rail has enough tiles of this size to be compared.
+fn metered_bytes(rails: usize, tile_bytes: usize) -> u64 {
+    (METERED_TILES * tile_bytes * rails) as u64
 }
 
 /// Half of the time that the rails together take for a window.
@@ -284,7 +308,9 @@ mod tests {
     #[test]
     fn no_more_is_on_the_way_than_queues_hold() {
         let mut split = open(&[1e9, 1e9], 1 << 20);
+        assert_eq!(split.metered_bytes(), 2 * (4 << 20));
         assert_eq!(split.tune(&[1e6, 2e6], 3), 10_000);
+        assert_eq!(split.metered_bytes(), 2 * (256 << 10), "32 tiles, which are small now");
         let mut given = [0, 0];
         while let Some(rail) = split.choose(1000) {
             split.give(rail, 1000, Timestamp(0));

@@ -1,0 +1,57 @@
+//! What a plan is made for: the call, the cluster, and what is worked out about it once.
+
+use std::cell::OnceCell;
+
+use ccl_core::collective::{Collective, Request};
+use ccl_core::cost::CostModel;
+use ccl_core::topology::Topology;
+
+use crate::degraded::hubs::{Hubs, direct_seconds, hubs};
+use crate::degraded::{Fabric, real};
+
+/// What a plan is made for, with what several candidates need to know about it.
+#[derive(Debug)]
+pub(crate) struct Scene<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) topology: &'a Topology,
+    pub(crate) model: &'a CostModel,
+    fabric: OnceCell<Fabric>,
+    hubs: OnceCell<Option<Hubs>>,
+    crowding: OnceCell<f64>,
+}
+
+impl<'a> Scene<'a> {
+    pub(crate) fn new(request: &'a Request, topology: &'a Topology, model: &'a CostModel) -> Self {
+        let (fabric, hubs, crowding) = (OnceCell::new(), OnceCell::new(), OnceCell::new());
+        Self { request, topology, model, fabric, hubs, crowding }
+    }
+
+    /// The rails between hosts.
+    pub(crate) fn fabric(&self) -> &Fabric {
+        self.fabric.get_or_init(|| Fabric::of(self.topology))
+    }
+
+    /// The best hubs; none if some hosts cannot reach each other.
+    pub(crate) fn hubs(&self) -> Option<&Hubs> {
+        self.hubs.get_or_init(|| hubs(self.fabric())).as_ref()
+    }
+
+    /// How much longer the busiest rail is busy than if every rail reached every other, where all hosts send
+    /// as much to each other.
+    pub(crate) fn crowding(&self) -> f64 {
+        *self.crowding.get_or_init(|| {
+            let fabric = self.fabric();
+            let shares = vec![1.0 / real(fabric.hosts()); fabric.hosts()];
+            let free = |host| (2.0 - 2.0 / real(fabric.hosts())) / fabric.capacity(host);
+            let free = (0..fabric.hosts()).map(free).fold(0.0, f64::max);
+            let crowding = direct_seconds(fabric, &shares) / free;
+            if crowding.is_finite() { crowding.max(1.0) } else { 1.0 }
+        })
+    }
+
+    /// Whether hosts differ, so that strategies for degraded ones can be of use.
+    pub(crate) fn is_degraded(&self) -> bool {
+        let collective = self.request.collective;
+        collective == Collective::AllReduce && self.topology.nodes() > 1 && !self.fabric().is_even()
+    }
+}
