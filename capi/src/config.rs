@@ -52,6 +52,7 @@ impl Choices {
 
     /// The configuration of a new communicator: the environment's, with what was asked for.
     pub(crate) fn config(self) -> Result<Config, Error> {
+        ccl::log::to_standard_error()?;
         let mut config = Config::from_environment()?;
         config.timeout = self.timeout.or(config.timeout);
         config.name = self.name.or(config.name);

@@ -71,7 +71,7 @@ pub struct Settings {
     pub tuning: Option<PathBuf>,
     /// Folder for what a rank knows when it fails.
     pub dump: Option<PathBuf>,
-    /// Filter of the log of the binaries, in the syntax of tracing.
+    /// Filter of the log on standard error, in the syntax of tracing.
     pub log: String,
 }
 

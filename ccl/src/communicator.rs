@@ -444,7 +444,10 @@ impl Handle {
             return Ok(());
         }
         let core = Arc::clone(&self.core);
-        let serve = move || core.queue.serve(|operations| core.run(operations, None));
+        let serve = move || {
+            let run = |operations: &[_]| core.run(operations, None);
+            core.queue.serve(run, |error| core.fail(error));
+        };
         let thread = std::thread::Builder::new().name("r2ccl-driver".into()).spawn(serve);
         *driver = Some(thread.map_err(|cause| Error::system("start the driver thread", cause))?);
         Ok(())

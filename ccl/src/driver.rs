@@ -1,6 +1,7 @@
 //! Calls that go on in the background: a queue, and one thread that serves it.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -102,10 +103,21 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Runs the calls in order until the queue is closed and empty.
-    pub(crate) fn serve(&self, mut run: impl FnMut(&[Operation<'static>]) -> Result<(), Error>) {
+    /// Runs the calls in order until the queue is closed and empty. A call that panics ends with the error
+    /// that `broke` is told.
+    pub(crate) fn serve(
+        &self,
+        mut run: impl FnMut(&[Operation<'static>]) -> Result<(), Error>,
+        broke: impl Fn(&Error),
+    ) {
         while let Some((operations, pending)) = self.next() {
-            pending.finish(run(&operations));
+            let result = catch_unwind(AssertUnwindSafe(|| run(&operations)));
+            pending.finish(result.unwrap_or_else(|_| {
+                let what = "the driver thread panicked; its message is on standard error";
+                let error = Error::Internal(what.to_owned());
+                broke(&error);
+                Err(error)
+            }));
             lock(&self.waiting).unfinished -= 1;
             self.changed.notify_all();
         }
@@ -128,4 +140,31 @@ impl Queue {
 /// Locks; a panic elsewhere does not matter, since every value here is consistent at any time.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_call_that_panics_ends_and_so_do_those_behind_it() {
+        let queue = Queue::default();
+        let [first, second] = [(); 2].map(|()| queue.push(Vec::new()));
+        queue.close();
+        let (mut calls, broken) = (0, AtomicUsize::new(0));
+        let run = |_: &[Operation<'static>]| {
+            calls += 1;
+            assert_ne!(calls, 1, "on purpose");
+            Ok(())
+        };
+        queue.serve(run, |_| {
+            broken.fetch_add(1, Ordering::Relaxed);
+        });
+        assert!(matches!(first.test(), Some(Err(Error::Internal(_)))), "{first:?}");
+        assert!(matches!(second.wait_for(Duration::ZERO), Some(Ok(()))), "{second:?}");
+        assert_eq!(broken.into_inner(), 1);
+        queue.drain();
+    }
 }

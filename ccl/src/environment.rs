@@ -48,7 +48,7 @@ pub fn settings() -> Result<Settings, Error> {
 }
 
 /// Text that is not Unicode cannot be meant for this library; it is kept readable for messages.
-fn variables() -> impl Iterator<Item = (String, String)> {
+pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().map(|(name, value)| {
         (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
     })

@@ -30,6 +30,8 @@ mod guardian;
 mod health;
 pub mod hosts;
 pub mod launch;
+#[cfg(feature = "log")]
+pub mod log;
 mod memory;
 mod operation;
 mod plans;

@@ -488,7 +488,8 @@ fn natural(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
 }
 
 fn config(py: Python<'_>, name: Option<String>, timeout: Option<f64>) -> PyResult<Config> {
-    let environment = Config::from_environment().map_err(|error| exception(py, &error))?;
+    let read = ccl::log::to_standard_error().and_then(|()| Config::from_environment());
+    let environment = read.map_err(|error| exception(py, &error))?;
     let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
     Ok(Config { name, timeout, ..environment })
 }

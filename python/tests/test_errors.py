@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from multiprocessing.synchronize import Event
 from typing import Any
@@ -262,3 +264,23 @@ def test_a_failing_call_of_a_thread_is_raised_there() -> None:
         thread.start()
         thread.join(worlds.DEADLINE)
     assert [type(error) for error in caught] == [InvalidArgumentError]
+
+
+ALONE = "import r2ccl; r2ccl.Communicator(r2ccl.UniqueId(), 0, 1, timeout=60).finalize()"
+
+
+def run_alone(**environment: str) -> subprocess.CompletedProcess[str]:
+    """A process that makes a communicator for itself, with these variables."""
+    command = [sys.executable, "-c", ALONE]
+    variables = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables)
+
+
+def test_the_log_goes_to_standard_error() -> None:
+    quiet = run_alone(R2CCL_NO_SUCH_THING="1")
+    assert quiet.returncode == 0, quiet.stderr
+    assert "WARN" in quiet.stderr and "R2CCL_NO_SUCH_THING" in quiet.stderr
+    assert "communicator created" not in quiet.stderr
+    assert "communicator created" in run_alone(R2CCL_LOG="info").stderr
+    impossible = run_alone(R2CCL_LOG="ccl=loud")
+    assert impossible.returncode != 0 and "R2CCL_LOG=ccl=loud" in impossible.stderr

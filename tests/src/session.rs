@@ -5,7 +5,6 @@ use std::thread;
 
 use ccl::{Communicator, Config};
 use rustix::system::uname;
-use tracing_subscriber::EnvFilter;
 
 use crate::Outcome;
 use crate::arguments::Arguments;
@@ -45,11 +44,11 @@ struct Session<'a> {
 /// # Errors
 /// The library failed, or results were wrong.
 pub fn run(benchmark: &Benchmark, arguments: &Arguments, membership: Membership) -> Outcome<()> {
+    ccl::log::to_standard_error().map_err(|error| Failure::Library { rank: 0, error })?;
     let wishes = environment::wishes().map_err(Failure::Input)?;
     let traffic = if benchmark.uneven { Traffic::wished(&wishes)? } else { Traffic::default() };
     let mut config = membership::configuration(arguments, benchmark.collective)?;
     faults::prepare(&mut config, arguments);
-    log(&config)?;
     let threads = NonZeroUsize::new(arguments.local_ranks()).unwrap_or(NonZeroUsize::MIN);
     let entrance = Entrance::open(membership, threads, &config)?;
     let session = Session { benchmark, arguments, wishes, traffic, config, entrance };
@@ -69,19 +68,6 @@ pub fn run(benchmark: &Benchmark, arguments: &Arguments, membership: Membership)
         }
         outcome
     })
-}
-
-/// Sends the log of the library to standard error.
-fn log(config: &Config) -> Outcome<()> {
-    let filter = EnvFilter::try_new(&config.settings.log)
-        .map_err(|cause| Failure::Input(format!("R2CCL_LOG={}: {cause}", config.settings.log)))?;
-    let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(terminal)
-        .init();
-    Ok(())
 }
 
 impl Session<'_> {

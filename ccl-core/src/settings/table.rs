@@ -177,7 +177,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_LOG",
         default: "warn",
-        help: "Log filter of the binaries, such as `info` or `ccl=debug,ccl_transport=trace`.",
+        help: "Filter of the log on standard error, such as `info` or `ccl=debug,ccl_transport=trace`. \
+               (Rust programs that link the library have their own subscriber of tracing.)",
         field: Field::Syntax {
             set: |s, text| {
                 s.log = text.to_owned();

@@ -107,8 +107,11 @@ impl Wire {
         let path = self.paths.as_mut().map_or(0, |paths| {
             let path = paths.choose(bytes);
             paths.split.give(path, bytes, timestamp(now));
-            // The split goes by what it measures from now on; that others are told is left out.
-            let _ = paths.split.news();
+            // The split goes by what it measures from now on; that others are told is left out. The NICs
+            // carry what they are said to.
+            if paths.split.is_measured() {
+                let _ = paths.split.news(&vec![1.0; paths.rails.len()]);
+            }
             path
         });
         self.window.post(sequence, path, bytes);

@@ -10,6 +10,7 @@ use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
 use ccl_core::queue::tile_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smallvec::SmallVec;
 
 use super::carrier::{CONTROL, Carrier, Live, Wire};
 use super::census::Census;
@@ -266,10 +267,13 @@ impl NetworkLink {
         self.census.count(bytes, self.split.metered_bytes(), &carrier.traffic);
         self.posted();
         self.split.give(path, bytes, self.repair.now());
-        if let Some((path, share)) = self.split.news() {
-            let share = share.max(self.part_of_nic(path));
-            self.split.drains(path, share);
-            self.measured(path, share);
+        if self.split.is_measured() {
+            let paths = 0..self.carriers.len();
+            let nics: SmallVec<[f64; MAX_RAILS]> =
+                paths.map(|path| self.part_of_nic(path)).collect();
+            if let Some((path, share)) = self.split.news(&nics) {
+                self.measured(path, share);
+            }
         }
         if self.window.post(sequence, path, bytes) {
             self.resent(bytes);

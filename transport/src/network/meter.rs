@@ -7,7 +7,9 @@
 //! its *share* is the part of its nominal capacity that it carries, over the best such part of any.
 //! Where all wait for the tiles of a slow rail, its siblings are never deep; but they carry no less than
 //! their bytes over the time that anything was on the way on them. Of the last few measurements the best
-//! one counts: a packet that is lost now and then, or a stall of the processor, makes no rail slow.
+//! one counts: a packet that is lost now and then, or a stall of the processor, makes no rail slow. Nor does
+//! what other links send over the same NICs ([`super::census`]): who believes that gives way to them, gets
+//! less, and measures even less.
 
 use ccl_core::ids::Timestamp;
 
@@ -15,6 +17,8 @@ use ccl_core::ids::Timestamp;
 const STEP: f64 = 1.5;
 /// From here on a rail that was slow is as good as the others.
 const FULL: f64 = 0.9;
+/// Other links slow a rail down to this, not further.
+const CROWDED: f64 = 1.0 / 3.0;
 /// No rail is so slow that it counts for nothing while it works.
 const LEAST: f64 = 0.01;
 /// So many measurements in a row must agree that a rail is slow.
@@ -98,6 +102,14 @@ impl Gauge {
         self.latest.iter().copied().fold(0.0, f64::max)
     }
 
+    /// What is made of the share if the NIC carries `nic`: a rail of one that is not slow may be slow
+    /// because other links use it, here or at the peer. Whether a slow rail has recovered it tells itself.
+    fn believed(&self, nic: f64) -> f64 {
+        let share = self.share();
+        let is_slow = self.told < 1.0 || nic < 1.0 / STEP || share < CROWDED;
+        if is_slow { share } else { 1.0 }
+    }
+
     fn measured(&mut self, share: f64) {
         self.latest.rotate_left(1);
         self.latest[AGREEING - 1] = share;
@@ -172,21 +184,30 @@ impl Meter {
         self.gauges[rail].told
     }
 
-    /// A rail whose share is no longer what was told last, and its share, between 0 and 1.
-    pub(super) fn news(&mut self) -> Option<(usize, f64)> {
+    /// Whether [`Self::news`] may bring something.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.is_fresh
+    }
+
+    /// A rail whose share is no longer what was told last, and its share, between 0 and 1. Of the NICs of
+    /// the rails it is said what part of their capacities they carry, over the best such part of any.
+    pub(super) fn news(&mut self, nics: &[f64]) -> Option<(usize, f64)> {
         if !self.is_fresh {
             return None;
         }
-        let is_news = |gauge: &Gauge| {
-            let ratio = gauge.share() / gauge.told;
-            !(1.0 / STEP..=STEP).contains(&ratio) || (gauge.share() >= FULL && gauge.told < 1.0)
+        let believed = |(rail, gauge): (usize, &Gauge)| gauge.believed(nics[rail]);
+        let is_news = |&(rail, gauge): &(usize, &Gauge)| {
+            let share = believed((rail, gauge));
+            let ratio = share / gauge.told;
+            !(1.0 / STEP..=STEP).contains(&ratio) || (share >= FULL && gauge.told < 1.0)
         };
-        let found = self.gauges.iter().position(is_news);
+        let found = self.gauges.iter().enumerate().find(is_news);
+        let found = found.map(|(rail, gauge)| (rail, believed((rail, gauge))));
         self.is_fresh = found.is_some();
-        let rail = found?;
-        let gauge = &mut self.gauges[rail];
-        gauge.told = if gauge.share() >= FULL { 1.0 } else { gauge.share() };
-        Some((rail, gauge.told))
+        let (rail, share) = found?;
+        let told = if share >= FULL { 1.0 } else { share };
+        self.gauges[rail].told = told;
+        Some((rail, told))
     }
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {
@@ -237,6 +258,8 @@ mod tests {
     const WINDOW: u64 = 10 << 20;
     const DEEP: usize = 128 << 10;
     const TILE: usize = 64 << 10;
+    /// What the NICs of the rails carry.
+    const SLOW: [f64; 3] = [0.0; 3];
 
     /// Sends messages of so many tiles, each on all rails at once, one message after the other; a tile
     /// takes so many nanoseconds on each rail. All rails say that they are equally fast. Returns what is
@@ -257,7 +280,7 @@ mod tests {
             for (time, rail, backlog) in arrivals {
                 meter.arrived(rail, (TILE, backlog), start.after(time), |_| 1.0);
             }
-            told.extend(meter.news());
+            told.extend(meter.news(&SLOW));
         }
         told
     }
@@ -276,6 +299,19 @@ mod tests {
     }
 
     #[test]
+    fn a_rail_that_others_use_is_not_slow_unless_it_is_very_slow() {
+        for (tile_ns, share) in [(140, None), (250, None), (500, Some(0.2))] {
+            let mut meter = Meter::new(2, DEEP, WINDOW);
+            told(&mut meter, &[100, tile_ns], 8, 100);
+            let mut meter = Meter { is_fresh: true, ..meter };
+            meter.gauges.iter_mut().for_each(|gauge| gauge.told = 1.0);
+            let heard = meter.news(&[1.0; 2]);
+            assert_eq!(heard.map(|(rail, _)| rail), share.map(|_| 1), "{tile_ns}");
+            assert!(heard.is_none_or(|(_, heard)| (heard - 0.2).abs() < 0.01), "{heard:?}");
+        }
+    }
+
+    #[test]
     fn a_rail_for_which_all_others_wait_is_slow() {
         let mut meter = Meter::new(2, DEEP, WINDOW);
         let mut told = Vec::new();
@@ -287,7 +323,7 @@ mod tests {
             meter.given(1, 2 * TILE, start);
             meter.arrived(0, (TILE, 0), start.after(100), |_| TILE as f64 * 1e7);
             meter.arrived(1, (TILE, TILE), start.after(400), |_| TILE as f64 * 1e7);
-            told.extend(meter.news());
+            told.extend(meter.news(&SLOW));
         }
         assert!(matches!(told[..], [(1, share)] if (0.24..0.26).contains(&share)), "{told:?}");
     }
@@ -302,7 +338,7 @@ mod tests {
             meter.arrived(0, (TILE, 0), start.after(1), capacity);
             meter.given(1, 2 * TILE, start);
             meter.arrived(1, (TILE, 2 * TILE), end, capacity);
-            assert_eq!(meter.news(), None);
+            assert_eq!(meter.news(&SLOW), None);
         }
     }
 
@@ -320,7 +356,7 @@ mod tests {
                 let arrived = (TILE, (4 - tile as usize) * TILE);
                 meter.arrived(1, arrived, start.after(tile * 100), |_| TILE as f64 * 1e8);
             });
-            assert_eq!(meter.news(), None);
+            assert_eq!(meter.news(&SLOW), None);
         }
     }
 
@@ -350,7 +386,7 @@ mod tests {
             assert_eq!(told(&mut meter, &[100], 8, 20), [], "message {message}");
             meter.given(1, DEEP, Timestamp(0));
             meter.arrived(1, (TILE, 0), Timestamp(4000), |_| 1.0);
-            assert_eq!(meter.news(), None, "message {message}");
+            assert_eq!(meter.news(&SLOW), None, "message {message}");
         }
     }
 

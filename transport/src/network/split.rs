@@ -47,7 +47,8 @@ struct Share {
     /// Bytes on the way, and how many there may be; one tile in any case.
     backlog: usize,
     limit: usize,
-    /// How fast the queue drains, beside what was promised.
+    /// What part of its capacity the NIC carries: its queue drains as much more slowly, and less is put into
+    /// it. Not so if the rail is slow because other links use it: who waits with more gets more of it.
     drained: f64,
     /// When everything given to it would be finished at nominal capacity, in seconds.
     finish: f64,
@@ -132,12 +133,6 @@ impl Split {
         least
     }
 
-    /// The queue of a rail drains at this part of its rate, so there may be less in it. For a rail that is
-    /// slow because other links use it this must not be said: who waits with more gets more of it.
-    pub fn drains(&mut self, rail: usize, part: f64) {
-        self.shares[rail].drained = part;
-    }
-
     /// Bytes per second that a rail is worth.
     fn capacity(&self, rail: usize) -> f64 {
         let nominal = self.shares[rail].nominal;
@@ -209,12 +204,21 @@ impl Split {
         }
     }
 
+    /// Whether [`Self::news`] may bring something.
+    pub fn is_measured(&self) -> bool {
+        self.meter.is_fresh()
+    }
+
     /// A rail that turned out to carry another share of its nominal capacity, beside the others, than
-    /// was told before, and this share, between 0 and 1.
-    pub fn news(&mut self) -> Option<(usize, f64)> {
-        let (rail, share) = self.meter.news()?;
+    /// was told before, and the share of its NIC, between 0 and 1. `nics` is what part of their capacities
+    /// the NICs of the rails carry on all links together, over the best such part of any.
+    pub fn news(&mut self, nics: &[f64]) -> Option<(usize, f64)> {
+        let (rail, share) = self.meter.news(nics)?;
         self.shares[rail].capacity = self.capacity(rail);
-        Some((rail, share))
+        let drained = &mut self.shares[rail].drained;
+        // A slow NIC that is given little passes it on in bursts and looks fast, except to who waits for it.
+        *drained = if *drained < 1.0 { share } else { share.max(nics[rail]) };
+        Some((rail, *drained))
     }
 
     /// Notes that `bytes` bytes given to a rail have arrived. Returns since when the rail was busy with them.
@@ -241,6 +245,8 @@ fn slack(window_bytes: usize, capacities: &[f64]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -324,6 +330,53 @@ mod tests {
         assert_eq!(split.choose(1 << 20), Some(0), "one tile in any case");
         let (before, unknown) = (split.choose(1), split.tune(&[1.0, 0.0], 1));
         assert_eq!((split.choose(1), unknown), (before, usize::MAX));
+    }
+
+    /// Sends tiles for which two rails need so long each, and then waits until all have arrived. Returns
+    /// what was told and how much was on the way on each rail at most.
+    fn told(
+        (split, now): (&mut Split, &mut u64),
+        tile_ns: [u64; 2],
+        nics: [f64; 2],
+    ) -> (Vec<(usize, f64)>, [usize; 2]) {
+        const TILE: usize = 1000;
+        let (mut told, mut most, mut tiles) = (Vec::new(), [0; 2], 4000);
+        let mut ends = [const { VecDeque::new() }; 2];
+        loop {
+            while tiles > 0
+                && let Some(rail) = split.choose(TILE)
+            {
+                tiles -= 1;
+                split.give(rail, TILE, Timestamp(*now));
+                let start = ends[rail].back().copied().unwrap_or(*now);
+                ends[rail].push_back(start + tile_ns[rail]);
+                most[rail] = most[rail].max(ends[rail].len() * TILE);
+                told.extend(split.news(&nics));
+            }
+            let next = |rail: &usize| ends[*rail].front().copied().unwrap_or(u64::MAX);
+            let rail = [0, 1].into_iter().min_by_key(next).expect("there are two");
+            let Some(end) = ends[rail].pop_front() else { return (told, most) };
+            *now = end;
+            split.finished(rail, TILE, Timestamp(end));
+        }
+    }
+
+    #[test]
+    fn less_waits_for_a_slow_nic_but_not_for_one_that_others_use() {
+        for (nics, share) in [([1.0, 0.1], 0.1), ([1.0, 1.0], 1.0)] {
+            let (mut split, mut now) = (open(&[1e9, 1e9], 1 << 20), 0);
+            split.tune(&[1e9, 1e9], 1000);
+            let limit = queue_bytes(1e9, 1000);
+            let (heard, _) = told((&mut split, &mut now), [1000, 10_000], nics);
+            assert!(matches!(heard[..], [(1, heard)] if (heard - share).abs() < 0.02), "{heard:?}");
+            let (more, most) = told((&mut split, &mut now), [1000, 10_000], [1.0, 1.0]);
+            assert_eq!(more, [], "bursts do not matter");
+            assert!(most[1] as f64 <= limit as f64 * share, "{most:?} of {limit}");
+            let (healed, _) = told((&mut split, &mut now), [1000, 1000], [1.0, 1.0]);
+            assert_eq!(healed.last(), Some(&(1, 1.0)), "{healed:?}");
+            let (_, most) = told((&mut split, &mut now), [1000, 1000], [1.0, 1.0]);
+            assert_eq!(most, [limit; 2]);
+        }
     }
 
     #[test]
