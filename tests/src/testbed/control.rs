@@ -3,7 +3,7 @@
 //! The socket has a name that is no file: it vanishes with the testbed. It obeys root and the user
 //! who started it.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, ErrorKind, Write as _};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::mpsc::{Sender, channel};
@@ -19,8 +19,8 @@ use super::run::Notice;
 /// In front of the names of all control sockets.
 const PREFIX: &str = "r2ccl-testbed/";
 
-/// No action takes as long.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// No action takes as long, even if other programs keep the kernel from changing networks for a while.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Listens for requests and hands them to `notices`, until the process ends.
 ///
@@ -50,7 +50,11 @@ pub fn tell(name: &str, request: &str) -> Outcome<Event> {
     stream.set_read_timeout(Some(PATIENCE)).map_err(failed)?;
     stream.write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
     let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer).map_err(failed)?;
+    BufReader::new(stream).read_line(&mut answer).map_err(|cause| {
+        let is_late = cause.kind() == ErrorKind::WouldBlock;
+        let late = || std::io::Error::other(format!("no answer in {PATIENCE:?}"));
+        failed(if is_late { late() } else { cause })
+    })?;
     serde_json::from_str(&answer)
         .map_err(|cause| Failure::system(format!("the answer of testbed {name:?}"), cause))
 }
