@@ -1,13 +1,16 @@
 //! What each NIC of a rank carries, on all its links together.
 //!
 //! A link that gets little of a rail cannot tell a slow NIC from one that other links use more than its
-//! siblings, as they do where peers have lost different rails. The NIC is slow only if it carries less than
-//! its siblings in the time in which anything was on the way on it.
+//! siblings, as they do where peers have lost different rails. The NIC is slow only if it takes longer for
+//! its bytes on all links than a sibling for as many: one that has less to carry may pass it on in bursts.
 
 use super::RailTraffic;
 
-/// A NIC that carries this part of what its siblings do, or more, is not slow.
-const FULL: f64 = 2.0 / 3.0;
+/// A NIC that carries this part of what its siblings do, or more, is not slow. (With half of its lanes it is.)
+const FULL: f64 = 0.55;
+
+/// A NIC that has carried this part of what another has, or more, has carried as much.
+const ALIKE: f64 = 0.9;
 
 /// The traffic of all NICs, as it was when this link had last sent a window, and the time before.
 #[derive(Clone, Debug)]
@@ -26,10 +29,13 @@ pub(super) struct Carried {
 }
 
 impl Carried {
-    /// Bytes per second since then.
-    fn rate_since(self, before: Self) -> f64 {
-        let [bytes, ns] = [self.bytes - before.bytes, self.busy_ns - before.busy_ns];
-        if ns > 0 { bytes as f64 * 1e9 / ns as f64 } else { 0.0 }
+    fn since(self, before: Self) -> Self {
+        Self { bytes: self.bytes - before.bytes, busy_ns: self.busy_ns - before.busy_ns }
+    }
+
+    /// Bytes per second.
+    fn rate(self) -> f64 {
+        if self.busy_ns > 0 { self.bytes as f64 * 1e9 / self.busy_ns as f64 } else { 0.0 }
     }
 }
 
@@ -49,19 +55,21 @@ impl Census {
         }
     }
 
-    /// The part of its capacity that a NIC has carried lately while it was busy, over the best such part of
-    /// any; 1 if it is not much less.
+    /// What part of its capacity a NIC has carried lately while it was busy, over the best such part of any
+    /// that has carried as much; 1 if it is not much less.
     pub(super) fn share(
         &self,
         rail: usize,
         traffic: &[RailTraffic],
         capacity: impl Fn(usize) -> f64,
     ) -> f64 {
-        let part =
-            |rail: usize| traffic[rail].carried().rate_since(self.before[rail]) / capacity(rail);
+        let lately = |rail: usize| traffic[rail].carried().since(self.before[rail]);
+        let load = |rail: usize| lately(rail).bytes as f64 / capacity(rail);
         // More than was promised passes a shaped port in bursts.
-        let best = (0..traffic.len()).map(part).fold(0.0, f64::max).min(1.0);
-        let share = part(rail) / best;
+        let part = |rail: usize| (lately(rail).rate() / capacity(rail)).min(1.0);
+        let enough = load(rail) * ALIKE;
+        let others = (0..traffic.len()).filter(|other| load(*other) >= enough);
+        let share = part(rail) / others.map(part).fold(0.0, f64::max);
         if share < FULL { share } else { 1.0 }
     }
 }
@@ -108,6 +116,13 @@ mod tests {
     }
 
     #[test]
+    fn a_nic_that_has_less_to_carry_makes_no_other_slow() {
+        let (census, traffic) = (Census::new(3), traffic());
+        carry(&traffic, 0, [(400, 400), (1000, 2000), (1000, 2000)]);
+        assert_eq!([0, 1, 2].map(|rail| census.share(rail, &traffic, capacity)), [1.0; 3]);
+    }
+
+    #[test]
     fn bursts_make_no_nic_slow() {
         let (census, traffic) = (Census::new(3), traffic());
         carry(&traffic, 0, [(500, 1), (500, 500), (500, 500)]);
@@ -127,7 +142,7 @@ mod tests {
             share
         };
         assert_eq!(window([1000, 1000, 1000]), 1.0);
-        assert_eq!(window([100, 1000, 1000]), 0.55);
-        assert_eq!(window([100, 1000, 1000]), 0.1);
+        assert_eq!(window([80, 1000, 1000]), 0.54);
+        assert_eq!(window([100, 1000, 1000]), 0.09);
     }
 }

@@ -369,8 +369,12 @@ mod tests {
             let limit = queue_bytes(1e9, 1000);
             let (heard, _) = told((&mut split, &mut now), [1000, 10_000], nics);
             assert!(matches!(heard[..], [(1, heard)] if (heard - share).abs() < 0.02), "{heard:?}");
-            let (more, most) = told((&mut split, &mut now), [1000, 10_000], [1.0, 1.0]);
-            assert_eq!(more, [], "bursts do not matter");
+            // That the NIC passes on the little that it is given in bursts does not matter.
+            let (heard, _) = told((&mut split, &mut now), [1000, 5000], [1.0, 1.0]);
+            let share = share.max(0.2);
+            assert!(matches!(heard[..], [(1, heard)] if (heard - share).abs() < 0.02), "{heard:?}");
+            let (heard, most) = told((&mut split, &mut now), [1000, 5000], [1.0, 1.0]);
+            assert_eq!(heard, []);
             assert!(most[1] as f64 <= limit as f64 * share, "{most:?} of {limit}");
             let (healed, _) = told((&mut split, &mut now), [1000, 1000], [1.0, 1.0]);
             assert_eq!(healed.last(), Some(&(1, 1.0)), "{healed:?}");
