@@ -178,7 +178,7 @@ pub const TABLE: &[Setting] = &[
         name: "R2CCL_LOG",
         default: "warn",
         help: "Filter of the log on standard error, such as `info` or `ccl=debug,ccl_transport=trace`. \
-               (Rust programs that link the library have their own subscriber of tracing.)",
+               Rust programs that link the library have their own subscriber of tracing.",
         field: Field::Syntax {
             set: |s, text| {
                 s.log = text.to_owned();
