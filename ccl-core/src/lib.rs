@@ -10,6 +10,7 @@ pub mod datatype;
 pub mod epoch;
 pub mod error;
 pub mod failover;
+pub mod fault;
 pub mod health;
 pub mod ids;
 pub mod layout;

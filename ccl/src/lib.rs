@@ -45,6 +45,7 @@ pub use bootstrap::UniqueId;
 pub use ccl_core::collective::{Collective, Request};
 pub use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 pub use ccl_core::error::{Error, ResultCode};
+pub use ccl_core::fault;
 pub use ccl_core::health::{Probe, Probes, RailCounters, RailHealth, RailState, Verdict, localise};
 pub use ccl_core::ids::{Epoch, Rail, Rank};
 pub use ccl_core::layout::Ragged;

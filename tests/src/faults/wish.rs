@@ -2,10 +2,11 @@
 
 use std::str::FromStr;
 
+use ccl::fault::Fields;
+
 use crate::arguments::Arguments;
 use crate::testbed::fault::Fault;
 use crate::testbed::shape::{Cable, MOST_HOSTS, MOST_RAILS, Shape};
-use crate::testbed::specification::Fields;
 
 /// One `--fault`, made in every measurement: in every row, out of place and in place.
 #[derive(Clone, Debug, PartialEq)]

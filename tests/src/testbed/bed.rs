@@ -15,7 +15,7 @@ use std::io;
 
 use super::clock;
 use super::failure::{Failure, Outcome};
-use super::fault::{Action, Condition, End, Queue, Step};
+use super::fault::{Action, Condition, End, Queue, Step, steps};
 use super::namespace::Namespace;
 use super::netlink::{Index, Netlink, Place};
 use super::shape::{Cable, Rate, Shape, host_name, management_address, rail_address, rail_name};
@@ -102,7 +102,7 @@ impl Bed {
         let before = self.conditions.get(&cable).copied().unwrap_or_default();
         let after = before.after(turn, fault);
         let began_ns = clock::now_ns();
-        for step in before.steps(after, self.shape.rate) {
+        for step in steps(before, after, self.shape.rate) {
             self.take(cable, step).map_err(|cause| Failure::system(action.to_string(), cause))?;
         }
         let ended_ns = clock::now_ns();

@@ -1,8 +1,8 @@
 //! What a bed looks like: how many hosts and rails, and what everything in it is called.
 
-use std::fmt;
 use std::net::Ipv4Addr;
-use std::str::FromStr;
+
+pub use ccl::fault::{Cable, Rate};
 
 /// Hosts and rails are numbers in an address.
 pub const MOST_HOSTS: usize = 250;
@@ -11,18 +11,6 @@ pub const MOST_RAILS: usize = 64;
 
 /// Second byte of the addresses of the management network; larger than that of any rail.
 const MANAGEMENT: u8 = 255;
-
-/// How much a cable carries in each direction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rate {
-    /// As much as the processors can copy.
-    Unlimited,
-    /// So many bytes per second, headers included.
-    Limited {
-        /// Never zero.
-        bytes_per_second: u64,
-    },
-}
 
 /// The size of a bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,15 +21,6 @@ pub struct Shape {
     pub rails: usize,
     /// What each of them carries.
     pub rate: Rate,
-}
-
-/// The cable between a host and the switch of one rail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cable {
-    /// Its host.
-    pub host: usize,
-    /// Its rail.
-    pub rail: usize,
 }
 
 impl Shape {
@@ -92,60 +71,9 @@ fn byte(number: usize) -> u8 {
     u8::try_from(number).expect("the command line limits hosts and rails")
 }
 
-impl fmt::Display for Cable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "host {} rail {}", self.host, self.rail)
-    }
-}
-
-/// Units of `tc`, in bits per second.
-const UNITS: [(&str, u64); 4] =
-    [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
-
-impl FromStr for Rate {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if text == "none" {
-            return Ok(Self::Unlimited);
-        }
-        let complaint = || format!("{text:?} is no rate such as 1gbit, 200mbit, 64kbit or none");
-        let (number, unit) = UNITS
-            .iter()
-            .find_map(|(name, bits)| Some((text.strip_suffix(name)?, *bits)))
-            .ok_or_else(complaint)?;
-        let number: u64 = number.parse().map_err(|_| complaint())?;
-        match number.checked_mul(unit).map(|bits| bits / 8) {
-            None | Some(0) => Err(complaint()),
-            Some(bytes_per_second) => Ok(Self::Limited { bytes_per_second }),
-        }
-    }
-}
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Limited { bytes_per_second } = self else { return f.write_str("none") };
-        let bits = bytes_per_second * 8;
-        let (name, unit) =
-            UNITS.into_iter().find(|(_, unit)| bits.is_multiple_of(*unit)).unwrap_or(("bit", 1));
-        write!(f, "{}{name}", bits / unit)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn rates_are_read_and_written() {
-        for text in ["none", "1gbit", "200mbit", "1500kbit", "8bit"] {
-            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
-        }
-        assert_eq!("1gbit".parse(), Ok(Rate::Limited { bytes_per_second: 125_000_000 }));
-        for text in ["", "1", "gbit", "-1gbit", "1tbit", "7bit", "99999999999gbit"] {
-            assert!(text.parse::<Rate>().is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn every_rail_is_a_network_of_its_own() {

@@ -1,0 +1,253 @@
+//! What can be wrong with the cable of a NIC, and the little language in which faults are asked for.
+//!
+//! Faults of one cable may overlap: [`Condition`] remembers all of them. Nothing here touches a network.
+
+mod language;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use language::{FaultPlan, Fields, Timed};
+
+/// One way in which a cable is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The host's network card is switched off.
+    Admin,
+    /// The port of the switch is switched off: the host sees no carrier.
+    Carrier,
+    /// The port does not belong to the switch any more: nothing arrives, the carrier stays.
+    Silent,
+    /// Packets in one direction are lost, the carrier stays.
+    Oneway(Direction),
+    /// The cable carries less than it should.
+    Slow(Rate),
+}
+
+/// A direction as the host sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the switch.
+    Outgoing,
+    /// From the switch to the host.
+    Incoming,
+}
+
+/// The cable between a host and the switch of one rail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cable {
+    /// Its host.
+    pub host: usize,
+    /// Its rail.
+    pub rail: usize,
+}
+
+/// How much a cable carries in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// As much as the processors can copy.
+    Unlimited,
+    /// So many bytes per second, headers included.
+    Limited {
+        /// Never zero.
+        bytes_per_second: u64,
+    },
+}
+
+/// Whether a fault begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It begins.
+    Cut,
+    /// It ends.
+    Heal,
+}
+
+/// A fault of one cable begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// Which of the two.
+    pub turn: Turn,
+    /// The fault.
+    pub fault: Fault,
+    /// The cable.
+    pub cable: Cable,
+}
+
+/// Everything that is wrong with one cable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// [`Fault::Admin`].
+    pub admin: bool,
+    /// [`Fault::Carrier`].
+    pub carrier: bool,
+    /// [`Fault::Silent`].
+    pub silent: bool,
+    /// [`Fault::Oneway`] that loses what the host sends.
+    pub outgoing: bool,
+    /// [`Fault::Oneway`] that loses what the host should receive.
+    pub incoming: bool,
+    /// [`Fault::Slow`], with what is left.
+    pub slow: Option<Rate>,
+}
+
+impl Condition {
+    /// The condition when, in addition, `fault` has begun or ended.
+    #[must_use]
+    pub fn after(mut self, turn: Turn, fault: Fault) -> Self {
+        let broken = turn == Turn::Cut;
+        match fault {
+            Fault::Admin => self.admin = broken,
+            Fault::Carrier => self.carrier = broken,
+            Fault::Silent => self.silent = broken,
+            Fault::Oneway(Direction::Outgoing) => self.outgoing = broken,
+            Fault::Oneway(Direction::Incoming) => self.incoming = broken,
+            Fault::Slow(rate) => self.slow = broken.then_some(rate),
+        }
+        self
+    }
+
+    /// The fault of which the host is told by its own kernel.
+    #[must_use]
+    pub fn severed(self) -> Option<Fault> {
+        let admin = self.admin.then_some(Fault::Admin);
+        admin.or(self.carrier.then_some(Fault::Carrier))
+    }
+
+    /// Whether nothing gets through in a direction.
+    #[must_use]
+    pub fn loses(self, direction: Direction) -> bool {
+        let oneway = match direction {
+            Direction::Outgoing => self.outgoing,
+            Direction::Incoming => self.incoming,
+        };
+        oneway || self.silent || self.severed().is_some()
+    }
+}
+
+impl Fault {
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Carrier => "carrier",
+            Self::Silent => "silent",
+            Self::Oneway(_) => "oneway",
+            Self::Slow(_) => "slow",
+        }
+    }
+}
+
+impl Turn {
+    /// Its name on the command line and in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cut => "cut",
+            Self::Heal => "heal",
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())?;
+        match self {
+            Self::Admin | Self::Carrier | Self::Silent => Ok(()),
+            Self::Oneway(Direction::Outgoing) => f.write_str(" (outgoing)"),
+            Self::Oneway(Direction::Incoming) => f.write_str(" (incoming)"),
+            Self::Slow(rate) => write!(f, " ({rate})"),
+        }
+    }
+}
+
+impl fmt::Display for Cable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "host {} rail {}", self.host, self.rail)
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.turn.name(), self.fault, self.cable)
+    }
+}
+
+/// Units of `tc`, in bits per second.
+const UNITS: [(&str, u64); 4] =
+    [("gbit", 1_000_000_000), ("mbit", 1_000_000), ("kbit", 1_000), ("bit", 1)];
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::Unlimited);
+        }
+        let complaint = || format!("{text:?} is no rate such as 1gbit, 200mbit, 64kbit or none");
+        let (number, unit) = UNITS
+            .iter()
+            .find_map(|(name, bits)| Some((text.strip_suffix(name)?, *bits)))
+            .ok_or_else(complaint)?;
+        let number: u64 = number.parse().map_err(|_| complaint())?;
+        match number.checked_mul(unit).map(|bits| bits / 8) {
+            None | Some(0) => Err(complaint()),
+            Some(bytes_per_second) => Ok(Self::Limited { bytes_per_second }),
+        }
+    }
+}
+
+impl fmt::Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Limited { bytes_per_second } = self else { return f.write_str("none") };
+        let bits = bytes_per_second * 8;
+        let (name, unit) =
+            UNITS.into_iter().find(|(_, unit)| bits.is_multiple_of(*unit)).unwrap_or(("bit", 1));
+        write!(f, "{}{name}", bits / unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_and_written() {
+        for text in ["none", "1gbit", "200mbit", "1500kbit", "8bit"] {
+            assert_eq!(text.parse::<Rate>().unwrap().to_string(), text);
+        }
+        assert_eq!("1gbit".parse(), Ok(Rate::Limited { bytes_per_second: 125_000_000 }));
+        for text in ["", "1", "gbit", "-1gbit", "1tbit", "7bit", "99999999999gbit"] {
+            assert!(text.parse::<Rate>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_gets_through_and_who_is_told() {
+        let outgoing = Fault::Oneway(Direction::Outgoing);
+        let incoming = Fault::Oneway(Direction::Incoming);
+        let slow = Fault::Slow(Rate::Limited { bytes_per_second: 1 });
+        for (fault, lost, is_told) in [
+            (Fault::Admin, [true, true], true),
+            (Fault::Carrier, [true, true], true),
+            (Fault::Silent, [true, true], false),
+            (outgoing, [true, false], false),
+            (incoming, [false, true], false),
+            (slow, [false, false], false),
+        ] {
+            let broken = Condition::default().after(Turn::Cut, fault);
+            let loses = [Direction::Outgoing, Direction::Incoming].map(|way| broken.loses(way));
+            assert_eq!((loses, broken.severed().is_some()), (lost, is_told), "{fault}");
+            assert_eq!(broken.after(Turn::Heal, fault), Condition::default(), "{fault}");
+        }
+    }
+
+    #[test]
+    fn faults_of_one_cable_heal_by_themselves() {
+        let both = Condition::default().after(Turn::Cut, Fault::Admin);
+        let both = both.after(Turn::Cut, Fault::Carrier);
+        assert_eq!(both.severed(), Some(Fault::Admin));
+        assert_eq!(both.after(Turn::Heal, Fault::Admin).severed(), Some(Fault::Carrier));
+    }
+}
