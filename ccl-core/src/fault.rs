@@ -1,13 +1,17 @@
 //! What can be wrong with the cable of a NIC, and the little language in which faults are asked for.
 //!
-//! Faults of one cable may overlap: [`Condition`] remembers all of them. Nothing here touches a network.
+//! The same text breaks real cables on a testbed and queue pairs in a [`Rehearsal`]. Faults of one cable
+//! may overlap: [`Condition`] remembers all of them. Nothing here touches a network.
 
 mod language;
+mod rehearsal;
 
 use std::fmt;
 use std::str::FromStr;
 
 pub use language::{FaultPlan, Fields, Timed};
+pub(crate) use rehearsal::ALLOWED;
+pub use rehearsal::Rehearsal;
 
 /// One way in which a cable is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,6 +16,7 @@ pub use table::TABLE;
 pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, PassPhrase};
 
 use crate::error::Error;
+use crate::fault::Rehearsal;
 
 /// Names that others read: the backend for PyTorch.
 const ELSEWHERE: [&str; 2] = ["R2CCL_LIBRARY", "R2CCL_TORCH_CACHE"];
@@ -69,6 +70,8 @@ pub struct Settings {
     pub shared_memory: bool,
     /// Measurements that plans are made with.
     pub tuning: Option<PathBuf>,
+    /// Faults that the library imitates, to see how a program takes them.
+    pub rehearsal: Option<Rehearsal>,
     /// Folder for what a rank knows when it fails.
     pub dump: Option<PathBuf>,
     /// Filter of the log on standard error, in the syntax of tracing.
@@ -155,6 +158,7 @@ impl Settings {
             job_key: None,
             shared_memory: false,
             tuning: None,
+            rehearsal: None,
             dump: None,
             log: String::new(),
         }
@@ -354,6 +358,8 @@ mod tests {
             ("R2CCL_BOOTSTRAP", "host"),
             ("R2CCL_BOOTSTRAP", "host:70000"),
             ("R2CCL_ALGO", "allredduce:ring"),
+            ("R2CCL_FAULT", "silent:host=0,rail=1"),
+            ("R2CCL_FAULT", "slow:host=0,rail=1,at=1s,rate=1mbit"),
             ("R2CCL_NIC", "eth0,,eth1"),
         ] {
             let message = parse(&[(name, value)]).unwrap_err().to_string();

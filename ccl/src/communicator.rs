@@ -137,6 +137,9 @@ impl Communicator {
         if let Some(file) = &config.settings.tuning {
             calibration::tune(&communicator, file)?;
         }
+        if let Some(part) = connected.part {
+            part.drill().begin();
+        }
         Ok(communicator)
     }
 

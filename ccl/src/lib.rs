@@ -36,6 +36,7 @@ mod memory;
 mod operation;
 mod plans;
 mod recorder;
+mod rehearsal;
 mod setup;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -11,6 +11,7 @@ use ccl_core::ids::{Node, Rank};
 use ccl_core::program::Port;
 use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
+use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
@@ -22,6 +23,7 @@ use crate::bootstrap::Control;
 use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Paths, Surroundings};
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
+use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
 
 /// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
@@ -46,6 +48,8 @@ pub(crate) struct Connected {
     pub(crate) cores: usize,
     /// What happens to the rails.
     pub(crate) timeline: Arc<Timeline>,
+    /// If faults are rehearsed.
+    pub(crate) part: Option<Arc<Part>>,
 }
 
 /// What a rank tells the others about itself.
@@ -130,6 +134,7 @@ impl Group<'_> {
                 shared_memory: self.settings.shared_memory,
             },
         )?;
+        let part = self.part(&introductions)?;
         let topology = topology(&introductions);
         let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
         let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
@@ -146,8 +151,10 @@ impl Group<'_> {
             }
         };
         let rails = addresses(rails);
-        let endpoint =
-            if remote.is_empty() { None } else { Some(self.bind(rails.clone(), &timeline)?) };
+        let endpoint = match remote.is_empty() {
+            true => None,
+            false => Some(self.bind(rails.clone(), &timeline, part.as_ref())?),
+        };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
             &Whereabouts {
@@ -168,7 +175,7 @@ impl Group<'_> {
                 .map(|rank| (rank, whereabouts[rank.index()].rails.clone()))
                 .filter(|(_, rails)| !rails.is_empty());
             let (hosts, moves) = (hosts.collect(), Arc::clone(board.moves()));
-            timeline.surround(Surroundings { rails, hosts, moves });
+            timeline.surround(Surroundings { rails, hosts, moves, part: part.clone() });
             board.moves().tell(endpoint.directory());
             let peer = |rank: &Rank| PeerAddresses {
                 rank: *rank,
@@ -184,13 +191,31 @@ impl Group<'_> {
         let cores = usable_processors(here()) as usize;
         let ranks_here = here().count();
         let rails = introductions.into_iter().map(|rank| rank.rails).collect();
-        Ok(Connected { links, topology, rails, board, ranks_here, cores, timeline })
+        Ok(Connected { links, topology, rails, board, ranks_here, cores, timeline, part })
+    }
+
+    /// This rank's part in a rehearsal of faults, if there is one.
+    fn part(&self, introductions: &[Introduction]) -> Result<Option<Arc<Part>>, Error> {
+        let Some(plan) = &self.settings.rehearsal else { return Ok(None) };
+        let ranks = introductions.iter();
+        let members: Vec<Member<'_>> =
+            ranks.map(|rank| Member { host: &rank.host, rails: rank.rails.len() }).collect();
+        rehearsal::part(plan, self.me, &members).map(Some)
     }
 
     /// Listens on every NIC.
-    fn bind(&self, rails: Vec<RailAddress>, timeline: &Arc<Timeline>) -> Result<Endpoint, Error> {
+    fn bind(
+        &self,
+        rails: Vec<RailAddress>,
+        timeline: &Arc<Timeline>,
+        part: Option<&Arc<Part>>,
+    ) -> Result<Endpoint, Error> {
         let endpoint = Endpoint::bind(rails, self.key.clone()).map_err(from_transport)?;
-        Ok(endpoint.terms(self.terms(timeline)))
+        let endpoint = endpoint.terms(self.terms(timeline));
+        Ok(match part {
+            Some(part) => endpoint.rehearse(Arc::clone(part)),
+            None => endpoint,
+        })
     }
 
     /// How the links survive the death of a rail.

@@ -29,6 +29,7 @@ mod layout;
 mod link;
 mod meet;
 mod meter;
+pub mod rehearsal;
 mod repair;
 pub mod split;
 pub mod survey;
@@ -53,10 +54,11 @@ use crate::{Link, TransportError, clock};
 use census::Carried;
 pub use keeper::Directory;
 use keeper::Keeper;
-use keeper::rails::{Identity, RailKeeper};
+use keeper::rails::{Identity, Outside, RailKeeper};
 use layout::Geometry;
 use link::NetworkLink;
 use meet::{Meeting, PeerPlan};
+use rehearsal::Part;
 
 pub use carrier::Wire;
 pub use repair::Terms;
@@ -171,6 +173,7 @@ pub struct Endpoint {
     instrument: Instrument,
     terms: Terms,
     directory: Directory,
+    part: Option<Arc<Part>>,
 }
 
 impl fmt::Debug for Endpoint {
@@ -199,8 +202,8 @@ impl Endpoint {
         let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
         let instrument: Instrument = Box::new(|_, pair, _| pair);
         let terms = Terms::default();
-        let directory = Directory::default();
-        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms, directory })
+        let (directory, part) = (Directory::default(), None);
+        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms, directory, part })
     }
 
     /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
@@ -208,6 +211,13 @@ impl Endpoint {
     #[must_use]
     pub fn instrument(mut self, instrument: Instrument) -> Self {
         self.instrument = instrument;
+        self
+    }
+
+    /// Takes part in a rehearsal of faults.
+    #[must_use]
+    pub fn rehearse(mut self, part: Arc<Part>) -> Self {
+        self.part = Some(part);
         self
     }
 
@@ -273,8 +283,8 @@ impl Endpoint {
             link.split.begin_with(me.index() + peer.rank.index());
             links.push((peer.rank, link));
         }
-        let outside = (self.instrument, self.terms.witness);
-        keeper.begin(self.rails, self.listeners, outside)?;
+        let (instrument, witness, part) = (self.instrument, self.terms.witness, self.part);
+        keeper.begin(self.rails, self.listeners, Outside { instrument, witness, part })?;
         announce(&mut links, deadline)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
@@ -316,7 +326,10 @@ impl Endpoint {
             let here = rail.capacity / uses(count, self.rails.len(), mine);
             let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
             let stream = streams.remove(&(plan.rank, index)).expect("everybody came");
-            let (domain, pair) = connected(rail, &self.instrument, (mine, depth), stream)?;
+            let (domain, mut pair) = connected(rail, &self.instrument, (mine, depth), stream)?;
+            if let Some(part) = &self.part {
+                pair = part.around(pair, (mine, peer.rank, theirs), depth);
+            }
             let name = format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank);
             wires.push(Wire { name, rail: mine, capacity: here.min(there), domain, pair });
         }

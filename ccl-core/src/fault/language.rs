@@ -1,7 +1,7 @@
 //! The little language of faults: `kind:key=value,key=value`.
 //!
 //! It is the same for the cables of a testbed (`--fault carrier:host=0,rail=1,at=2s,heal=1s`), for its
-//! orders (`cut silent:host=0,rail=1`) and for faults in a benchmark.
+//! orders (`cut silent:host=0,rail=1`), for faults in a benchmark and for a rehearsal.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

@@ -1,6 +1,7 @@
 //! The rows of the table.
 
 use super::{Field, KIB, MIB, Setting, values};
+use crate::fault;
 
 /// Every setting there is, in the order of the documentation.
 pub const TABLE: &[Setting] = &[
@@ -172,6 +173,17 @@ pub const TABLE: &[Setting] = &[
         field: Field::Syntax {
             set: |s, text| values::optional(text).map(|value| s.dump = value),
             allowed: "the name of a folder",
+        },
+    },
+    Setting {
+        name: "R2CCL_FAULT",
+        default: "",
+        help: "Faults of rails that the library imitates, to rehearse them: see \
+               [faults.md](faults.md#rehearsal). Times count from the moment when the first communicator \
+               has been made; empty: none.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.rehearsal = value),
+            allowed: fault::ALLOWED,
         },
     },
     Setting {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use ccl_core::health::{Probe, Probes, Verdict, localise};
 use ccl_core::ids::{Rail, Rank};
 use ccl_transport::network::RailAddress;
+use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::survey::survey;
 
 use super::RailNews;
@@ -24,6 +25,8 @@ pub(crate) struct Surroundings {
     pub(crate) hosts: Vec<(Rank, Vec<SocketAddr>)>,
     /// What has changed since.
     pub(crate) moves: Arc<Moves>,
+    /// If faults are rehearsed.
+    pub(crate) part: Option<Arc<Part>>,
 }
 
 /// Who answers on a rail.
@@ -45,7 +48,10 @@ impl Surroundings {
         };
         let addresses: Vec<SocketAddr> = self.hosts.iter().map(of).collect();
         let mut answers = Answers::default();
-        for ((rank, _), answered) in self.hosts.iter().zip(survey(&address, &addresses)) {
+        for ((rank, rails), answered) in self.hosts.iter().zip(survey(&address, &addresses)) {
+            let is_whole =
+                |part: &Arc<Part>| part.reaches(rail.index(), *rank, rail.index() % rails.len());
+            let answered = answered && self.part.as_ref().is_none_or(is_whole);
             let side = if answered { &mut answers.reached } else { &mut answers.unreached };
             side.push(*rank);
         }

@@ -2,10 +2,13 @@
 //!
 //! A new device adds a line to `VARIANTS`.
 
+use std::cell::Cell;
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::fault::{Faulty, Script};
+use super::fault::{Faulty, Interrupted, Loss, Lossy, Script};
 use super::soft::SoftDevice;
 use super::virtual_qp::{Evidence, Limits, VirtualDevice, VirtualSettings};
 use super::*;
@@ -28,12 +31,13 @@ type Wrap = fn(Box<dyn QueuePair>) -> Box<dyn QueuePair>;
 /// Name, device, wrapper.
 type Variant = (&'static str, fn() -> Box<dyn Device>, Wrap);
 
-const VARIANTS: [Variant; 8] = [
+const VARIANTS: [Variant; 9] = [
     ("soft", soft, |plain| plain),
     ("soft, delayed", soft, |plain| wrap(plain, Script { seed: 3, delay_polls: 7, ..NONE })),
     ("soft, throttled", soft, |plain| wrap(plain, Script { bytes_per_poll: Some(100), ..NONE })),
     ("soft, seed 1", soft, |plain| wrap(plain, Script::benign(1))),
     ("soft, seed 2", soft, |plain| wrap(plain, Script::benign(2))),
+    ("soft, interrupted", soft, |plain| over(plain, Flicker::default())),
     ("virtual, resend", || virtual_over(Evidence::Resend), |plain| plain),
     ("virtual, handshake", || virtual_over(Evidence::Handshake), |plain| plain),
     ("virtual, log", || virtual_over(Evidence::Log), |plain| plain),
@@ -52,6 +56,34 @@ fn virtual_over(evidence: Evidence) -> Box<dyn Device> {
 
 fn wrap(plain: Box<dyn QueuePair>, script: Script) -> Box<dyn QueuePair> {
     Box::new(Faulty::new(plain, DEPTH.sends, script))
+}
+
+fn over(plain: Box<dyn QueuePair>, cable: impl Lossy + 'static) -> Box<dyn QueuePair> {
+    Box::new(Interrupted::new(plain, DEPTH.sends, cable))
+}
+
+/// A cable that loses everything in one direction, in both and in the other, and is whole in between.
+#[derive(Debug, Default)]
+struct Flicker(Cell<u32>);
+
+impl Lossy for Flicker {
+    fn loss(&self) -> Loss {
+        let asked = self.0.get();
+        self.0.set(asked + 1);
+        let [outgoing, incoming] = [asked % 20 > 9, asked % 28 > 13];
+        Loss { outgoing, incoming }
+    }
+}
+
+/// A cable that loses everything while it is cut.
+#[derive(Clone, Debug, Default)]
+struct Cut(Arc<AtomicBool>);
+
+impl Lossy for Cut {
+    fn loss(&self) -> Loss {
+        let lost = self.0.load(Ordering::Relaxed);
+        Loss { outgoing: lost, incoming: lost }
+    }
 }
 
 fn every_variant(check: fn(&mut Bench)) {
@@ -573,4 +605,48 @@ fn a_silent_fault_says_nothing() {
     bench.left.send(1, 0, 1);
     bench.settle(1, 1);
     assert_eq!(bench.left.pair.state(), State::ReadyToSend);
+}
+
+/// Two ends over one cable.
+fn over_one_cable() -> (Bench, Cut) {
+    let (device, cable) = (soft(), Cut::default());
+    let [mut left, mut right] = [(); 2].map(|()| End::new(&*device, |plain| plain));
+    left.pair = over(left.pair, cable.clone());
+    right.pair = over(right.pair, cable.clone());
+    let mut bench = Bench { left, right };
+    bench.connect();
+    (bench, cable)
+}
+
+#[test]
+fn what_an_interruption_holds_back_arrives_when_it_is_over() {
+    let (mut bench, cable) = over_one_cable();
+    (0..3).for_each(|id| bench.right.receive(id, Some((0, 1))));
+    bench.left.send(0, 0, 1);
+    bench.settle(1, 1);
+    assert_eq!(bench.left.pair.silence(), None, "nothing is on the way");
+    cable.0.store(true, Ordering::Relaxed);
+    assert_eq!(bench.left.pair.silence(), None, "nothing is on the way");
+    bench.left.send(1, 0, 1);
+    bench.settle(1, 1);
+    let silence = bench.left.pair.silence();
+    assert!(silence.is_some() && bench.left.pair.silence() >= silence, "{silence:?}");
+    assert!(bench.left.pair.in_flight() && !bench.left.pair.flushed());
+    cable.0.store(false, Ordering::Relaxed);
+    bench.left.send(2, 0, 1);
+    bench.settle(3, 3);
+    assert!(bench.left.statuses().iter().all(|(_, status)| *status == Status::Success));
+    assert_eq!(bench.left.pair.silence(), None);
+}
+
+#[test]
+fn what_an_interruption_holds_back_is_flushed_with_the_rest() {
+    let (mut bench, cable) = over_one_cable();
+    bench.left.send(0, 0, 1);
+    cable.0.store(true, Ordering::Relaxed);
+    bench.left.send(1, 0, 1);
+    bench.left.pair.fail();
+    bench.until(|bench| bench.left.done.len() == 2);
+    assert_eq!(bench.left.statuses(), [(0, Status::Flushed), (1, Status::Flushed)]);
+    assert!(bench.left.pair.flushed() && !bench.left.pair.in_flight());
 }

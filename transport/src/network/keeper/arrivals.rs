@@ -122,6 +122,9 @@ impl Worker {
         incarnation: u32,
         stream: TcpStream,
     ) -> Result<(), TransportError> {
+        if self.is_broken(link, path) {
+            return Err(TransportError::PeerGone("the rail is broken on purpose".into()));
+        }
         let Some((kept, _)) = self.path(link, path) else { return Ok(()) };
         if let Err(present) = kept.redial.admit(incarnation) {
             Verdict::Outdone(present).tell(&stream)?;

@@ -18,7 +18,8 @@ const MAX_DIALS: usize = 32;
 
 impl Worker {
     pub(super) fn probe(&mut self, link: usize, path: usize) {
-        let Some((kept, _)) = self.path(link, path) else { return };
+        let is_broken = self.is_broken(link, path);
+        let Some((kept, _)) = self.path(link, path).filter(|_| !is_broken) else { return };
         match Knock::probe(&kept.binding, kept.address) {
             Ok(knock) => {
                 self.make_room(link, path);
@@ -93,8 +94,12 @@ impl Worker {
     }
 
     fn knock(&mut self, link: usize, path: usize, now: Instant) {
+        let is_broken = self.is_broken(link, path);
         let Some((kept, _)) = self.path(link, path) else { return };
         kept.redial.knock(now);
+        if is_broken {
+            return self.failed((link, path), now);
+        }
         match Knock::begin(&kept.binding, kept.address) {
             Ok(knock) => {
                 let purpose = Purpose::Connection;

@@ -10,6 +10,7 @@ use ccl_core::ids::Rank;
 
 use super::super::events::Witness;
 use super::super::meet::PeerPlan;
+use super::super::rehearsal::Part;
 use super::super::{Instrument, RailAddress};
 use super::greeter::Greeter;
 use super::mailbox::{Bell, LinkKeeper, Mailbox, Office, Order};
@@ -25,6 +26,14 @@ pub(in super::super) struct Identity {
     pub(in super::super) me: Rank,
     pub(in super::super) communicator: u64,
     pub(in super::super) key: JobKey,
+}
+
+/// What a keeper has to do with besides its rails.
+pub(in super::super) struct Outside {
+    pub(in super::super) instrument: Instrument,
+    pub(in super::super) witness: Arc<dyn Witness>,
+    /// If faults are rehearsed.
+    pub(in super::super) part: Option<Arc<Part>>,
 }
 
 /// A keeper that has not begun. It hands out one [`Keeper`] per link and ends with the last of them.
@@ -86,15 +95,14 @@ impl RailKeeper {
         self,
         rails: Vec<RailAddress>,
         listeners: Vec<TcpListener>,
-        (instrument, witness): (Instrument, Arc<dyn Witness>),
+        outside: Outside,
     ) -> Result<(), TransportError> {
         let Self { identity, keepers: _unused, links, orders, office } = self;
         let bell = Arc::clone(&office.bell);
         let greeter = Greeter::new(identity.key.clone(), office.orders.clone(), bell);
         let bell = Arc::clone(&office.bell);
         let rails = rails.into_iter().zip(listeners).collect();
-        let outside = (greeter, instrument, witness);
-        let worker = Worker::new(identity, rails, links, (orders, bell), outside)?;
+        let worker = Worker::new(identity, rails, links, (orders, bell, greeter), outside)?;
         let thread = std::thread::Builder::new()
             .name("r2ccl-keeper".into())
             .spawn(move || worker.run())

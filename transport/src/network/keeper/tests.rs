@@ -14,7 +14,7 @@ use super::super::events::{RailEvent, Witness};
 use super::super::meet::{Hello, PeerPlan};
 use super::super::{Instrument, RailAddress};
 use super::greeter::Verdict;
-use super::rails::{Identity, RailKeeper};
+use super::rails::{Identity, Outside, RailKeeper};
 use super::*;
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
@@ -73,7 +73,8 @@ impl Candidate {
         let kept =
             Kept { keeper: keeper.keeper_for(Rank(peer)), news: Vec::new(), directory, moves };
         let instrument: Instrument = Box::new(|_, pair, _| pair);
-        keeper.begin(self.rails, self.listeners, (instrument, Arc::new(Mover(mover)))).unwrap();
+        let outside = Outside { instrument, witness: Arc::new(Mover(mover)), part: None };
+        keeper.begin(self.rails, self.listeners, outside).unwrap();
         kept
     }
 }

@@ -13,11 +13,12 @@ use super::super::detect::Knock;
 use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
 use super::super::events::Witness;
 use super::super::meet::PeerPlan;
+use super::super::rehearsal::Prompter;
 use super::super::{Instrument, RailAddress, connected};
 use super::News;
 use super::greeter::{Greeter, Greeting};
 use super::mailbox::{Bell, Mailbox, Order};
-use super::rails::Identity;
+use super::rails::{Identity, Outside};
 use super::redial::Redial;
 use crate::verbs::Depth;
 use crate::verbs::soft::socket::{self, Binding};
@@ -96,6 +97,8 @@ pub(super) struct Worker {
     bell: Arc<Bell>,
     instrument: Instrument,
     pub(super) witness: Arc<dyn Witness>,
+    /// If faults are rehearsed.
+    prompter: Option<Prompter>,
     nics: Nics,
     next_look: Instant,
     pub(super) attempts: Vec<Attempt>,
@@ -110,9 +113,10 @@ impl Worker {
         identity: Identity,
         rails: Vec<(RailAddress, TcpListener)>,
         links: Vec<KeptLink>,
-        (orders, bell): (Receiver<Order>, Arc<Bell>),
-        (greeter, instrument, witness): (Greeter, Instrument, Arc<dyn Witness>),
+        (orders, bell, greeter): (Receiver<Order>, Arc<Bell>, Greeter),
+        Outside { instrument, witness, part }: Outside,
     ) -> Result<Self, TransportError> {
+        let prompter = part.map(|part| Prompter::new(part, rails.len()));
         let nics = Nics::watch(rails.iter().map(|(address, _)| binding(address)).collect())?;
         let rail = |(address, listener)| Rail { address, listener };
         Ok(Self {
@@ -124,6 +128,7 @@ impl Worker {
             bell,
             instrument,
             witness,
+            prompter,
             nics,
             next_look: clock::now(),
             attempts: Vec::new(),
@@ -143,6 +148,7 @@ impl Worker {
             }
             let now = clock::now();
             self.look_at_nics(now);
+            self.rehearse(now);
             self.settle_attempts(now);
             self.receive(now);
             self.dial(now);
@@ -208,19 +214,39 @@ impl Worker {
 
     fn look(&mut self, look: Look, now: Instant) {
         self.next_look = now + LOOK_EVERY;
-        for Change { rail, kind } in self.nics.changes(look) {
-            let name = &self.rails[rail].address.name;
-            tracing::debug!(rank = self.identity.me.0, name, ?kind, "a NIC changed");
-            match kind {
-                ChangeKind::Severed(cause) => self.severed(rail, &cause),
-                ChangeKind::Restored => self.hurry(rail, now),
-                ChangeKind::Replaced => {
-                    self.listen_again(rail);
-                    self.hurry(rail, now);
-                }
-                ChangeKind::Moved(address) => self.relocate(rail, address, now),
-            }
+        for change in self.nics.changes(look) {
+            self.changed(change, now);
         }
+    }
+
+    /// What a rehearsal does to the NICs.
+    fn rehearse(&mut self, now: Instant) {
+        let Some(prompter) = &mut self.prompter else { return };
+        for change in prompter.changes(now) {
+            self.changed(change, now);
+        }
+    }
+
+    fn changed(&mut self, Change { rail, kind }: Change, now: Instant) {
+        let name = &self.rails[rail].address.name;
+        tracing::debug!(rank = self.identity.me.0, name, ?kind, "a NIC changed");
+        match kind {
+            ChangeKind::Severed(cause) => self.severed(rail, &cause),
+            ChangeKind::Restored => self.hurry(rail, now),
+            ChangeKind::Replaced => {
+                self.listen_again(rail);
+                self.hurry(rail, now);
+            }
+            ChangeKind::Moved(address) => self.relocate(rail, address, now),
+        }
+    }
+
+    /// Whether nothing gets through a path, because that is rehearsed.
+    pub(super) fn is_broken(&self, link: usize, path: usize) -> bool {
+        let (Some(prompter), Some(kept)) = (&self.prompter, &self.links[link]) else {
+            return false;
+        };
+        prompter.is_broken(path % self.rails.len(), kept.peer, path % kept.peer_rails)
     }
 
     /// A listener that was tied to an interface which is gone hears nothing from the new one. The peers
@@ -259,7 +285,11 @@ impl Worker {
         }
         let Some(kept) = &self.links[link] else { return Ok(()) };
         let (address, instrument) = (&self.rails[rail].address, &self.instrument);
-        let (domain, pair) = connected(address, instrument, (rail, kept.depth), stream)?;
+        let (domain, mut pair) = connected(address, instrument, (rail, kept.depth), stream)?;
+        if let Some(prompter) = &self.prompter {
+            let place = (rail, kept.peer, path % kept.peer_rails);
+            pair = prompter.part().around(pair, place, kept.depth);
+        }
         let rank = self.identity.me.0;
         tracing::debug!(rank, peer = kept.peer.0, path, incarnation, "connected again");
         self.tell(link, News::Connected { path, incarnation, domain, pair });
@@ -282,16 +312,17 @@ impl Worker {
         }
         let attempts = self.attempts.iter();
         polled.extend(attempts.map(|attempt| PollFd::new(&attempt.knock, PollFlags::OUT)));
-        let nap = self.alarm().map(|alarm| timespec(alarm.saturating_duration_since(now)));
+        let nap = self.alarm(now).map(|alarm| timespec(alarm.saturating_duration_since(now)));
         // Interrupted or not, everything is looked at afterwards.
         let _ = poll(&mut polled, nap.as_ref());
     }
 
     /// When there is something to do even if nothing happens.
-    fn alarm(&self) -> Option<Instant> {
+    fn alarm(&self, now: Instant) -> Option<Instant> {
         let visitors = self.visitors.iter().map(|visitor| visitor.until);
         let look = self.nics.needs_looks().then_some(self.next_look);
-        visitors.chain(look).chain(self.closed_until).chain(self.next_dial()).min()
+        let turn = self.prompter.as_ref().and_then(|prompter| prompter.alarm(now));
+        visitors.chain(look).chain(turn).chain(self.closed_until).chain(self.next_dial()).min()
     }
 }
 
