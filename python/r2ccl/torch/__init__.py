@@ -10,6 +10,8 @@ rail that dies is no error: the collective finishes on those that are left.
 from __future__ import annotations
 
 import functools
+import os
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +30,8 @@ __all__ = [
 
 BACKEND = "r2ccl"
 """Name of the backend."""
+
+_FAULT_VARIABLE = "R2CCL_FAULT"
 
 
 def register() -> None:
@@ -53,6 +57,7 @@ def native() -> ModuleType:
 
 def _create(options: Any, _backend_options: Any) -> Any:
     """Makes the backend of one group; PyTorch calls it on every rank of the group."""
+    _warn_of_rehearsal()
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     return native().Backend(
         store=options.store,
@@ -62,6 +67,13 @@ def _create(options: Any, _backend_options: Any) -> Any:
         name=options.group_id,
         global_ranks=ranks,
     )
+
+
+def _warn_of_rehearsal() -> None:
+    """Says that rails will fail on purpose, so that nobody forgets it in production."""
+    faults = os.environ.get(_FAULT_VARIABLE)
+    if faults:
+        warnings.warn(f"{_FAULT_VARIABLE} is set, rails will fail: {faults}", stacklevel=2)
 
 
 register()
