@@ -167,7 +167,8 @@ Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {
 Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   check_process();
   const auto timeout = timeout_of(call.timeout);
-  const Operation::Description description{call.type, call.title, ++sequence_, timeout};
+  const Operation::Description description{call.type, call.title, ++sequence_, timeout,
+                                           call.inputs};
   auto operation = c10::make_intrusive<Operation>(rank_, description, std::move(outputs));
   // The communicator watches its own deadline only.
   const bool is_short = timeout < own_timeout_;
@@ -232,7 +233,8 @@ Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
   check_process();
   auto& tensor = only(tensors, "send");
   check_peer(peer, "send");
-  const Operation::Description description{c10d::OpType::SEND, "r2ccl:send", 0, options_->timeout};
+  const Operation::Description description{c10d::OpType::SEND, "r2ccl:send", 0, options_->timeout,
+                                           tensors};
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
   sentinel_->watch(operation, options_->timeout,
                    c10::str("send to rank ", peer, " with tag ", tag));
@@ -254,7 +256,8 @@ Work R2cclBackend::recvAnysource(Tensors& tensors, int tag) {
 Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type) {
   check_process();
   const auto& tensor = only(tensors, "recv");
-  const Operation::Description description{type, "r2ccl:recv", 0, options_->timeout};
+  const char* title = peer == Mailbox::kAnySource ? "r2ccl:recvAnySource" : "r2ccl:recv";
+  const Operation::Description description{type, title, 0, options_->timeout, tensors};
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
   auto& box = mailbox();
   const auto from = peer == Mailbox::kAnySource ? std::string("any rank") : c10::str("rank ", peer);

@@ -117,13 +117,15 @@ class R2cclBackend : public c10d::Backend {
   std::vector<ccl_rail_health_t> health();
 
  private:
-  // How a call is made. `body` is run with the communicator when its turn comes.
+  // How a call is made, and from what: profilers show it. `body` is run with the communicator when
+  // its turn comes.
   struct Call {
     c10d::OpType type;
     // A literal, "r2ccl:" and the name of the call.
     const char* title;
     bool async;
     std::chrono::milliseconds timeout;
+    Tensors inputs{};
   };
   using Body = std::function<void(ccl_comm_t)>;
 

@@ -58,7 +58,7 @@ bool have_same_size(const Tensors& tensors) {
 Work R2cclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto tensor = only(tensors, "all_reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce");
-  const Call call{OpType::ALLREDUCE, "r2ccl:all_reduce", options.asyncOp, options.timeout};
+  const Call call{OpType::ALLREDUCE, "r2ccl:all_reduce", options.asyncOp, options.timeout, tensors};
   return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
     body::all_reduce(tensor, reduction, ranks, comm);
   });
@@ -72,8 +72,8 @@ Work R2cclBackend::allreduce_coalesced(Tensors& tensors,
     check_tensor(tensor, "all_reduce");
     reductions.push_back(Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce"));
   }
-  const Call call{OpType::ALLREDUCE_COALESCED, "r2ccl:all_reduce", options.asyncOp,
-                  options.timeout};
+  const Call call{OpType::ALLREDUCE_COALESCED, "r2ccl:all_reduce", options.asyncOp, options.timeout,
+                  tensors};
   return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
     for (size_t i = 0; i < tensors.size(); ++i) {
       body::all_reduce(tensors[i], reductions[i], ranks, comm);
@@ -86,7 +86,7 @@ Work R2cclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) 
   check_root(options.rootRank, "reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "reduce");
   const int root = static_cast<int>(options.rootRank);
-  const Call call{OpType::REDUCE, "r2ccl:reduce", options.asyncOp, options.timeout};
+  const Call call{OpType::REDUCE, "r2ccl:reduce", options.asyncOp, options.timeout, tensors};
   return launch(call, tensors, [=, rank = rank_, ranks = size_](ccl_comm_t comm) {
     body::reduce(tensor, reduction, root, rank, ranks, comm);
   });
@@ -114,7 +114,7 @@ Work R2cclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs,
         Reduction::of(options.reduceOp, inputs[i].scalar_type(), "reduce_scatter"));
   }
   const Call call{OpType::_REDUCE_SCATTER_BASE, "r2ccl:reduce_scatter", options.asyncOp,
-                  options.timeout};
+                  options.timeout, inputs};
   return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       body::reduce_scatter(outputs[i], inputs[i], reductions[i], ranks, comm);
@@ -134,7 +134,8 @@ Work R2cclBackend::reduce_scatter(Tensors& outputs,
   const bool is_even = have_same_size(list);
   TORCH_CHECK_VALUE(is_even || !reduction.bits,
                     "r2ccl reduce_scatter: bitwise reductions of blocks of different sizes");
-  const Call call{OpType::REDUCE_SCATTER, "r2ccl:reduce_scatter", options.asyncOp, options.timeout};
+  const Call call{OpType::REDUCE_SCATTER, "r2ccl:reduce_scatter", options.asyncOp, options.timeout,
+                  list};
   return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
     const auto from = Packed::inputs(list);
     const auto to = Staged::output(output);
@@ -154,7 +155,7 @@ Work R2cclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opt
   const auto tensor = only(tensors, "broadcast");
   check_root(options.rootRank, "broadcast");
   const int root = static_cast<int>(options.rootRank);
-  const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp, options.timeout};
+  const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp, options.timeout, tensors};
   return launch(call, tensors,
                 [=, rank = rank_](ccl_comm_t comm) { body::broadcast(tensor, root, rank, comm); });
 }
@@ -171,7 +172,7 @@ Work R2cclBackend::gather(std::vector<Tensors>& outputs,
     TORCH_CHECK_VALUE(have_same_size(list) && list[0].numel() == input.numel(),
                       "r2ccl gather: tensors of different sizes");
   }
-  const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout};
+  const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout, inputs};
   return launch(call, list, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
     const auto wire = Wire::for_moving(input.scalar_type());
     const auto from = Staged::input(input);
@@ -192,7 +193,7 @@ Work R2cclBackend::gather_into_tensor(at::Tensor& output,
   if (is_root) {
     check_multiple(output, input, size_, "gather");
   }
-  const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout};
+  const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout, {input}};
   return launch(call, is_root ? Tensors{output} : Tensors{},
                 [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
                   const auto wire = Wire::for_moving(input.scalar_type());
@@ -218,7 +219,7 @@ Work R2cclBackend::scatter(Tensors& outputs,
     TORCH_CHECK_VALUE(have_same_size(list) && list[0].numel() == output.numel(),
                       "r2ccl scatter: tensors of different sizes");
   }
-  const Call call{OpType::SCATTER, "r2ccl:scatter", options.asyncOp, options.timeout};
+  const Call call{OpType::SCATTER, "r2ccl:scatter", options.asyncOp, options.timeout, list};
   return launch(call, outputs, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
     const auto wire = Wire::for_moving(output.scalar_type());
     const auto from = Packed::inputs(list);
@@ -250,7 +251,8 @@ Work R2cclBackend::allgather_into_tensor_coalesced(Tensors& outputs,
     check_tensor(inputs[i], "all_gather");
     check_multiple(outputs[i], inputs[i], size_, "all_gather");
   }
-  const Call call{OpType::_ALLGATHER_BASE, "r2ccl:all_gather", options.asyncOp, options.timeout};
+  const Call call{OpType::_ALLGATHER_BASE, "r2ccl:all_gather", options.asyncOp, options.timeout,
+                  inputs};
   return launch(call, outputs, [=](ccl_comm_t comm) {
     for (size_t i = 0; i < inputs.size(); ++i) {
       body::all_gather(outputs[i], inputs[i], comm);
@@ -267,7 +269,7 @@ Work R2cclBackend::allgather(std::vector<Tensors>& outputs,
   TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "r2ccl all_gather: an output of ",
                     list[rank_].numel(), " elements for an input of ", input.numel());
   const bool is_even = have_same_size(list);
-  const Call call{OpType::ALLGATHER, "r2ccl:all_gather", options.asyncOp, options.timeout};
+  const Call call{OpType::ALLGATHER, "r2ccl:all_gather", options.asyncOp, options.timeout, inputs};
   return launch(call, list, [=](ccl_comm_t comm) {
     const auto to = Packed::outputs(list);
     if (is_even) {
@@ -315,7 +317,8 @@ Work R2cclBackend::alltoall_base(at::Tensor& output,
   check_tensors({input}, output.scalar_type(), "all_to_all");
   c10d::checkSplitSizes(output_splits, output, size_);
   c10d::checkSplitSizes(input_splits, input, size_);
-  const Call call{OpType::ALLTOALL_BASE, "r2ccl:all_to_all", options.asyncOp, options.timeout};
+  const Call call{
+      OpType::ALLTOALL_BASE, "r2ccl:all_to_all", options.asyncOp, options.timeout, {input}};
   return launch(call, {output}, [=, ranks = size_](ccl_comm_t comm) {
     const auto wire = Wire::for_moving(input.scalar_type());
     const auto from = Staged::input(input);
@@ -339,7 +342,7 @@ Work R2cclBackend::alltoall(Tensors& outputs,
   TORCH_CHECK_VALUE(!inputs.empty() && inputs[0].defined(), "r2ccl all_to_all: no tensors");
   check_list(inputs, size_, inputs[0].scalar_type(), "all_to_all");
   check_list(outputs, size_, inputs[0].scalar_type(), "all_to_all");
-  const Call call{OpType::ALLTOALL, "r2ccl:all_to_all", options.asyncOp, options.timeout};
+  const Call call{OpType::ALLTOALL, "r2ccl:all_to_all", options.asyncOp, options.timeout, inputs};
   return launch(call, outputs, [=](ccl_comm_t comm) {
     const auto wire = Wire::for_moving(inputs[0].scalar_type());
     const auto from = Packed::inputs(inputs);

@@ -31,8 +31,10 @@ void mark(c10::ivalue::Future& future,
 }  // namespace
 
 Operation::Operation(int rank, const Description& description, std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, description.type, description.title),
-      description_(description),
+    : c10d::Work(rank, description.type, description.title, description.inputs),
+      title_(description.title),
+      sequence_(description.sequence),
+      timeout_(description.timeout),
       outputs_(std::move(outputs)) {
 }
 
@@ -106,7 +108,7 @@ void Operation::settle(std::exception_ptr failure) {
 }
 
 void Operation::expire(const std::string& what) {
-  settle(timed_out(what, description_.timeout));
+  settle(timed_out(what, timeout_));
 }
 
 bool Operation::is_settled() {
@@ -134,7 +136,7 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
     // Every operation is settled by its own deadline.
     cv_.wait(lock, done);
   } else if (!cv_.wait_for(lock, timeout, done)) {
-    std::rethrow_exception(timed_out(description_.title, timeout));
+    std::rethrow_exception(timed_out(title_, timeout));
   }
   if (exception_) {
     std::rethrow_exception(exception_);
@@ -174,11 +176,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Operation::getFuture() {
 }
 
 uint64_t Operation::getSequencenumber() const {
-  return description_.sequence;
+  return sequence_;
 }
 
 std::chrono::milliseconds Operation::getTimeout() const {
-  return description_.timeout;
+  return timeout_;
 }
 
 }  // namespace r2ccl_torch

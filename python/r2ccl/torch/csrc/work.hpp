@@ -16,12 +16,13 @@ namespace r2ccl_torch {
 class Operation : public c10d::Work {
  public:
   // What is known when the call is made. `title` is a literal such as "r2ccl:all_reduce"; `timeout`
-  // is for messages and getTimeout().
+  // is for messages and getTimeout(); profilers show the shapes of `inputs`.
   struct Description {
     c10d::OpType type;
     const char* title;
     uint64_t sequence = 0;
     Milliseconds timeout{0};
+    std::vector<at::Tensor> inputs{};
   };
 
   Operation(int rank, const Description& description, std::vector<at::Tensor> outputs);
@@ -60,7 +61,9 @@ class Operation : public c10d::Work {
   // Calls `follower` when the operation is settled, or at once if it is.
   void follow(Follower follower);
 
-  const Description description_;
+  const char* const title_;
+  const uint64_t sequence_;
+  const Milliseconds timeout_;
   const std::vector<at::Tensor> outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<Follower> followers_;
