@@ -172,7 +172,22 @@ def barrier_without_some() -> str:
 def test_a_monitored_barrier_names_who_is_missing() -> None:
     messages = run_world(4, barrier_without_some)
     for rank in (0, 2):
-        assert "waited 1000 ms for ranks 1, 3 in vain" in messages[rank]
+        assert "Ranks 1, 3 failed to pass monitoredBarrier in 1000 ms" in messages[rank]
+    assert "Rank 2 successfully reached monitoredBarrier" in messages[2]
+
+
+def barrier_without_time() -> str:
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        try:
+            group.monitored_barrier(timedelta(0))
+        except RuntimeError as error:
+            return str(error)
+    return "nothing"
+
+
+def test_a_monitored_barrier_without_time_is_a_timeout() -> None:
+    assert "Rank 0 timed out in monitoredBarrier" in run_world(2, barrier_without_time)[0]
 
 
 def facts() -> None:

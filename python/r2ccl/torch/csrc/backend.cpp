@@ -36,6 +36,18 @@ ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds t
   return id;
 }
 
+// In the words of PyTorch, which programs look for in their logs.
+std::string verdict_on(const std::vector<int>& missing, Milliseconds timeout) {
+  if (missing.empty()) {
+    return "";
+  }
+  if (timeout.count() <= 0) {
+    return "r2ccl: Rank 0 timed out in monitoredBarrier after 0 ms";
+  }
+  return c10::str("r2ccl: ", missing.size() == 1 ? "Rank " : "Ranks ", c10::Join(", ", missing),
+                  " failed to pass monitoredBarrier in ", timeout.count(), " ms");
+}
+
 c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
                                                        const std::string& name,
                                                        std::vector<uint64_t> global_ranks) {
@@ -279,16 +291,17 @@ Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpTy
 void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   check_process();
   const auto prefix = c10::str("monitored_barrier/", barriers_++, "/");
-  const auto timeout = timeout_of(options.timeout);
+  // None at all is a timeout too, unlike elsewhere.
+  const auto timeout =
+      options.timeout == c10d::kUnsetTimeout ? options_->timeout : Milliseconds(options.timeout);
   const auto here = [&](int rank) { return c10::str(prefix, "rank/", rank); };
   const auto verdict = prefix + "verdict";
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
     const bool told = await([&] { return store_->check({verdict}); }, timeout + kAnswerTime);
-    TORCH_CHECK(told, "r2ccl monitored_barrier: rank 0 did not answer within ", timeout.count(),
-                " ms");
-    const auto text = store_->get_to_str(verdict);
-    TORCH_CHECK(text.empty(), text);
+    const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
+    TORCH_CHECK(text.empty(), "Rank ", rank_, " successfully reached monitoredBarrier, but ",
+                "received errors while waiting for send/recv from rank 0: ", text);
     return;
   }
   std::vector<int> missing;
@@ -302,12 +315,10 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
         return missing.empty();
       },
       timeout);
-  std::string text;
-  if (!missing.empty()) {
-    missing.resize(wait_all_ranks ? missing.size() : 1);
-    text = c10::str("r2ccl monitored_barrier: rank 0 waited ", timeout.count(), " ms for ",
-                    missing.size() == 1 ? "rank " : "ranks ", c10::Join(", ", missing), " in vain");
+  if (!wait_all_ranks && !missing.empty()) {
+    missing.resize(1);
   }
+  const auto text = verdict_on(missing, timeout);
   store_->set(verdict, as_bytes(text));
   TORCH_CHECK(text.empty(), text);
 }

@@ -50,6 +50,10 @@ void check(ccl_result_t result, const char* call, const std::string& note) {
   if (message.empty()) {
     message = library().get_error_string(result);
   }
+  if (result == CCL_TIMEOUT) {
+    // Programs look for this word.
+    message = "its timeout has passed: " + message;
+  }
   message = std::string("r2ccl ") + call + ": " + message + note;
   if (result == CCL_INVALID_ARGUMENT) {
     C10_THROW_ERROR(ValueError, message);

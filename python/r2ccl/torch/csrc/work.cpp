@@ -10,7 +10,8 @@ namespace r2ccl_torch {
 namespace {
 
 std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
-  const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(), " ms");
+  const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(),
+                                " ms: its timeout has passed");
   try {
     C10_THROW_ERROR(DistBackendError, message);
   } catch (...) {
