@@ -50,3 +50,20 @@ def test_a_profiler_shows_the_shapes_of_what_goes_in() -> None:
     assert root == everywhere | {"scatter": [[7]] * 3, "send": [[11]]}
     assert second == everywhere | {"scatter": [], "recv": [[10]], "recvAnySource": [[11]]}
     assert third == everywhere | {"scatter": []}
+
+
+def gathered_at_once() -> list[Shapes]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    outputs = [[torch.zeros(2), torch.zeros(3)] for _ in range(size)]
+    inputs = [torch.full((2,), float(rank)), torch.full((3,), rank + 0.5)]
+    with torch.autograd.profiler.profile(record_shapes=True) as profiler:
+        dist.all_gather_coalesced(outputs, inputs)
+    for other, (first, second) in enumerate(outputs):
+        assert first.tolist() == [other] * 2 and second.tolist() == [other + 0.5] * 3
+    events = [event for event in profiler.function_events if event.name.startswith("r2ccl:")]
+    return [event.input_shapes for event in events]
+
+
+def test_a_coalesced_gather_is_one_call() -> None:
+    for shapes in run_world(3, gathered_at_once):
+        assert shapes == [[[2], [3]]]

@@ -64,18 +64,23 @@ void all_gather(const at::Tensor& output, const at::Tensor& input, ccl_comm_t co
   to.publish();
 }
 
-void all_gather_uneven(const Packed& to,
-                       const Tensors& outputs,
-                       const at::Tensor& input,
-                       ccl_comm_t comm) {
+void all_gather(const Tensors& outputs, const at::Tensor& input, ccl_comm_t comm) {
   const auto wire = Wire::for_moving(input.scalar_type());
   const auto from = Staged::input(input);
-  const std::vector<size_t> counts(outputs.size(), wire.count(input.numel()));
-  const std::vector<size_t> starts(outputs.size(), 0);
-  const auto blocks = Blocks::of(outputs, wire);
-  check(library().alltoallv(from.data(), counts.data(), starts.data(), to.data(),
-                            blocks.counts.data(), blocks.displacements.data(), wire.type, comm),
-        "all_gather");
+  const auto to = Packed::outputs(outputs);
+  const size_t count = wire.count(input.numel());
+  if (have_same_size(outputs)) {
+    check(library().allgather(from.data(), to.data(), count, wire.type, comm), "all_gather");
+  } else {
+    // Every rank sends the same block to all.
+    const std::vector<size_t> counts(outputs.size(), count);
+    const std::vector<size_t> starts(outputs.size(), 0);
+    const auto blocks = Blocks::of(outputs, wire);
+    check(library().alltoallv(from.data(), counts.data(), starts.data(), to.data(),
+                              blocks.counts.data(), blocks.displacements.data(), wire.type, comm),
+          "all_gather");
+  }
+  to.publish();
 }
 
 void reduce_scatter(const void* input,

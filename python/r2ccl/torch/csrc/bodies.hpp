@@ -56,11 +56,8 @@ void broadcast(const at::Tensor& tensor, int root, int rank, ccl_comm_t comm);
 
 void all_gather(const at::Tensor& output, const at::Tensor& input, ccl_comm_t comm);
 
-// Every rank sends the same block to all, and the blocks of the ranks have their own sizes.
-void all_gather_uneven(const Packed& to,
-                       const Tensors& outputs,
-                       const at::Tensor& input,
-                       ccl_comm_t comm);
+// From every rank into a tensor of its own, which may have its own size.
+void all_gather(const Tensors& outputs, const at::Tensor& input, ccl_comm_t comm);
 
 // `count` elements of the reduction's type for each rank.
 void reduce_scatter(const void* input,

@@ -1,5 +1,4 @@
 // The collectives as PyTorch calls them: what is checked, and what then waits for its turn.
-#include <algorithm>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Utils.hpp>
@@ -45,10 +44,11 @@ const Tensors& root_list(const std::vector<Tensors>& lists, bool is_root, const 
   return none;
 }
 
-bool have_same_size(const Tensors& tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
-    return tensor.numel() == tensors.front().numel();
-  });
+// The list of an all_gather: a tensor for each rank, of which this one's is as large as its input.
+void check_gathered(const Tensors& list, const at::Tensor& input, int rank, int ranks) {
+  check_list(list, ranks, input.scalar_type(), "all_gather");
+  TORCH_CHECK_VALUE(list[rank].numel() == input.numel(), "r2ccl all_gather: an output of ",
+                    list[rank].numel(), " elements for an input of ", input.numel());
 }
 
 }  // namespace
@@ -265,23 +265,9 @@ Work R2cclBackend::allgather(std::vector<Tensors>& outputs,
                              const c10d::AllgatherOptions& options) {
   const auto input = only(inputs, "all_gather");
   const auto list = only_list(outputs, "all_gather");
-  check_list(list, size_, input.scalar_type(), "all_gather");
-  TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "r2ccl all_gather: an output of ",
-                    list[rank_].numel(), " elements for an input of ", input.numel());
-  const bool is_even = have_same_size(list);
+  check_gathered(list, input, rank_, size_);
   const Call call{OpType::ALLGATHER, "r2ccl:all_gather", options.asyncOp, options.timeout, inputs};
-  return launch(call, list, [=](ccl_comm_t comm) {
-    const auto to = Packed::outputs(list);
-    if (is_even) {
-      const auto wire = Wire::for_moving(input.scalar_type());
-      const auto from = Staged::input(input);
-      check(library().allgather(from.data(), to.data(), wire.count(input.numel()), wire.type, comm),
-            "all_gather");
-    } else {
-      body::all_gather_uneven(to, list, input, comm);
-    }
-    to.publish();
-  });
+  return launch(call, list, [=](ccl_comm_t comm) { body::all_gather(list, input, comm); });
 }
 
 Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
@@ -290,6 +276,7 @@ Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
   TORCH_CHECK_VALUE(outputs.size() == static_cast<size_t>(size_),
                     "r2ccl all_gather: ", outputs.size(), " lists of outputs for ", size_,
                     " ranks");
+  Tensors all;
   std::vector<Tensors> by_input(inputs.size());
   for (const auto& of_rank : outputs) {
     TORCH_CHECK_VALUE(of_rank.size() == inputs.size(),
@@ -297,15 +284,19 @@ Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
     for (size_t i = 0; i < inputs.size(); ++i) {
       by_input[i].push_back(of_rank[i]);
     }
+    all.insert(all.end(), of_rank.begin(), of_rank.end());
   }
-  std::vector<c10::intrusive_ptr<Operation>> parts;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    std::vector<Tensors> lists{by_input[i]};
-    Tensors input{inputs[i]};
-    parts.push_back(
-        c10::static_intrusive_pointer_cast<Operation>(allgather(lists, input, options)));
+    check_tensor(inputs[i], "all_gather");
+    check_gathered(by_input[i], inputs[i], rank_, size_);
   }
-  return Operation::of_all(rank_, parts);
+  const Call call{OpType::ALLGATHER_COALESCED, "r2ccl:all_gather", options.asyncOp, options.timeout,
+                  inputs};
+  return launch(call, all, [=](ccl_comm_t comm) {
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      body::all_gather(by_input[i], inputs[i], comm);
+    }
+  });
 }
 
 Work R2cclBackend::alltoall_base(at::Tensor& output,

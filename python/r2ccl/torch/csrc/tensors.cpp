@@ -1,5 +1,6 @@
 #include "tensors.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <utility>
@@ -340,6 +341,12 @@ void check_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType type, 
     TORCH_CHECK_VALUE(tensor.scalar_type() == type, "r2ccl ", call,
                       ": tensors of different types, ", type, " and ", tensor.scalar_type());
   }
+}
+
+bool have_same_size(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.numel() == tensors.front().numel();
+  });
 }
 
 at::Tensor& only(std::vector<at::Tensor>& tensors, const char* call) {

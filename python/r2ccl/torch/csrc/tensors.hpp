@@ -118,6 +118,9 @@ void check_tensor(const at::Tensor& tensor, const char* call);
 // check_tensor() for all, and that they have the same type.
 void check_tensors(const Tensors& tensors, at::ScalarType type, const char* call);
 
+// Whether all have as many elements as the first.
+bool have_same_size(const Tensors& tensors);
+
 // The only tensor of a list.
 at::Tensor& only(Tensors& tensors, const char* call);
 
