@@ -371,7 +371,8 @@ def wrong_calls() -> list[str]:
     assert dist.group.WORLD is not None
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     calls: list[Callable[[], object]] = [
-        lambda: dist.all_reduce(torch.eye(2).to_sparse()),
+        lambda: dist.all_reduce(torch.eye(2).to_sparse(), dist.ReduceOp.MAX),
+        lambda: backend.allreduce_coalesced([torch.eye(2).to_sparse()]),
         lambda: backend.allreduce([torch.zeros(2, device="meta")]),
         lambda: dist.all_reduce(torch.zeros(2, dtype=torch.int16)),
         lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND),
@@ -398,6 +399,7 @@ def wrong_calls() -> list[str]:
 def test_wrong_calls_are_refused_and_harm_nobody() -> None:
     for messages in run_world(2, wrong_calls):
         expected = [
+            "sums only",
             "dense",
             "meta",
             "SUM of Short",

@@ -136,6 +136,7 @@ class R2cclBackend : public c10d::Backend {
                c10::intrusive_ptr<Options> options);
 
   Work launch(const Call& call, Tensors outputs, Body body);
+  Work sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   Work post(c10::intrusive_ptr<Operation> operation);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
   Mailbox& mailbox();

@@ -43,6 +43,9 @@ namespace body {
 // In place.
 void all_reduce(const at::Tensor& tensor, const Reduction& reduction, int ranks, ccl_comm_t comm);
 
+// The same for the sum of sparse tensors, which may have elements in different places.
+void all_reduce_sparse(const at::Tensor& tensor, int ranks, ccl_comm_t comm);
+
 // To the root, which has the result in the tensor; elsewhere it stays as it is.
 void reduce(const at::Tensor& tensor,
             const Reduction& reduction,

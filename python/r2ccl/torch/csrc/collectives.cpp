@@ -56,11 +56,27 @@ void check_gathered(const Tensors& list, const at::Tensor& input, int rank, int 
 // ---- Reductions ---------------------------------------------------------------------------------
 
 Work R2cclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) {
+    return sum_sparse(tensors, options);
+  }
   const auto tensor = only(tensors, "all_reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce");
   const Call call{OpType::ALLREDUCE, "r2ccl:all_reduce", options.asyncOp, options.timeout, tensors};
   return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
     body::all_reduce(tensor, reduction, ranks, comm);
+  });
+}
+
+Work R2cclBackend::sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const auto tensor = tensors[0];
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(),
+                    "r2ccl all_reduce: tensors must be in the memory of the host, not on ",
+                    tensor.device());
+  TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM,
+                    "r2ccl all_reduce: of sparse tensors there are sums only");
+  const Call call{OpType::_ALLREDUCE_SPARSE, "r2ccl:all_reduce", options.asyncOp, options.timeout};
+  return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
+    body::all_reduce_sparse(tensor, ranks, comm);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "library.cpp"
 #include "mailbox.cpp"
 #include "sentinel.cpp"
+#include "sparse.cpp"
 #include "store.cpp"
 #include "tensors.cpp"
 #include "work.cpp"
