@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,39 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--json", type=Path, help="rank 0 writes losses and times of all steps to this file"
     )
+    parser.add_argument(
+        "--record", type=Path, help="rank 0 writes to this file as it goes; see class Record"
+    )
     return parser.parse_args()
+
+
+class Record:
+    """What rank 0 writes as it goes: one JSON object in each line, or nothing without a file.
+
+    A step is a line with its number, the bits of its loss as ``float.hex`` writes them, and when it
+    began and ended; a rail that fails or returns is one with what is known of it, and when rank 0
+    was told; the last line has the SHA-256 of all parameters. Times are nanoseconds of
+    ``CLOCK_MONOTONIC``.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        mine = path is not None and dist.get_rank() == 0
+        # Without a buffer a line is one call of the kernel, whichever thread writes it.
+        self._file = path.open("wb", buffering=0) if path is not None and mine else None
+
+    def is_kept(self) -> bool:
+        """Whether there is a file."""
+        return self._file is not None
+
+    def write(self, **fields: Any) -> None:
+        """Adds a line."""
+        if self._file is not None:
+            self._file.write(json.dumps(fields).encode() + b"\n")
+
+    def close(self) -> None:
+        """Writes no more."""
+        if self._file is not None:
+            self._file.close()
 
 
 def distributed(model: Gpt, mode: str) -> nn.Module:
@@ -166,9 +199,18 @@ def mean_of_all(value: float) -> float:
     return tensor.item() / dist.get_world_size()
 
 
+def digest_of(model: nn.Module) -> str:
+    """The SHA-256 of the parameters, or of the shards of them, that this rank has."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        digest.update(local.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
 @contextlib.contextmanager
-def faults_printed(backend: str) -> Iterator[None]:
-    """While it lasts, rank 0 prints what happens to the rails."""
+def faults_told(backend: str, record: Record) -> Iterator[None]:
+    """While it lasts, rank 0 prints and writes down what happens to the rails."""
     if backend != "r2ccl" or dist.get_rank() != 0:
         yield
         return
@@ -179,6 +221,8 @@ def faults_printed(backend: str) -> Iterator[None]:
         print(
             f"rank {rail.rank} rail {rail.rail} is {rail.state.name.lower()}{why}", file=sys.stderr
         )
+        names = {"state": rail.state.name, "verdict": rail.verdict.name}
+        record.write(at_ns=time.monotonic_ns(), **{**asdict(rail), **names})
 
     watch = r2ccl.torch.on_fault(None, show)
     try:
@@ -208,7 +252,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batche
     return mean_of_all(loss.item())
 
 
-def train(options: argparse.Namespace) -> list[dict[str, float]]:
+def train(options: argparse.Namespace, record: Record) -> list[dict[str, float]]:
     """Trains, and returns loss and seconds of every step."""
     rank, size = dist.get_rank(), dist.get_world_size()
     text = grammar.text(TEXT_CHARACTERS, options.seed)
@@ -224,13 +268,17 @@ def train(options: argparse.Namespace) -> list[dict[str, float]]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate)
     history = []
     for step in progress(options.steps):
-        began = time.perf_counter()
+        began_ns = time.monotonic_ns()
         loss = one_step(model, optimizer, batches)
-        seconds = time.perf_counter() - began
+        ended_ns = time.monotonic_ns()
+        record.write(step=step, loss=loss.hex(), began_ns=began_ns, ended_ns=ended_ns)
+        seconds = (ended_ns - began_ns) / 1e9
         history.append({"step": step, "loss": loss, "seconds": seconds})
         if rank == 0 and (step + 1) % options.log_every == 0:
             speed = size * options.batch * options.context / seconds
             print(f"step {step + 1:5d}  loss {loss:.6f}  {speed:9.0f} tokens/s", flush=True)
+    if record.is_kept():
+        record.write(parameters=digest_of(model))
     return history
 
 
@@ -240,12 +288,15 @@ def main() -> None:
     if options.backend == "r2ccl":
         import r2ccl.torch  # noqa: F401  registers the backend where the package is not installed
     dist.init_process_group(options.backend)
+    record = Record(options.record)
     try:
-        with faults_printed(options.backend):
-            history = train(options)
+        with faults_told(options.backend, record):
+            history = train(options, record)
         if dist.get_rank() == 0 and options.json is not None:
-            options.json.write_text(json.dumps({**vars(options), "json": None, "history": history}))
+            report = {**vars(options), "json": None, "record": None, "history": history}
+            options.json.write_text(json.dumps(report))
     finally:
+        record.close()
         dist.destroy_process_group()
 
 
