@@ -85,16 +85,3 @@ def test_a_rehearsed_fault_is_seen_and_does_not_change_the_losses() -> None:
         assert {(rail.rank, rail.rail) for rail in told} <= {(0, 1), (1, 1)}
         off = [rail for rail in told if is_off(rail)]
         assert off and all(rail.rank == 0 and "R2CCL_FAULT" in rail.evidence for rail in off)
-
-
-def refused() -> str:
-    try:
-        dist.all_reduce(torch.ones(1), group=new_group("slow:host=0,rail=1,at=1s,rate=1mbit"))
-    except Exception as error:
-        return str(error)
-    return "nothing was refused"
-
-
-def test_a_fault_that_cannot_be_rehearsed_is_refused_by_name() -> None:
-    for message in run_world(2, refused, environment=RAILS):
-        assert "R2CCL_FAULT" in message and "slow cannot be rehearsed" in message
