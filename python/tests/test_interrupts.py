@@ -124,5 +124,10 @@ def test_a_handler_that_does_not_raise_disturbs_nothing() -> None:
 
 def test_ctrl_c_ends_the_waiting_for_ranks_that_do_not_come() -> None:
     unique_id = r2ccl.UniqueId()
-    with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
-        r2ccl.Communicator(unique_id, 0, 2, timeout=worlds.TIMEOUT)
+    # Who starts the tests in the background may have turned the signal off.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
+            r2ccl.Communicator(unique_id, 0, 2, timeout=worlds.TIMEOUT)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -2,6 +2,8 @@
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::Error;
@@ -80,37 +82,56 @@ pub(super) enum Return {
     Unreachable(String),
 }
 
-/// Tries all `places` once. A refusal counts only at those where the store was met before: at others
-/// something else may be.
+/// Tries all `places` once and at the same time: those that lead over a dead NIC take their time. A refusal
+/// counts only at those where the store was met before: at others something else may be.
 pub(super) fn return_to(
     id: &UniqueId,
     rank: Rank,
     places: &[SocketAddr],
     met: &[SocketAddr],
 ) -> Return {
-    let mut found = Vec::new();
-    let mut silent = false;
+    let (sender, returns) = channel();
     for place in places.iter().copied() {
-        let stream = match TcpStream::connect_timeout(&place, RETURN_TIME) {
-            Ok(stream) => stream,
-            Err(cause) if cause.kind() == ErrorKind::ConnectionRefused && met.contains(&place) => {
-                return Return::Ended(format!("{place}: {cause}"));
-            }
-            Err(cause) => {
-                found.push(format!("{place}: {cause}"));
-                continue;
-            }
-        };
-        match prove(id, &stream, rank, clock::now() + RETURN_TIME) {
-            Ok(()) => return Return::Connected(stream, place),
-            Err(TransportError::TimedOut(_)) => silent = true,
-            Err(cause) if met.contains(&place) => {
-                return Return::Ended(format!("{place}: {cause}"));
-            }
-            Err(cause) => found.push(format!("{place}: {cause}")),
+        let (id, sender, was_met) = (*id, sender.clone(), met.contains(&place));
+        // Whoever comes after the first is not waited for.
+        let attempt = move || drop(sender.send(return_once(&id, rank, place, was_met)));
+        if thread::Builder::new().name("r2ccl-return".to_owned()).spawn(attempt).is_err() {
+            break;
         }
     }
-    if silent { Return::Silent } else { Return::Unreachable(found.join("; ")) }
+    drop(sender);
+    let (mut ended, mut silent, mut found) = (None, false, Vec::new());
+    for one in returns {
+        match one {
+            Return::Connected(..) => return one,
+            Return::Ended(cause) => ended = Some(cause),
+            Return::Silent => silent = true,
+            Return::Unreachable(cause) => found.push(cause),
+        }
+    }
+    match ended {
+        Some(cause) => Return::Ended(cause),
+        None if silent => Return::Silent,
+        None => Return::Unreachable(found.join("; ")),
+    }
+}
+
+fn return_once(id: &UniqueId, rank: Rank, place: SocketAddr, was_met: bool) -> Return {
+    let failed = |cause: &dyn std::fmt::Display, is_end: bool| {
+        let text = format!("{place}: {cause}");
+        if is_end { Return::Ended(text) } else { Return::Unreachable(text) }
+    };
+    let stream = match TcpStream::connect_timeout(&place, RETURN_TIME) {
+        Ok(stream) => stream,
+        Err(cause) => {
+            return failed(&cause, was_met && cause.kind() == ErrorKind::ConnectionRefused);
+        }
+    };
+    match prove(id, &stream, rank, clock::now() + RETURN_TIME) {
+        Ok(()) => Return::Connected(stream, place),
+        Err(TransportError::TimedOut(_)) => Return::Silent,
+        Err(cause) => failed(&cause, was_met),
+    }
 }
 
 /// Tries every address of the store once.

@@ -27,8 +27,9 @@ use super::unique_id::{UniqueId, random};
 
 /// Silence after which another connection is looked for: three missing signs of life.
 const SILENCE: Duration = Duration::from_secs(3);
-/// The same, after a NIC of this host has failed and the store was asked for a sign of life.
-const DOUBTFUL_SILENCE: Duration = Duration::from_millis(250);
+/// The same, after a path between hosts was lost and the store was asked for a sign of life. To look for it
+/// in vain costs little: the connection in use stays until another works.
+const DOUBTFUL_SILENCE: Duration = Duration::from_millis(50);
 /// Longest pause between two searches for the store.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -40,7 +41,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub(super) struct Post {
     pub(super) outbox: Mutex<Outbox>,
     wake: OwnedFd,
-    /// A NIC of this host has failed, so that the connection may be dead.
+    /// A NIC has failed, here or elsewhere, so that the connection may be dead.
     doubt: AtomicBool,
     closing: AtomicBool,
     /// The watcher has ended, and with it the connection.

@@ -212,14 +212,20 @@ impl HealthBoard {
         news
     }
 
+    /// A path was lost, and the control connection may have used the same NICs.
+    pub(super) fn doubt(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.doubt();
+        }
+    }
+
     fn ring(&self, failed: bool) {
         self.changed.store(true, Ordering::Release);
         if let Some(bell) = self.bell.get() {
             bell.wake();
-            if failed {
-                // The control connection may have used the same NIC.
-                bell.doubt();
-            }
+        }
+        if failed {
+            self.doubt();
         }
     }
 }

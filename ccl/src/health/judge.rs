@@ -93,6 +93,7 @@ impl Judge {
         match &event.kind {
             RailEventKind::GivenUp { evidence, cause, .. } => {
                 court.lost(rail, &event.name, *evidence, cause);
+                court.board.doubt();
                 if *evidence != Evidence::Carrier {
                     self.ask_around(rail);
                 }
