@@ -38,6 +38,20 @@ def test_the_death_of_a_rank_is_an_exception_that_names_it_on_all_others() -> No
             assert "rank 1" in outcomes[rank].value
 
 
+def impossible_setting() -> str:
+    os.environ["R2CCL_RAIL_HOLD"] = "for ever"
+    try:
+        dist.all_reduce(torch.ones(1), group=dist.new_group(backend="r2ccl"))
+        return "nothing"
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+
+
+def test_an_impossible_setting_is_an_error_on_all_ranks() -> None:
+    for message in run_world(3, impossible_setting):
+        assert "R2CCL_RAIL_HOLD" in message and "for ever" in message
+
+
 def one_dies_while_others_wait() -> str:
     dist.barrier()
     if dist.get_rank() == 1:

@@ -23,14 +23,29 @@ std::vector<uint8_t> as_bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds timeout) {
+// Makes the id, and lets the others know if that fails.
+void share_new_id(c10d::Store& store) {
   ccl_unique_id_t id;
-  if (rank == 0) {
+  try {
     check(library().get_unique_id(&id), "creation of a process group");
-    store.set("id", as_bytes(std::string(id.internal, sizeof(id.internal))));
+  } catch (const std::exception& failure) {
+    store.set("failure", as_bytes(failure.what()));
+    store.set("id", std::vector<uint8_t>{});
+    throw;
   }
+  store.set("id", as_bytes(std::string(id.internal, sizeof(id.internal))));
+}
+
+ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds timeout) {
   meet(store, "members", size, timeout);
+  if (rank == 0) {
+    share_new_id(store);
+  }
+  ccl_unique_id_t id;
   const auto bytes = store.get("id");
+  if (bytes.empty()) {
+    C10_THROW_ERROR(DistBackendError, c10::str("r2ccl: rank 0: ", store.get_to_str("failure")));
+  }
   TORCH_CHECK(bytes.size() == sizeof(id.internal), "r2ccl: the store has a broken id of the group");
   std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
   return id;
