@@ -4,6 +4,8 @@
 //! siblings, as they do where peers have lost different rails. The NIC is slow only if it takes longer for
 //! its bytes on all links than a sibling for as many: one that has less to carry may pass it on in bursts.
 
+use std::collections::VecDeque;
+
 use super::RailTraffic;
 
 /// A NIC that carries this part of what its siblings do, or more, is not slow. (With half of its lanes it is.)
@@ -12,13 +14,16 @@ const FULL: f64 = 0.55;
 /// A NIC that has carried this part of what another has, or more, has carried as much.
 const ALIKE: f64 = 0.9;
 
-/// The traffic of all NICs, as it was when this link had last sent a window, and the time before.
+/// Over so many windows of a link NICs are compared: long enough that what passes a shaped port in bursts does
+/// not matter.
+const WINDOWS: usize = 8;
+
+/// The traffic of all NICs, as it was when this link had sent each of the last windows.
 #[derive(Clone, Debug)]
 pub(super) struct Census {
     /// What this link has sent since.
     sent: u64,
-    last: Vec<Carried>,
-    before: Vec<Carried>,
+    history: VecDeque<Vec<Carried>>,
 }
 
 /// What had arrived through a NIC, and for how long it had been busy.
@@ -41,8 +46,7 @@ impl Carried {
 
 impl Census {
     pub(super) fn new(rails: usize) -> Self {
-        let none = vec![Carried::default(); rails];
-        Self { sent: 0, last: none.clone(), before: none }
+        Self { sent: 0, history: VecDeque::from([vec![Carried::default(); rails]]) }
     }
 
     /// This link has sent something. A window has so many bytes.
@@ -50,8 +54,10 @@ impl Census {
         self.sent += bytes as u64;
         if self.sent >= window_bytes {
             self.sent = 0;
-            let now = traffic.iter().map(RailTraffic::carried).collect();
-            self.before = std::mem::replace(&mut self.last, now);
+            self.history.push_back(traffic.iter().map(RailTraffic::carried).collect());
+            if self.history.len() > WINDOWS {
+                self.history.pop_front();
+            }
         }
     }
 
@@ -63,7 +69,8 @@ impl Census {
         traffic: &[RailTraffic],
         capacity: impl Fn(usize) -> f64,
     ) -> f64 {
-        let lately = |rail: usize| traffic[rail].carried().since(self.before[rail]);
+        let before = &self.history[0];
+        let lately = |rail: usize| traffic[rail].carried().since(before[rail]);
         let load = |rail: usize| lately(rail).bytes as f64 / capacity(rail);
         // More than was promised passes a shaped port in bursts.
         let part = |rail: usize| (lately(rail).rate() / capacity(rail)).min(1.0);
@@ -141,8 +148,9 @@ mod tests {
             census.count(500, 1000, &traffic);
             share
         };
-        assert_eq!(window([1000, 1000, 1000]), 1.0);
-        assert_eq!(window([80, 1000, 1000]), 0.54);
-        assert_eq!(window([100, 1000, 1000]), 0.09);
+        let healthy = [1000; 3];
+        (0..2 * WINDOWS).for_each(|_| assert_eq!(window(healthy), 1.0));
+        let slow: Vec<f64> = (0..2 * WINDOWS).map(|_| window([100, 1000, 1000])).collect();
+        assert_eq!((slow[0], slow[WINDOWS], slow[2 * WINDOWS - 1]), (1.0, 0.1, 0.1));
     }
 }

@@ -18,7 +18,7 @@ const STEP: f64 = 1.5;
 /// From here on a rail that was slow is as good as the others.
 const FULL: f64 = 0.9;
 /// Other links slow a rail down to this, not further.
-const CROWDED: f64 = 1.0 / 3.0;
+pub(super) const CROWDED: f64 = 1.0 / 3.0;
 /// No rail is so slow that it counts for nothing while it works.
 const LEAST: f64 = 0.01;
 /// So many measurements in a row must agree that a rail is slow.
@@ -103,10 +103,10 @@ impl Gauge {
     }
 
     /// What is made of the share if the NIC carries `nic`: a rail of one that is not slow may be slow
-    /// because other links use it, here or at the peer. Whether a slow rail has recovered it tells itself.
+    /// because other links use it, here or at the peer.
     fn believed(&self, nic: f64) -> f64 {
         let share = self.share();
-        let is_slow = self.told < 1.0 || nic < 1.0 / STEP || share < CROWDED;
+        let is_slow = nic < 1.0 / STEP || share < CROWDED;
         if is_slow { share } else { 1.0 }
     }
 
