@@ -32,7 +32,7 @@ use crate::schedule::{Mode, Schedule, Transfer};
 use crate::topology::Topology;
 
 /// Groups up to this size are evaluated in full; no more ranks than this are evaluated on one node.
-pub const SAMPLED_RANKS: usize = 64;
+pub const SAMPLED_RANKS: usize = 32;
 
 /// How many ranks beyond the ends of the data are looked for where little of it is not empty.
 const FOLLOWED_RANKS: usize = 4;

@@ -2,16 +2,23 @@
 """How long a collective stands still when a rail dies: from the cut to the first good byte elsewhere.
 
 Cuts rails at random moments of an endless all_reduce on the testbed (see docs/testbed.md), joins the
-testbed's record of the cuts with the ranks' record of what they noticed, and prints for every cut the
-parts of the blackout. Both use CLOCK_MONOTONIC of this machine.
+testbed's record of the cuts with the ranks' record of what they noticed, and prints the parts of the
+blackout, and when all ranks had agreed on plans without the rail. The records use CLOCK_MONOTONIC of this
+machine; the log, which tells of the plans, is converted to it.
 """
 
 import argparse
+import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
+
+# As the library logs it: when a rank has the plans of an epoch.
+PLANS = re.compile(r"(\S+)Z +INFO \S+: plans change rank=(\d+) epoch=(\d+)")
 
 
 def arguments():
@@ -30,7 +37,7 @@ def arguments():
 
 
 def run(options, folder):
-    """Runs the benchmark until enough cuts were made; returns both records."""
+    """Runs the benchmark until enough cuts were made; returns all records."""
     build = os.path.abspath(options.build)
     cuts, ranks = os.path.join(folder, "cuts"), os.path.join(folder, "ranks")
     seconds = options.cuts * options.every * 1.3 + 3
@@ -45,13 +52,13 @@ def run(options, folder):
         "-n", str(iterations), "-w", "5", "-c", "1", "--timeline", ranks,
     ]
     # Rails that flap on purpose are not kept out.
-    environment = dict(os.environ, R2CCL_RAIL_HOLD="0")
+    environment = dict(os.environ, R2CCL_RAIL_HOLD="0", R2CCL_LOG="error,ccl::health=info")
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}\n{done.stderr}")
     rows = [line.split() for line in done.stdout.splitlines() if line[:1] == " " and line.strip()[0].isdigit()]
     wrong = sum(int(row[column]) for row in rows for column in (8, 12) if row[column] != "N/A")
-    return lines(cuts), lines(ranks), wrong, " ".join(command)
+    return lines(cuts), lines(ranks), epochs(done.stdout + done.stderr, options.hosts), wrong, " ".join(command)
 
 
 def probe(options, build):
@@ -71,9 +78,20 @@ def lines(name):
         return sorted((json.loads(line) for line in file), key=lambda item: item.get("at_ns", item.get("began_ns", 0)))
 
 
-def blackouts(cuts, events):
+def epochs(log, ranks):
+    """When the last rank had the plans of each epoch, in nanoseconds of CLOCK_MONOTONIC, in order."""
+    offset = time.time_ns() - time.monotonic_ns()
+    zone = datetime.timezone.utc
+    found = {}
+    for moment, _, epoch in PLANS.findall(log):
+        at = datetime.datetime.fromisoformat(moment).replace(tzinfo=zone).timestamp()
+        found.setdefault(int(epoch), []).append(int(at * 1e9) - offset)
+    return sorted(max(moments) for moments in found.values() if len(moments) == ranks)
+
+
+def blackouts(cuts, events, plans):
     """For every cut that traffic noticed: milliseconds to the first rank that gave the rail up, to the
-    last, and to the last one whose traffic went on."""
+    last, to the last one whose traffic went on, and to plans without it, or None."""
     cuts = [item for item in cuts if item.get("turn") == "cut"]
     for cut, after in zip(cuts, cuts[1:] + [None]):
         start = cut["began_ns"]
@@ -96,7 +114,8 @@ def blackouts(cuts, events):
             resumed += later[:1]
         if resumed:
             first, last = min(links.values()), max(links.values())
-            yield tuple((at - start) / 1e6 for at in (first, last, max(resumed)))
+            planned = next((at for at in plans if first <= at < end), None)
+            yield tuple(at and (at - start) / 1e6 for at in (first, last, max(resumed), planned))
 
 
 def quantile(values, share):
@@ -107,8 +126,8 @@ def quantile(values, share):
 def main():
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
-        cuts, events, wrong, command = run(options, folder)
-    found = list(blackouts(cuts, events))
+        cuts, events, plans, wrong, command = run(options, folder)
+    found = list(blackouts(cuts, events, plans))
     made = sum(1 for item in cuts if item.get("turn") == "cut")
     print(f"{command}")
     print(f"{options.fault}: {made} cuts, {len(found)} noticed by traffic, {wrong} wrong results; load {os.getloadavg()[0]:.1f}")
@@ -116,8 +135,12 @@ def main():
         sys.exit("no cut was noticed")
     print("| milliseconds from the cut | median | 99 % | most |")
     print("| --- | --- | --- | --- |")
-    for name, column in (("first end has given the rail up", 0), ("last end has", 1), ("first good byte elsewhere, last link", 2)):
-        values = [item[column] for item in found]
+    names = ["first end has given the rail up", "last end has", "first good byte elsewhere, last link",
+             "all ranks plan without it"]
+    for column, name in enumerate(names):
+        values = [item[column] for item in found if item[column] is not None]
+        if not values:
+            sys.exit("no plans changed")
         print(f"| {name} | {quantile(values, 0.5):.1f} | {quantile(values, 0.99):.1f} | {max(values):.1f} |")
     sys.exit(1 if wrong else 0)
 

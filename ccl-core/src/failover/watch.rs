@@ -4,17 +4,26 @@
 //! longer on a host whose processors are all busy. So silence is only a suspicion, and a suspicion
 //! costs a probe, of the suspect and of its siblings at the same moment. What delays everybody (a
 //! busy host, a peer that is stopped) delays the siblings too; a path that stays silent for a grace
-//! period after a sibling has answered is dead. Without an answer of anybody nothing is decided until
-//! a last limit.
+//! period after a sibling has answered is dead. How long the sibling took tells how much delays everybody
+//! now: if it answered at once, a part of the grace is enough. Without an answer of anybody nothing is
+//! decided until a last limit.
 
 use crate::ids::Timestamp;
+
+/// A suspect gets so many times as long as its sibling took, but no more than the grace, and no less than this
+/// part of it.
+const TIMES_THE_SIBLING: u64 = 8;
+const LEAST_PART_OF_GRACE: u64 = 4;
+/// The second probe follows the first after this part of the suspicion, others after twice as long each time, but
+/// never after more than the suspicion: a lost packet should not decide.
+const FIRST_PART_OF_SUSPICION: u64 = 4;
 
 /// How patient the watch is, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Silence with bytes on the way that makes a path suspect.
     pub suspicion_ns: u64,
-    /// How long a suspect may stay silent after a sibling has answered.
+    /// How long a suspect may stay silent after a sibling has answered, at most.
     pub grace_ns: u64,
     /// How long a suspect may stay silent in any case.
     pub last_ns: u64,
@@ -69,6 +78,8 @@ struct Case {
     is_open: bool,
     /// When it was last probed.
     probed: Option<Timestamp>,
+    /// How many probes it has not answered.
+    unanswered: u32,
     /// When the first of the probes was sent that it has not answered.
     asked: Option<Timestamp>,
     /// When the first of its siblings answered after that.
@@ -95,7 +106,8 @@ impl Watch {
         for (_, sibling) in siblings.filter(|(_, sibling)| sibling.asked.is_some()) {
             sibling.witnessed.get_or_insert(now);
         }
-        (self.cases[path].asked, self.cases[path].witnessed) = (None, None);
+        let case = &mut self.cases[path];
+        (case.unanswered, case.asked, case.witnessed) = (0, None, None);
     }
 
     /// Forgets what was suspected of a path.
@@ -142,27 +154,49 @@ impl Watch {
             return self.forget(path);
         }
         self.cases[path].is_open = true;
-        let is_due = |probed: Timestamp| now.since(probed) >= self.limits.suspicion_ns;
+        let pause = self.pause(self.cases[path].unanswered);
+        let is_due = |probed: Timestamp| now.since(probed) >= pause;
         if !self.cases[path].probed.is_none_or(is_due) {
             return;
         }
         for (index, case) in self.cases.iter_mut().enumerate() {
             if sights[index] != Sight::Closed && case.probed != Some(now) {
                 case.probed = Some(now);
+                case.unanswered += 1;
                 case.asked.get_or_insert(now);
                 orders.push(Order::Probe(index));
             }
         }
     }
 
+    /// How long after a probe the next one may follow.
+    fn pause(&self, unanswered: u32) -> u64 {
+        let longest = self.limits.suspicion_ns;
+        match unanswered.checked_sub(1) {
+            Some(earlier) => ((longest / FIRST_PART_OF_SUSPICION) << earlier.min(8)).min(longest),
+            None => longest,
+        }
+    }
+
+    /// How long a path may stay silent that was asked when a sibling was, which has answered.
+    fn grace(&self, asked: Timestamp, witnessed: Timestamp) -> u64 {
+        let most = self.limits.grace_ns;
+        let as_busy = witnessed.since(asked).saturating_mul(TIMES_THE_SIBLING);
+        as_busy.clamp(most / LEAST_PART_OF_GRACE, most)
+    }
+
     /// Whether the path has to be given up now. Only siblings that answered after the path was asked
     /// say something about it.
     fn verdict(&self, now: Timestamp, path: usize, silence: u64) -> Option<Reason> {
-        let Limits { grace_ns, last_ns, stuck_ns, .. } = self.limits;
+        let Limits { last_ns, stuck_ns, .. } = self.limits;
         let Case { asked, witnessed, .. } = self.cases[path];
         match (asked, witnessed) {
             (None, _) => (silence >= stuck_ns).then_some(Reason::Stuck),
-            (Some(_), Some(witnessed)) if now.since(witnessed) >= grace_ns => Some(Reason::Silent),
+            (Some(asked), Some(witnessed))
+                if now.since(witnessed) >= self.grace(asked, witnessed) =>
+            {
+                Some(Reason::Silent)
+            }
             (Some(asked), _) => (now.since(asked) >= last_ns).then_some(Reason::AllSilent),
         }
     }
@@ -201,9 +235,27 @@ mod tests {
 
     #[test]
     fn a_path_that_is_silent_while_its_siblings_answer_is_dead() {
-        let transcript = play(200, &[1], |ms, path| path != 1 && ms % 25 == 1);
-        assert!(transcript.starts_with("25 Probe(0)\n25 Probe(1)\n25 Probe(2)\n50 Probe(0)"));
-        assert!(transcript.ends_with("76 GiveUp(1, Silent)\n"), "{transcript}");
+        let transcript = play(200, &[1], |ms, path| path != 1 && ms == 26);
+        assert!(transcript.starts_with("25 Probe(0)\n25 Probe(1)\n25 Probe(2)\n32 Probe(0)"));
+        assert!(transcript.ends_with("39 GiveUp(1, Silent)\n"), "a quarter: {transcript}");
+    }
+
+    #[test]
+    fn a_suspect_gets_as_much_longer_as_its_siblings_need() {
+        for (answer, given_up) in [(26, 39), (27, 43), (29, 61), (32, 82), (60, 110)] {
+            let transcript = play(200, &[1], |ms, path| path != 1 && ms == answer);
+            assert!(
+                transcript.ends_with(&format!("{given_up} GiveUp(1, Silent)\n")),
+                "{transcript}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_suspect_is_probed_often_at_first() {
+        let transcript = play(150, &[1], |_, _| false);
+        let probes = transcript.lines().filter_map(|line| line.strip_suffix(" Probe(1)"));
+        assert_eq!(probes.collect::<Vec<_>>(), ["25", "32", "45", "70", "95", "120", "145"]);
     }
 
     #[test]

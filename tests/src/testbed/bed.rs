@@ -138,6 +138,7 @@ impl Bed {
         self.switches.attach(port, Some(bridge))?;
         host.netlink.add_address(card, address)?;
         if rate != Rate::Unlimited {
+            host.netlink.segment(card, rate)?;
             host.netlink.queue(card, Queue::Shaped(rate))?;
             self.switches.queue(port, Queue::Shaped(rate))?;
         }

@@ -84,11 +84,16 @@ impl ChaosFault {
     /// Its name on the command line.
     #[must_use]
     pub fn name(self) -> &'static str {
+        self.losing(Direction::Outgoing).name()
+    }
+
+    /// The fault, which loses this direction if it is one of a direction.
+    fn losing(self, direction: Direction) -> Fault {
         match self {
-            Self::Admin => "admin",
-            Self::Carrier => "carrier",
-            Self::Silent => "silent",
-            Self::Oneway => "oneway",
+            Self::Admin => Fault::Admin,
+            Self::Carrier => Fault::Carrier,
+            Self::Silent => Fault::Silent,
+            Self::Oneway => Fault::Oneway(direction),
         }
     }
 }
@@ -137,13 +142,10 @@ impl Chaos {
     }
 
     fn fault(&mut self) -> Fault {
-        match self.plan.faults[self.random.random_range(0..self.plan.faults.len())] {
-            ChaosFault::Admin => Fault::Admin,
-            ChaosFault::Carrier => Fault::Carrier,
-            ChaosFault::Silent => Fault::Silent,
-            ChaosFault::Oneway if self.random.random() => Fault::Oneway(Direction::Outgoing),
-            ChaosFault::Oneway => Fault::Oneway(Direction::Incoming),
-        }
+        let fault = self.plan.faults[self.random.random_range(0..self.plan.faults.len())];
+        // Only what depends on it is drawn.
+        let is_incoming = fault == ChaosFault::Oneway && !self.random.random::<bool>();
+        fault.losing(if is_incoming { Direction::Incoming } else { Direction::Outgoing })
     }
 
     /// The cables that may break while those of `broken` are.

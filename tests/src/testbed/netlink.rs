@@ -36,12 +36,15 @@ const ANSWER_BYTES: usize = 8192;
 /// Every network of a bed is a /24.
 const PREFIX_BITS: u8 = 24;
 
-/// Bytes that pass a shaper unshaped. With less, large segments are cut up again and half the
-/// bandwidth is lost.
-const LEAST_BURST_BYTES: u64 = 128 << 10;
-/// Above that, what leaves in so many milliseconds: timers are not finer.
-const BURST_MS: u64 = 1;
-/// How long a packet may wait in a shaper.
+/// What leaves a slow card in so many milliseconds passes its shaper unshaped.
+const BURST_MS: u64 = 10;
+/// With less for every segment, cards cost more processor time than they carry.
+const LEAST_BURST_BYTES: u64 = 16 << 10;
+/// So much passes a faster card, which makes segments of the usual size.
+const FULL_BURST_BYTES: u64 = 128 << 10;
+/// And at least what leaves it in so many milliseconds: timers are not finer.
+const TIMER_MS: u64 = 1;
+/// How long a packet may wait in a shaper behind `FULL_BURST_BYTES`.
 const WAIT_MS: u64 = 20;
 
 /// Attributes of the shaper (`linux/pkt_sched.h`); the crate does not have them.
@@ -127,6 +130,15 @@ impl Netlink {
         self.change(RouteNetlinkMessage::SetLink(message))
     }
 
+    /// Lets a device make segments that pass its shaper whole: larger ones would be cut up there.
+    pub(super) fn segment(&mut self, index: Index, rate: Rate) -> io::Result<()> {
+        let Rate::Limited { bytes_per_second } = rate else { return Ok(()) };
+        let mut message = device(index);
+        let bytes = saturated(burst_bytes(bytes_per_second).min(FULL_BURST_BYTES) / 2);
+        message.attributes.push(LinkAttribute::GsoMaxSize(bytes));
+        self.change(RouteNetlinkMessage::SetLink(message))
+    }
+
     /// Says what happens to packets that leave a device.
     pub(super) fn queue(&mut self, index: Index, queue: Queue) -> io::Result<()> {
         let (kind, options) = match queue {
@@ -187,11 +199,22 @@ fn device(index: Index) -> LinkMessage {
     message
 }
 
+/// Bytes that pass a shaper at once after a rest.
+fn burst_bytes(bytes_per_second: u64) -> u64 {
+    let in_ms = |ms: u64| bytes_per_second.saturating_mul(ms) / 1000;
+    in_ms(BURST_MS).clamp(LEAST_BURST_BYTES, FULL_BURST_BYTES).max(in_ms(TIMER_MS))
+}
+
+fn saturated(value: u64) -> u32 {
+    u32::try_from(value).unwrap_or(u32::MAX)
+}
+
 /// The options of a token bucket filter.
 fn shaper(bytes_per_second: u64) -> Vec<TcOption> {
-    let saturated = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
-    let burst_bytes = LEAST_BURST_BYTES.max(bytes_per_second / 1000 * BURST_MS);
-    let limit_bytes = burst_bytes.saturating_add(bytes_per_second.saturating_mul(WAIT_MS) / 1000);
+    let burst_bytes = burst_bytes(bytes_per_second);
+    let limit_bytes = burst_bytes
+        .max(FULL_BURST_BYTES)
+        .saturating_add(bytes_per_second.saturating_mul(WAIT_MS) / 1000);
     let mut parameters = [0; TBF_PARAMETERS_BYTES];
     parameters[1] = ETHERNET;
     parameters[8..12].copy_from_slice(&saturated(bytes_per_second).to_ne_bytes());
