@@ -3,7 +3,7 @@
  *
  * Build: cc -std=c11 -Iinclude examples/endings.c -lr2ccl -lpthread -o endings
  */
-#define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE
 
 #include <pthread.h>
 #include <sched.h>
@@ -57,6 +57,28 @@ static void deadline(int rank, ccl_unique_id_t id)
         REQUIRE(result == CCL_TIMEOUT || result == CCL_REMOTE_ERROR);
         REQUIRE(state_of(comm) == result);
         REQUIRE(strlen(ccl_get_last_error(comm)) > 0);
+    }
+    meet();
+    CHECK(ccl_comm_abort(comm));
+}
+
+/* Rank 0 comes late: in time for the second deadline, not for the third. */
+static void other_deadlines(int rank, ccl_unique_id_t id)
+{
+    ccl_comm_t comm;
+    ccl_config_t config = CCL_CONFIG_INITIALIZER;
+    config.timeout_ms = 100;
+    CHECK(ccl_comm_init_rank_config(&comm, RANKS, id, rank, &config));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_set_timeout(comm, 0));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_set_timeout(comm, CCL_CONFIG_UNDEF_INT));
+    CHECK(ccl_comm_set_timeout(comm, 60000));
+    if (rank == 0)
+        usleep(300000);
+    CHECK(ccl_barrier(comm));
+    CHECK(ccl_comm_set_timeout(comm, 100));
+    if (rank != 0) {
+        ccl_result_t result = ccl_barrier(comm);
+        REQUIRE(result == CCL_TIMEOUT || result == CCL_REMOTE_ERROR);
     }
     meet();
     CHECK(ccl_comm_abort(comm));
@@ -207,6 +229,7 @@ int main(void)
     REQUIRE(pthread_barrier_init(&meeting, NULL, RANKS) == 0);
     run_ranks(disagreement);
     run_ranks(deadline);
+    run_ranks(other_deadlines);
     run_ranks(abortion);
     run_ranks(without_blocking);
     abandoned();

@@ -45,7 +45,10 @@ impl Choices {
         switch("split_share", record.split_share)?;
         Ok(Some(Self {
             blocking: switch("blocking", record.blocking)?,
-            timeout: milliseconds(record.timeout_ms)?,
+            timeout: match record.timeout_ms {
+                CONFIG_UNDEF_INT => None,
+                value => Some(milliseconds("config.timeout_ms", value)?),
+            },
             name,
         }))
     }
@@ -100,11 +103,11 @@ fn switch(field: &str, value: c_int) -> Result<Option<bool>, Error> {
     }
 }
 
-fn milliseconds(value: c_int) -> Result<Option<Duration>, Error> {
+/// A duration that the program has set.
+pub(crate) fn milliseconds(name: &str, value: c_int) -> Result<Duration, Error> {
     match u64::try_from(value) {
-        Ok(value) if value > 0 => Ok(Some(Duration::from_millis(value))),
-        _ if value == CONFIG_UNDEF_INT => Ok(None),
-        _ => Err(invalid(format!("config.timeout_ms is {value}, not positive"))),
+        Ok(value) if value > 0 => Ok(Duration::from_millis(value)),
+        _ => Err(invalid(format!("{name} is {value}, not positive"))),
     }
 }
 

@@ -12,6 +12,7 @@
 
 pub mod abi;
 pub mod calls;
+pub mod vqp;
 
 mod arguments;
 mod config;

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -30,19 +31,59 @@ thread_local! {
     static SHOWN: RefCell<CString> = RefCell::default();
 }
 
+/// An error that a program is told.
+pub(crate) trait Explained: fmt::Display {
+    /// Its number.
+    fn code(&self) -> ResultCode;
+
+    /// What the reader can do about it.
+    fn remedy(&self) -> &'static str;
+}
+
+impl Explained for Error {
+    fn code(&self) -> ResultCode {
+        self.code()
+    }
+
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+}
+
+impl Explained for ccl::vqp::Error {
+    fn code(&self) -> ResultCode {
+        self.code()
+    }
+
+    fn remedy(&self) -> &'static str {
+        self.remedy()
+    }
+}
+
 /// Runs the inside of an exported function: no panic gets out, and a failure leaves a message.
 pub(crate) fn entry(function: &str, body: impl FnOnce() -> Outcome) -> c_int {
-    let outcome = catch_unwind(AssertUnwindSafe(body));
-    let code = match outcome.unwrap_or_else(|panic| Err(from_panic(&*panic))) {
-        Ok(Status::Done) => ResultCode::Success,
-        Ok(Status::InProgress) => ResultCode::InProgress,
-        Err(error) => {
-            // A thread that is ending has no place for the message any more.
-            let _ = LAST.try_with(|last| last.replace(message(function, &error)));
-            error.code()
-        }
+    entry_with(function, body)
+}
+
+/// [`entry`] for a function that has errors of its own.
+pub(crate) fn entry_with<E: Explained>(
+    function: &str,
+    body: impl FnOnce() -> Result<Status, E>,
+) -> c_int {
+    let code = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(Status::Done)) => ResultCode::Success,
+        Ok(Ok(Status::InProgress)) => ResultCode::InProgress,
+        Ok(Err(error)) => failed(function, &error),
+        Err(panic) => failed(function, &from_panic(&*panic)),
     };
     code as c_int
+}
+
+/// Keeps the message of a failure.
+fn failed<E: Explained>(function: &str, error: &E) -> ResultCode {
+    // A thread that is ending has no place for the message any more.
+    let _ = LAST.try_with(|last| last.replace(message(function, error)));
+    error.code()
 }
 
 /// [`entry`] for a function of a communicator.
@@ -65,7 +106,7 @@ pub(crate) fn on(
 }
 
 /// What the program reads about a failure.
-pub(crate) fn message(function: &str, error: &Error) -> String {
+pub(crate) fn message<E: Explained>(function: &str, error: &E) -> String {
     format!("{function}: {error}; {}", error.remedy())
 }
 

@@ -13,6 +13,7 @@ use ccl_core::collective::Collective;
 use ccl_core::datatype::{DataType, ReduceOp};
 use ccl_core::health::{RailState, Verdict};
 use r2ccl::abi::{self, ConfigRecord, RailHealthRecord, SimInfoRecord, UniqueIdRecord};
+use r2ccl::vqp::abi as vqp;
 use support::{Workshop, include_folder, succeeded};
 
 const RESULTS: [ResultCode; 9] = [
@@ -113,8 +114,102 @@ fn enumerators_are_the_librarys_numbers() {
         expected.push((name.to_owned(), i64::try_from(count).unwrap()));
     }
     assert_eq!(abi::FIRST_USER_OP as usize, ReduceOp::ALL.len());
+    expected.extend(enumerators_of_queue_pairs());
     expected.sort();
     assert_eq!(enumerators().into_iter().collect::<Vec<_>>(), expected);
+}
+
+fn enumerators_of_queue_pairs() -> Vec<(String, i64)> {
+    let evidences = vqp::EVIDENCES.map(|one| match one {
+        None => "CCL_VQP_OFF".to_owned(),
+        Some(evidence) => prefixed("VQP", evidence),
+    });
+    let tables = [
+        evidences.to_vec(),
+        vqp::OPERATIONS.map(|name| format!("CCL_VQP_{name}")).to_vec(),
+        vqp::OPCODES.map(|one| prefixed("VQP_OPCODE", one)).to_vec(),
+        vqp::STATUSES.map(|one| prefixed("VQP_STATUS", one)).to_vec(),
+        vqp::STATES.map(|one| prefixed("VQP_STATE", one)).to_vec(),
+        vqp::EVENT_KINDS.map(|one| prefixed("VQP_EVENT", one)).to_vec(),
+    ];
+    let mut numbered = Vec::new();
+    for table in tables {
+        numbered.extend(table.into_iter().zip(0..));
+    }
+    numbered.extend(
+        [
+            ("LOCAL", 0),
+            ("REMOTE_WRITE", vqp::REMOTE_WRITE),
+            ("REMOTE_READ", vqp::REMOTE_READ),
+            ("REMOTE_ATOMIC", vqp::REMOTE_ATOMIC),
+        ]
+        .map(|(name, number)| (format!("CCL_VQP_ACCESS_{name}"), i64::from(number))),
+    );
+    numbered
+}
+
+#[test]
+fn records_of_queue_pairs_are_the_compilers() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("layout.c");
+    fs::write(
+        &source,
+        "#include <stdio.h>\n\
+         #include \"r2ccl/ccl.h\"\n\
+         #define SHOW(x) printf(\"%lld \", (long long)(x))\n\
+         int main(void) {\n\
+             SHOW(sizeof(ccl_vqp_config_t)); SHOW(offsetof(ccl_vqp_config_t, evidence));\n\
+             SHOW(offsetof(ccl_vqp_config_t, settle_ms)); SHOW(CCL_VQP_CONFIG_MAGIC);\n\
+             ccl_vqp_config_t c = CCL_VQP_CONFIG_INITIALIZER;\n\
+             SHOW(c.size); SHOW(c.magic); SHOW(c.version); SHOW(c.evidence); SHOW(c.settle_ms);\n\
+             SHOW(sizeof(ccl_vqp_remote_t)); SHOW(offsetof(ccl_vqp_remote_t, key));\n\
+             SHOW(sizeof(ccl_vqp_request_t)); SHOW(offsetof(ccl_vqp_request_t, region));\n\
+             SHOW(offsetof(ccl_vqp_request_t, bytes)); SHOW(offsetof(ccl_vqp_request_t, remote_key));\n\
+             SHOW(offsetof(ccl_vqp_request_t, operand));\n\
+             SHOW(sizeof(ccl_vqp_completion_t)); SHOW(offsetof(ccl_vqp_completion_t, bytes));\n\
+             SHOW(offsetof(ccl_vqp_completion_t, has_immediate));\n\
+             SHOW(sizeof(ccl_vqp_event_t)); SHOW(offsetof(ccl_vqp_event_t, kind));\n\
+             SHOW(sizeof(ccl_vqp_info_t)); SHOW(offsetof(ccl_vqp_info_t, evidence));\n\
+             SHOW(offsetof(ccl_vqp_info_t, repairs)); SHOW(offsetof(ccl_vqp_info_t, returns));\n\
+             return 0;\n\
+         }\n",
+    )
+    .unwrap();
+    let printed = succeeded(&mut Command::new(Workshop::new().build(&source)));
+    let seen: Vec<i64> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    let initial = vqp::ConfigRecord::INITIALIZER;
+    let size = |size: usize| i64::try_from(size).unwrap();
+    let mut expected = vec![
+        size(size_of::<vqp::ConfigRecord>()),
+        size(offset_of!(vqp::ConfigRecord, evidence)),
+        size(offset_of!(vqp::ConfigRecord, settle_ms)),
+        i64::from(vqp::CONFIG_MAGIC),
+        size(initial.size),
+    ];
+    expected.extend([initial.magic, initial.version].map(i64::from));
+    expected.extend([initial.evidence, initial.settle_ms].map(i64::from));
+    expected.extend(
+        [
+            size_of::<vqp::RemoteRecord>(),
+            offset_of!(vqp::RemoteRecord, key),
+            size_of::<vqp::RequestRecord>(),
+            offset_of!(vqp::RequestRecord, region),
+            offset_of!(vqp::RequestRecord, bytes),
+            offset_of!(vqp::RequestRecord, remote_key),
+            offset_of!(vqp::RequestRecord, operand),
+            size_of::<vqp::CompletionRecord>(),
+            offset_of!(vqp::CompletionRecord, bytes),
+            offset_of!(vqp::CompletionRecord, has_immediate),
+            size_of::<vqp::EventRecord>(),
+            offset_of!(vqp::EventRecord, kind),
+            size_of::<vqp::InfoRecord>(),
+            offset_of!(vqp::InfoRecord, evidence),
+            offset_of!(vqp::InfoRecord, repairs),
+            offset_of!(vqp::InfoRecord, returns),
+        ]
+        .map(size),
+    );
+    assert_eq!(seen, expected);
 }
 
 #[test]

@@ -72,3 +72,17 @@ fn every_end_is_what_the_header_says() {
     let printed = succeeded(&mut rank_program(&example(&workshop, "endings.c")));
     assert_eq!(printed, "endings: 4 ranks, every end as described\n");
 }
+
+#[test]
+fn a_queue_pair_survives_its_nic() {
+    let workshop = Workshop::new();
+    let printed = succeeded(&mut rank_program(&example(&workshop, "vqp.c")));
+    assert_eq!(printed, "vqp: 2 processes, nothing lost, nothing twice\n");
+}
+
+#[test]
+fn a_queue_pair_without_a_rail_ends_with_a_reason() {
+    let workshop = Workshop::new();
+    let printed = succeeded(rank_program(&example(&workshop, "vqp.c")).arg("all-fail"));
+    assert_eq!(printed, "vqp: 2 processes, an end with a reason\n");
+}

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use table::TABLE;
-pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, PassPhrase};
+pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, Network, PassPhrase};
 
 use crate::error::Error;
 use crate::fault::Rehearsal;
@@ -58,6 +58,8 @@ pub struct Settings {
     pub algorithms: Vec<AlgorithmChoice>,
     /// Which network interfaces are used.
     pub interfaces: InterfaceFilter,
+    /// What carries tiles between hosts.
+    pub network: Network,
     /// Replaces the identity of the host.
     pub host_identity: Option<String>,
     /// Addresses to use as NICs in place of the discovered ones.
@@ -152,6 +154,7 @@ impl Settings {
             rail_hold: Duration::ZERO,
             algorithms: Vec::new(),
             interfaces: InterfaceFilter::default(),
+            network: Network::default(),
             host_identity: None,
             rails: Vec::new(),
             bootstrap: None,

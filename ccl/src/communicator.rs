@@ -82,6 +82,8 @@ struct Core {
     health: Arc<Health>,
     finalized: AtomicBool,
     splits: AtomicU32,
+    /// Deadline of every call.
+    timeout_ns: AtomicU64,
     /// Calls made so far, of any kind: who looks after the links sees whether one came between.
     activity: AtomicU64,
 }
@@ -125,6 +127,7 @@ impl Communicator {
             health,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
+            timeout_ns: AtomicU64::new(nanoseconds(config.timeout.unwrap_or(settings.timeout))),
             activity: AtomicU64::new(0),
         };
         let core = Arc::new(core);
@@ -164,6 +167,19 @@ impl Communicator {
     #[must_use]
     pub fn size(&self) -> u32 {
         self.core().size
+    }
+
+    /// Sets the deadline of the calls that begin from now on; one that has begun keeps its own. Each rank
+    /// has a deadline of its own: the first that passes ends the communicator.
+    ///
+    /// # Errors
+    /// The timeout is zero.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), Error> {
+        if timeout.is_zero() {
+            return Err(Error::InvalidArgument("the timeout is zero".into()));
+        }
+        self.core().timeout_ns.store(nanoseconds(timeout), Ordering::Relaxed);
+        Ok(())
     }
 
     /// Divides the group by `color`, in order of `key` and then of rank; collective. A rank without
@@ -361,9 +377,14 @@ impl Communicator {
     }
 }
 
+/// At most 584 years.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
 impl Core {
     fn run(&self, operations: &[Operation<'_>], watch: Option<Watch<'_>>) -> Result<(), Error> {
-        let timeout = self.config.timeout.unwrap_or(self.config.settings.timeout);
+        let timeout = Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed));
         let limits = Limits { control: &self.control, timeout, watch };
         self.activity.fetch_add(1, Ordering::Relaxed);
         let result = lock(&self.engine).run(operations, limits);

@@ -35,12 +35,14 @@ pub mod log;
 mod memory;
 mod operation;
 mod plans;
+mod rdma;
 mod recorder;
 mod rehearsal;
 mod setup;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod timeline;
+pub mod vqp;
 
 pub use bootstrap::UniqueId;
 pub use ccl_core::collective::{Collective, Request};

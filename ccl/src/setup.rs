@@ -23,6 +23,7 @@ use crate::bootstrap::Control;
 use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Paths, Surroundings};
 use crate::hosts::{HostIdentity, Nic, booted_system, nics};
+use crate::rdma;
 use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
 
@@ -71,6 +72,8 @@ struct Introduction {
 struct Whereabouts {
     segment: Option<(u32, i32, [u8; 16])>,
     rails: Vec<SocketAddr>,
+    /// Which of the rails have an RDMA device.
+    verbs: Vec<bool>,
 }
 
 /// The ranks of a group as one of them sees them.
@@ -120,20 +123,23 @@ fn paths(
 }
 
 impl Group<'_> {
+    /// What all ranks tell about themselves.
+    fn introductions(&self, rails: &[Nic]) -> Result<Vec<Introduction>, Error> {
+        let introduction = Introduction {
+            machine: booted_system(),
+            host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
+            processors: processors(),
+            allowance: allowance(),
+            #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+            rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
+            shared_memory: self.settings.shared_memory,
+        };
+        self.exchange("introduction", &introduction)
+    }
+
     fn connect(&self) -> Result<Connected, Error> {
         let rails = nics(self.settings)?;
-        let introductions: Vec<Introduction> = self.exchange(
-            "introduction",
-            &Introduction {
-                machine: booted_system(),
-                host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
-                processors: processors(),
-                allowance: allowance(),
-                #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
-                rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
-                shared_memory: self.settings.shared_memory,
-            },
-        )?;
+        let introductions = self.introductions(&rails)?;
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
         let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
@@ -163,6 +169,7 @@ impl Group<'_> {
                     (pid, descriptor, cookie)
                 }),
                 rails: endpoint.as_ref().map(Endpoint::addresses).unwrap_or_default(),
+                verbs: endpoint.as_ref().map(Endpoint::verbs).unwrap_or_default(),
             },
         )?;
 
@@ -181,6 +188,7 @@ impl Group<'_> {
                 rank: *rank,
                 addresses: whereabouts[rank.index()].rails.clone(),
                 capacities: introductions[rank.index()].rails.clone(),
+                verbs: whereabouts[rank.index()].verbs.clone(),
             };
             board.read_traffic(endpoint.traffic());
             self.link_network(endpoint, remote.iter().map(peer).collect(), &mut links)?;
@@ -210,8 +218,9 @@ impl Group<'_> {
         timeline: &Arc<Timeline>,
         part: Option<&Arc<Part>>,
     ) -> Result<Endpoint, Error> {
+        let devices = rdma::devices(self.settings, &rails)?;
         let endpoint = Endpoint::bind(rails, self.key.clone()).map_err(from_transport)?;
-        let endpoint = endpoint.terms(self.terms(timeline));
+        let endpoint = endpoint.devices(devices).terms(self.terms(timeline));
         Ok(match part {
             Some(part) => endpoint.rehearse(Arc::clone(part)),
             None => endpoint,

@@ -43,6 +43,7 @@ pub mod table;
 pub mod testbed;
 mod timeline;
 pub mod traffic;
+pub mod vqp;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -27,6 +27,7 @@ mod inbound;
 pub mod keeper;
 mod layout;
 mod link;
+mod medium;
 mod meet;
 mod meter;
 pub mod rehearsal;
@@ -47,9 +48,8 @@ use std::time::{Duration, Instant};
 use ccl_core::ids::{Rank, Timestamp};
 
 use crate::auth::JobKey;
-use crate::verbs::soft::SoftDevice;
 use crate::verbs::soft::socket::{self, Binding};
-use crate::verbs::{Connection, Depth, Device, Domain, QueuePair};
+use crate::verbs::{Depth, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
 use census::Carried;
 pub use keeper::Directory;
@@ -57,10 +57,12 @@ use keeper::Keeper;
 use keeper::rails::{Identity, Outside, RailKeeper};
 use layout::Geometry;
 use link::NetworkLink;
-use meet::{Meeting, PeerPlan};
+use medium::{Media, Medium};
+use meet::{Contact, Meeting, PeerPlan};
 use rehearsal::Part;
 
 pub use carrier::Wire;
+pub use medium::RailDevice;
 pub use repair::Terms;
 
 /// Most rails of one rank; a hello carries the number in one byte.
@@ -91,6 +93,8 @@ pub struct PeerAddresses {
     pub addresses: Vec<SocketAddr>,
     /// The capacities of its rails, in the same order.
     pub capacities: Vec<f64>,
+    /// Which of its rails have an RDMA device, in the same order.
+    pub verbs: Vec<bool>,
 }
 
 /// The size of the rings. All ranks must have the same.
@@ -170,7 +174,7 @@ pub struct Endpoint {
     addresses: Vec<SocketAddr>,
     key: JobKey,
     traffic: Arc<[RailTraffic]>,
-    instrument: Instrument,
+    media: Media,
     terms: Terms,
     directory: Directory,
     part: Option<Arc<Part>>,
@@ -200,18 +204,34 @@ impl Endpoint {
             .collect::<Result<_, _>>()
             .map_err(|cause| TransportError::system("read the address of a listener", cause))?;
         let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
-        let instrument: Instrument = Box::new(|_, pair, _| pair);
-        let terms = Terms::default();
+        let (media, terms) = (Media::tcp(rails.len()), Terms::default());
         let (directory, part) = (Directory::default(), None);
-        Ok(Self { rails, listeners, addresses, key, traffic, instrument, terms, directory, part })
+        Ok(Self { rails, listeners, addresses, key, traffic, media, terms, directory, part })
     }
 
     /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
     /// faults on purpose ([`crate::verbs::fault`]) and recorders.
     #[must_use]
     pub fn instrument(mut self, instrument: Instrument) -> Self {
-        self.instrument = instrument;
+        self.media = self.media.with_instrument(instrument);
         self
+    }
+
+    /// Uses the RDMA devices of the rails, in their order, where the peer has one too.
+    ///
+    /// # Panics
+    /// There is not one entry for each rail.
+    #[must_use]
+    pub fn devices(mut self, devices: Vec<RailDevice>) -> Self {
+        assert_eq!(devices.len(), self.rails.len(), "one entry for each rail");
+        self.media = self.media.with_devices(devices);
+        self
+    }
+
+    /// Which rails have an RDMA device.
+    #[must_use]
+    pub fn verbs(&self) -> Vec<bool> {
+        self.media.verbs()
     }
 
     /// Takes part in a rehearsal of faults.
@@ -283,8 +303,8 @@ impl Endpoint {
             link.split.begin_with(me.index() + peer.rank.index());
             links.push((peer.rank, link));
         }
-        let (instrument, witness, part) = (self.instrument, self.terms.witness, self.part);
-        keeper.begin(self.rails, self.listeners, Outside { instrument, witness, part })?;
+        let (media, witness, part) = (self.media, self.terms.witness, self.part);
+        keeper.begin(self.rails, self.listeners, Outside { media, witness, part })?;
         announce(&mut links, deadline)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
@@ -293,14 +313,21 @@ impl Endpoint {
     fn plan(&self, me: Rank, peer: &PeerAddresses) -> Result<PeerPlan, TransportError> {
         let theirs = peer.addresses.len();
         let valid = peer.capacities.iter().all(|&capacity| is_capacity(capacity));
-        if theirs == 0 || theirs > MAX_RAILS || theirs != peer.capacities.len() || !valid {
+        let is_complete = [peer.capacities.len(), peer.verbs.len()] == [theirs; 2];
+        if theirs == 0 || theirs > MAX_RAILS || !is_complete || !valid {
             let text = format!("rank {} announced impossible rails: {peer:?}", peer.rank);
             return Err(TransportError::Protocol(text));
         }
+        let verbs = self.media.verbs();
         let connections = (0..self.rails.len().max(theirs)).map(|index| {
-            let rail = &self.rails[index % self.rails.len()];
+            let (here, there) = (index % self.rails.len(), index % theirs);
+            let rail = &self.rails[here];
             let interface = rail.interface.clone();
-            (Binding { address: rail.address, interface }, peer.addresses[index % theirs])
+            Contact {
+                binding: Binding { address: rail.address, interface },
+                address: peer.addresses[there],
+                medium: Medium::of(verbs[here] && peer.verbs[there]),
+            }
         });
         Ok(PeerPlan {
             rank: peer.rank,
@@ -326,7 +353,8 @@ impl Endpoint {
             let here = rail.capacity / uses(count, self.rails.len(), mine);
             let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
             let stream = streams.remove(&(plan.rank, index)).expect("everybody came");
-            let (domain, mut pair) = connected(rail, &self.instrument, (mine, depth), stream)?;
+            let medium = plan.connections[index].medium;
+            let (domain, mut pair) = self.media.connect(rail, (mine, depth), (stream, medium))?;
             if let Some(part) = &self.part {
                 pair = part.around(pair, (mine, peer.rank, theirs), depth);
             }
@@ -335,23 +363,6 @@ impl Endpoint {
         }
         Ok(wires)
     }
-}
-
-/// A queue pair over a connection of a rail.
-fn connected(
-    address: &RailAddress,
-    instrument: &Instrument,
-    (rail, depth): (usize, Depth),
-    stream: TcpStream,
-) -> Result<Connected, TransportError> {
-    detect::hasten(&stream);
-    detect::keep_asking(&stream)
-        .map_err(|cause| TransportError::system("keep asking about a connection", cause))?;
-    let domain = SoftDevice::new(address.name.clone(), address.address).domain()?;
-    let mut pair = instrument(rail, domain.queue_pair(depth)?, depth);
-    pair.initialise().expect("a new queue pair can be initialised");
-    pair.connect(Connection::Stream(stream))?;
-    Ok((domain, pair))
 }
 
 /// A link over queue pairs that are connected already, in the order of its paths; both ends do this.
@@ -393,7 +404,8 @@ fn uses(count: usize, rails: usize, rail: usize) -> f64 {
     (rail..count).step_by(rails).count() as f64
 }
 
-/// Lets both ends of every link learn where the other's ring is.
+/// Lets both ends of every link learn where the other's ring is. Some devices send nothing before both ends are
+/// ready: nobody leaves before what the peers wait for has left.
 fn announce(links: &mut [(Rank, NetworkLink)], deadline: Instant) -> Result<(), TransportError> {
     loop {
         let mut missing = Vec::new();
@@ -402,6 +414,8 @@ fn announce(links: &mut [(Rank, NetworkLink)], deadline: Instant) -> Result<(), 
             let rails = link.unannounced();
             if !rails.is_empty() {
                 missing.push(format!("rank {rank} rails {rails:?}"));
+            } else if !link.flushed() {
+                missing.push(format!("this rank to rank {rank}"));
             }
         }
         if missing.is_empty() {

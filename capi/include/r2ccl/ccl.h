@@ -187,6 +187,11 @@ ccl_result_t ccl_comm_init_from_environment(ccl_comm_t *comm, const ccl_config_t
 ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t *newcomm,
                             const ccl_config_t *config);
 
+/* Sets the deadline of the calls that begin from now on, in milliseconds > 0; a call that has begun
+ * keeps its own. Local: other ranks have their own deadlines, and the first that passes ends the
+ * communicator with CCL_TIMEOUT. */
+ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int timeout_ms);
+
 /* ---- Ending communicators ------------------------------------------------------------------- */
 
 /* Waits for everything that was started, then says good-bye to the peers. Only
@@ -436,6 +441,288 @@ ccl_result_t ccl_comm_register(ccl_comm_t comm, void *buffer, size_t size, void 
 
 /* Takes that back. What is still registered when the communicator is destroyed is taken back then. */
 ccl_result_t ccl_comm_deregister(ccl_comm_t comm, void *registration);
+
+/* ---- Queue pairs that survive their NIC ------------------------------------------------------ */
+/* For programs that are not collectives: one process writes into, reads from or counts in the memory
+ * of another, or sends it messages, with the operations of RDMA verbs (reliable connected service).
+ * When the NIC in use dies, the queue pair goes on over another one; what is guaranteed about requests
+ * that were under way then is the evidence, chosen for each queue pair: docs/virtual-queue-pair.md.
+ *
+ * Two processes meet over a TCP connection, on which both prove that they have the same key, and over
+ * which they connect queue pairs and tell each other where memory is. Keys are pass phrases; where one
+ * is NULL, it is R2CCL_JOB_KEY.
+ *
+ * Nothing serves a queue pair in the background. Its own requests, those of the peer and repairs make
+ * progress in ccl_vqp_poll() and ccl_vqp_wait(); so an end that expects nothing any more polls until
+ * its peer has said that it is done, too (ccl_vqp_has_message()).
+ *
+ * Calls on one queue pair, or one meeting, from several threads exclude each other; while one waits,
+ * the others do. Handles that are gone are CCL_INVALID_ARGUMENT. Timeouts are in milliseconds and at
+ * least 0; when one is over, the call is CCL_TIMEOUT. A peer that is gone, or has another key, is
+ * CCL_REMOTE_ERROR. */
+
+typedef struct ccl_vqp_domain *ccl_vqp_domain_t;     /* devices, and the memory that they know */
+typedef struct ccl_vqp_region *ccl_vqp_region_t;     /* memory registered with all of them */
+typedef struct ccl_vqp_listener *ccl_vqp_listener_t; /* where processes are waited for */
+typedef struct ccl_vqp_meeting *ccl_vqp_meeting_t;   /* the line to another process */
+typedef struct ccl_vqp *ccl_vqp_t;                   /* one end of a queue pair */
+
+/* How the ends learn, after a fault, which requests have been executed. */
+typedef enum ccl_vqp_evidence {
+    CCL_VQP_OFF = 0,       /* a plain queue pair of the first device, which ends with it */
+    CCL_VQP_RESEND = 1,    /* they do not: messages may arrive twice; atomics under way end it */
+    CCL_VQP_HANDSHAKE = 2, /* messages are delivered once; atomics under way end it */
+    CCL_VQP_LOG = 3        /* messages and atomics are executed once */
+} ccl_vqp_evidence_t;
+
+/* What the peer may do with a region; numbers are added. */
+typedef enum ccl_vqp_access {
+    CCL_VQP_ACCESS_LOCAL = 0,
+    CCL_VQP_ACCESS_REMOTE_WRITE = 1,
+    CCL_VQP_ACCESS_REMOTE_READ = 2,
+    CCL_VQP_ACCESS_REMOTE_ATOMIC = 4
+} ccl_vqp_access_t;
+
+/* What a request does. */
+typedef enum ccl_vqp_operation {
+    CCL_VQP_SEND = 0,  /* fills the oldest receive of the peer */
+    CCL_VQP_WRITE = 1, /* writes into its memory */
+    CCL_VQP_WRITE_WITH_IMMEDIATE = 2, /* and completes its oldest receive */
+    CCL_VQP_READ = 3,
+    CCL_VQP_COMPARE_AND_SWAP = 4, /* of an aligned little-endian word of 8 bytes */
+    CCL_VQP_FETCH_ADD = 5
+} ccl_vqp_operation_t;
+
+/* What has completed. */
+typedef enum ccl_vqp_opcode {
+    CCL_VQP_OPCODE_SEND = 0,
+    CCL_VQP_OPCODE_WRITE = 1, /* with or without immediate */
+    CCL_VQP_OPCODE_READ = 2,
+    CCL_VQP_OPCODE_COMPARE_AND_SWAP = 3,
+    CCL_VQP_OPCODE_FETCH_ADD = 4,
+    CCL_VQP_OPCODE_RECEIVE = 5,
+    CCL_VQP_OPCODE_RECEIVE_WRITE_WITH_IMMEDIATE = 6
+} ccl_vqp_opcode_t;
+
+/* How it has ended. */
+typedef enum ccl_vqp_status {
+    CCL_VQP_STATUS_SUCCESS = 0,
+    CCL_VQP_STATUS_LOCAL_LENGTH = 1,     /* the message is longer than the receive */
+    CCL_VQP_STATUS_LOCAL_PROTECTION = 2, /* the local memory is not registered */
+    CCL_VQP_STATUS_FLUSHED = 3,          /* given up, because the queue pair has failed */
+    CCL_VQP_STATUS_REMOTE_INVALID_REQUEST = 4,
+    CCL_VQP_STATUS_REMOTE_ACCESS = 5, /* the peer's memory is not registered for this */
+    CCL_VQP_STATUS_RETRY_EXCEEDED = 6 /* no rail is left */
+} ccl_vqp_status_t;
+
+/* Where a queue pair is in its life. */
+typedef enum ccl_vqp_state {
+    CCL_VQP_STATE_RESET = 0,
+    CCL_VQP_STATE_INIT = 1, /* receives may be posted */
+    CCL_VQP_STATE_READY_TO_RECEIVE = 2,
+    CCL_VQP_STATE_READY_TO_SEND = 3, /* connected */
+    CCL_VQP_STATE_ERROR = 4
+} ccl_vqp_state_t;
+
+/* What may happen to one. None of it needs an answer. */
+typedef enum ccl_vqp_event_kind {
+    CCL_VQP_EVENT_INTERRUPTED = 0, /* the rail in use is lost: requests wait */
+    CCL_VQP_EVENT_RESUMED = 1,     /* requests flow again */
+    CCL_VQP_EVENT_RETURNED = 2,    /* they are back on the first rail */
+    CCL_VQP_EVENT_FAILED = 3       /* it has ended */
+} ccl_vqp_event_kind_t;
+
+/* How a queue pair is made. Start from CCL_VQP_CONFIG_INITIALIZER; what is CCL_CONFIG_UNDEF_INT has its
+ * default. */
+typedef struct ccl_vqp_config {
+    size_t size;          /* sizeof(ccl_vqp_config_t) */
+    unsigned int magic;   /* CCL_VQP_CONFIG_MAGIC */
+    unsigned int version; /* CCL_VERSION_CODE */
+    int evidence;         /* a ccl_vqp_evidence_t, the same at both ends; CCL_VQP_HANDSHAKE */
+    int sends;            /* requests posted and not completed, at most: 1 to 65536; 128 */
+    int receives;         /* receives posted and not completed, at most: 0 to 65536; 128 */
+    int silence_ms;       /* of a rail that has to confirm something, until it is given up; 1000 */
+    int patience_ms;      /* for a rail to come back when none is left; 1000 */
+    int settle_ms;        /* that the first rail has been back before it is used again; 1000 */
+} ccl_vqp_config_t;
+
+#define CCL_VQP_CONFIG_MAGIC 0x72327170u
+#define CCL_VQP_CONFIG_INITIALIZER                                                                \
+    {                                                                                             \
+        sizeof(ccl_vqp_config_t), CCL_VQP_CONFIG_MAGIC, CCL_VERSION_CODE, CCL_CONFIG_UNDEF_INT,   \
+            CCL_CONFIG_UNDEF_INT, CCL_CONFIG_UNDEF_INT, CCL_CONFIG_UNDEF_INT,                     \
+            CCL_CONFIG_UNDEF_INT, CCL_CONFIG_UNDEF_INT                                            \
+    }
+
+/* Memory of the peer. A place in it is `address` plus an offset below `bytes`. */
+typedef struct ccl_vqp_remote {
+    uint64_t address;
+    uint64_t bytes;
+    uint32_t key;
+    uint32_t reserved; /* 0 */
+} ccl_vqp_remote_t;
+
+/* A request. Fields that its operation does not need are not looked at. */
+typedef struct ccl_vqp_request {
+    uint64_t id;             /* names it in its completion */
+    int operation;           /* a ccl_vqp_operation_t */
+    int signalled;           /* 0: nothing is heard of it unless it fails */
+    ccl_vqp_region_t region; /* own memory: what is sent or written, or where the result goes */
+    size_t offset;           /* in it */
+    size_t bytes;            /* 8 for atomics, whatever this says */
+    uint64_t remote_address; /* memory of the peer */
+    uint32_t remote_key;
+    uint32_t immediate; /* what the completion at the peer carries */
+    uint64_t expected;  /* compare-and-swap: replaced only if it is this */
+    uint64_t operand;   /* compare-and-swap: the replacement; fetch-and-add: what is added */
+} ccl_vqp_request_t;
+
+/* Something that has completed. */
+typedef struct ccl_vqp_completion {
+    uint64_t id;
+    int status; /* a ccl_vqp_status_t */
+    int opcode; /* a ccl_vqp_opcode_t */
+    uint64_t bytes;
+    uint32_t immediate;
+    int has_immediate;
+} ccl_vqp_completion_t;
+
+/* Something that has happened. */
+typedef struct ccl_vqp_event {
+    uint64_t at_ns; /* CLOCK_MONOTONIC */
+    int rail;       /* an interruption: the one that was left; otherwise the one in use */
+    int kind;       /* a ccl_vqp_event_kind_t */
+} ccl_vqp_event_t;
+
+/* How a queue pair is. */
+typedef struct ccl_vqp_info {
+    int state;           /* a ccl_vqp_state_t */
+    int rails;           /* devices of its domain */
+    int connected_rails; /* those that it could use now */
+    int active_rail;     /* the one in use; 0 is the first */
+    int is_running;      /* 0: requests wait for the peer or for a repair */
+    int evidence;        /* a ccl_vqp_evidence_t */
+    uint64_t repairs;    /* times that requests flowed again */
+    uint64_t resent;     /* requests posted again */
+    uint64_t resent_bytes;
+    uint64_t spared;    /* requests that had been executed although no completion said so */
+    uint64_t recovered; /* atomics whose result was found out after its answer was lost */
+    uint64_t returns;   /* returns to the first rail, counted at the end that leads */
+} ccl_vqp_info_t;
+
+/* Writes the names of the devices that the settings admit, separated by commas. `text`, `capacity` and
+ * `needed` are as for ccl_comm_explain(). */
+ccl_result_t ccl_vqp_get_devices(char *text, size_t capacity, size_t *needed);
+
+/* Opens `devices`, the rails, the first of which is used as long as it works. NULL or "soft": one
+ * software device on every NIC that R2CCL_NIC and R2CCL_RAILS admit. Otherwise names of interfaces or
+ * addresses, separated by commas; or a filter as in R2CCL_NIC that begins with ^ or =. `faults` are
+ * rehearsed as in R2CCL_FAULT, which NULL stands for; host 0 is the process that accepts, host 1 the one
+ * that connects, and both say the same. */
+ccl_result_t ccl_vqp_domain_open(ccl_vqp_domain_t *domain, const char *devices, const char *faults,
+                                 const char *key);
+
+/* Forgets the domain. Its queue pairs and regions live on until they are ended. NULL is ignored. */
+ccl_result_t ccl_vqp_domain_close(ccl_vqp_domain_t domain);
+
+/* Allocates `bytes` bytes, > 0, aligned to a page and zero, and registers them with all devices.
+ * *address (may be NULL) becomes their address. `access`: sums of ccl_vqp_access_t. */
+ccl_result_t ccl_vqp_allocate(ccl_vqp_domain_t domain, size_t bytes, int access,
+                              ccl_vqp_region_t *region, void **address);
+
+/* Registers memory of the program, > 0 bytes, which stays until ccl_vqp_deregister() has succeeded. */
+ccl_result_t ccl_vqp_register(ccl_vqp_domain_t domain, void *address, size_t bytes, int access,
+                              ccl_vqp_region_t *region);
+
+/* Takes the registration back; memory of ccl_vqp_allocate() is freed. While an operation still uses
+ * memory of the program it is CCL_INVALID_USAGE, and to be called again: after its queue pair was polled
+ * or destroyed. NULL is ignored. */
+ccl_result_t ccl_vqp_deregister(ccl_vqp_region_t region);
+
+/* Listens on `address`, as "0.0.0.0:18515"; port 0 lets the kernel choose. */
+ccl_result_t ccl_vqp_listen(ccl_vqp_listener_t *listener, const char *address, const char *key);
+
+/* Writes where it listens, as "10.0.0.1:18515". */
+ccl_result_t ccl_vqp_get_address(ccl_vqp_listener_t listener, char *text, size_t capacity,
+                                 size_t *needed);
+
+/* Waits for the next process that has the key; others are sent away. */
+ccl_result_t ccl_vqp_accept(ccl_vqp_listener_t listener, ccl_vqp_meeting_t *meeting,
+                            int timeout_ms);
+
+/* NULL is ignored. */
+ccl_result_t ccl_vqp_listener_close(ccl_vqp_listener_t listener);
+
+/* Connects to "host:port" until a process with the key answers. */
+ccl_result_t ccl_vqp_meet(ccl_vqp_meeting_t *meeting, const char *address, const char *key,
+                          int timeout_ms);
+
+/* Tells the peer `bytes` bytes (up to 1 MiB) and hears what it tells; both call this. *answer_bytes
+ * (may be NULL) becomes the length of the answer, of which at most `capacity` bytes are written. */
+ccl_result_t ccl_vqp_exchange(ccl_vqp_meeting_t meeting, const void *message, size_t bytes,
+                              void *answer, size_t capacity, size_t *answer_bytes,
+                              int timeout_ms);
+
+/* Tells the peer where `region` is, and hears where one of its regions is; both call this. */
+ccl_result_t ccl_vqp_exchange_region(ccl_vqp_meeting_t meeting, ccl_vqp_region_t region,
+                                     ccl_vqp_remote_t *remote, int timeout_ms);
+
+/* *has becomes 1 if the peer is in an exchange, or gone; else 0. Never waits. */
+ccl_result_t ccl_vqp_has_message(ccl_vqp_meeting_t meeting, int *has);
+
+/* NULL is ignored. Queue pairs live on. */
+ccl_result_t ccl_vqp_meeting_close(ccl_vqp_meeting_t meeting);
+
+/* Makes a queue pair, on which receives can be posted. `config` may be NULL. */
+ccl_result_t ccl_vqp_create(ccl_vqp_t *vqp, ccl_vqp_domain_t domain,
+                            const ccl_vqp_config_t *config);
+
+/* Connects it with a queue pair of the peer, which calls this too; several are connected in the same
+ * order at both ends. On success both can be used; further rails are connected in the background. Ends
+ * that differ in evidence, rails or faults are CCL_INVALID_USAGE. After a failure destroy it. */
+ccl_result_t ccl_vqp_connect(ccl_vqp_t vqp, ccl_vqp_meeting_t meeting, int timeout_ms);
+
+/* Posts a request. CCL_IN_PROGRESS: the queue is full, and nothing was posted; poll, and try again.
+ * What goes wrong later is the status of its completion. */
+ccl_result_t ccl_vqp_post_send(ccl_vqp_t vqp, const ccl_vqp_request_t *request);
+
+/* Posts memory for one message of the peer; `region` NULL: for an empty one or an immediate.
+ * CCL_IN_PROGRESS as above. */
+ccl_result_t ccl_vqp_post_receive(ccl_vqp_t vqp, uint64_t id, ccl_vqp_region_t region,
+                                  size_t offset, size_t bytes);
+
+/* Does what can be done without waiting and writes up to `capacity` completions, in order; those that
+ * do not fit are kept. *count becomes how many there are. `record_size` is
+ * sizeof(ccl_vqp_completion_t). */
+ccl_result_t ccl_vqp_poll(ccl_vqp_t vqp, ccl_vqp_completion_t *completions, size_t record_size,
+                          size_t capacity, size_t *count);
+
+/* As ccl_vqp_poll(), but waits until something has completed. CCL_REMOTE_ERROR, with the reason, if it
+ * has failed and nothing will complete any more. `capacity` > 0. */
+ccl_result_t ccl_vqp_wait(ccl_vqp_t vqp, ccl_vqp_completion_t *completions, size_t record_size,
+                          size_t capacity, size_t *count, int timeout_ms);
+
+/* A descriptor for poll(2) and its like, the same over its life, not to be read or closed. After
+ * ccl_vqp_arm() it becomes readable when ccl_vqp_poll() is worthwhile: arm, poll once more, sleep. */
+ccl_result_t ccl_vqp_get_descriptor(ccl_vqp_t vqp, int *descriptor);
+ccl_result_t ccl_vqp_arm(ccl_vqp_t vqp);
+
+/* How it is. `record_size` is sizeof(ccl_vqp_info_t). */
+ccl_result_t ccl_vqp_get_info(ccl_vqp_t vqp, ccl_vqp_info_t *info, size_t record_size);
+
+/* Writes why it has failed; nothing if it has not. */
+ccl_result_t ccl_vqp_get_fault(ccl_vqp_t vqp, char *text, size_t capacity, size_t *needed);
+
+/* Writes up to `capacity` events, the oldest first, and forgets them; those that do not fit are kept,
+ * up to 1024. *count becomes how many were written. `record_size` is sizeof(ccl_vqp_event_t). */
+ccl_result_t ccl_vqp_get_events(ccl_vqp_t vqp, ccl_vqp_event_t *events, size_t record_size,
+                                size_t capacity, size_t *count);
+
+/* Says that a rail has failed, because the program knows better than its device. */
+ccl_result_t ccl_vqp_suspect(ccl_vqp_t vqp, int rail);
+
+/* Ends it at once: what is outstanding is forgotten. NULL is ignored. */
+ccl_result_t ccl_vqp_destroy(ccl_vqp_t vqp);
 
 #ifdef __cplusplus
 }

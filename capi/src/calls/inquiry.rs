@@ -153,7 +153,7 @@ fn explicable(number: c_int) -> Result<Collective, Error> {
 /// # Safety
 ///
 /// `capacity` bytes may be written at `target`.
-pub(super) unsafe fn copy_text(text: &str, target: *mut c_char, capacity: usize) {
+pub(crate) unsafe fn copy_text(text: &str, target: *mut c_char, capacity: usize) {
     let Some(room) = capacity.checked_sub(1) else { return };
     let bytes = text.len().min(room);
     // SAFETY: `bytes` is less than `capacity`, and the text is other memory.

@@ -12,11 +12,11 @@ use crate::abi::{
     UniqueIdRecord,
 };
 use crate::arguments::{Slot, rank as checked_rank};
-use crate::config::Choices;
+use crate::config::{Choices, milliseconds};
 use crate::group::{self, perform};
 use crate::handles::locked;
 use crate::member::{COMMUNICATORS, Member};
-use crate::outcome::{Outcome, Status, entry, on};
+use crate::outcome::{Outcome, Status, entry, entry_on, on};
 
 /// See the header.
 ///
@@ -137,6 +137,15 @@ pub unsafe extern "C" fn ccl_comm_split(
         split(member, color, key, newcomm, choices)
     };
     entry_in_group(NAME, || on(NAME, comm, split))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn ccl_comm_set_timeout(comm: CommHandle, timeout_ms: c_int) -> c_int {
+    entry_on("ccl_comm_set_timeout", comm, |member| {
+        let timeout = milliseconds("timeout_ms", timeout_ms)?;
+        member.communicator()?.set_timeout(timeout).map(|()| Status::Done)
+    })
 }
 
 /// See the header.

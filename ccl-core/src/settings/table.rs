@@ -47,6 +47,17 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_NET",
+        default: "auto",
+        help: "What carries data between hosts: `verbs` of RDMA devices, `tcp`, or `auto`: verbs on rails \
+               that have them at both ends, else TCP. Where a connection over verbs cannot be used, one over \
+               TCP takes its place.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.network = value),
+            allowed: "auto, tcp or verbs",
+        },
+    },
+    Setting {
         name: "R2CCL_RAILS",
         default: "",
         help: "Local addresses to use as NICs in place of the discovered interfaces.",
@@ -122,7 +133,7 @@ pub const TABLE: &[Setting] = &[
         name: "R2CCL_RAIL_GRACE",
         default: "0.05",
         help: "A suspected rail is given up when it stays silent for so long after another one of the \
-               same peer has answered.",
+               same peer has answered; sooner if that one answered quickly, but not before a quarter of it.",
         field: Field::Seconds { of: |s| &mut s.rail_grace, least: 0.001, most: 60.0 },
     },
     Setting {

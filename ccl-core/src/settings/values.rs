@@ -31,6 +31,31 @@ impl FromStr for AlgorithmChoice {
     }
 }
 
+/// What carries tiles between hosts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Network {
+    /// RDMA verbs on rails that have them at both ends, else TCP.
+    #[default]
+    Auto,
+    /// TCP.
+    Tcp,
+    /// RDMA verbs; a rail without them is an error.
+    Verbs,
+}
+
+impl FromStr for Network {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "tcp" => Ok(Self::Tcp),
+            "verbs" => Ok(Self::Verbs),
+            _ => Err(format!("there is no network {text:?}")),
+        }
+    }
+}
+
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {

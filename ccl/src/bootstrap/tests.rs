@@ -1,7 +1,7 @@
 //! Store, control and rendezvous over real sockets, with threads as ranks.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,10 @@ use ccl_core::ids::Rank;
 use ccl_core::settings::{Endpoint, Settings};
 use ccl_transport::clock;
 
+use super::connect::{Return, return_to};
 use super::message::{self, Envelope, Numbered, Request};
 use super::server::this_process;
+use super::watcher::SILENCE;
 use super::{Control, ControlEvent, Listener, UniqueId, connect, meet};
 use crate::environment::Environment;
 use crate::launch::{Launch, Launcher, Meeting};
@@ -365,9 +367,31 @@ fn a_connection_that_falls_silent_is_replaced_and_nothing_is_lost() {
 fn a_doubt_makes_the_replacement_quick() {
     let (network, controls) = formed_through_a_network();
     network.die();
+    let start = clock::now();
     controls[1].letters().doubt();
     gather_through(&controls, 0..20);
     assert!(controls.iter().all(|control| control.fault().is_none()));
+    assert!(clock::now() - start < SILENCE, "it was not waited for that");
+}
+
+#[test]
+fn the_store_is_found_behind_addresses_that_are_dead() {
+    // Somebody who takes connections and says nothing takes as long as a dead NIC.
+    let silent: Vec<TcpListener> =
+        (0..30).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let id = new_id();
+    let mut places: Vec<SocketAddr> =
+        silent.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    let start = clock::now();
+    let only_silent = return_to(&id, Rank(0), &places, &[]);
+    assert!(matches!(only_silent, Return::Silent), "{only_silent:?}");
+    places.extend(id.places());
+    let found = return_to(&id, Rank(0), &places, &places);
+    assert!(
+        matches!(found, Return::Connected(_, place) if id.places().contains(&place)),
+        "{found:?}"
+    );
+    assert!(clock::now() - start < Duration::from_secs(10), "one after the other");
 }
 
 #[test]

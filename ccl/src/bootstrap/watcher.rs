@@ -26,7 +26,7 @@ use super::session::{Ended, Inbox, Outbox};
 use super::unique_id::{UniqueId, random};
 
 /// Silence after which another connection is looked for: three missing signs of life.
-const SILENCE: Duration = Duration::from_secs(3);
+pub(super) const SILENCE: Duration = Duration::from_secs(3);
 /// The same, after a path between hosts was lost and the store was asked for a sign of life. To look for it
 /// in vain costs little: the connection in use stays until another works.
 const DOUBTFUL_SILENCE: Duration = Duration::from_millis(50);

@@ -23,6 +23,8 @@ use crate::driver::lock;
 pub struct HealthBoard {
     rails: Vec<RailBoard>,
     changed: AtomicBool,
+    /// A path was lost, so that the control connection may be dead.
+    doubted: AtomicBool,
     bell: OnceLock<Letters>,
     traffic: OnceLock<Arc<[RailTraffic]>>,
     moves: Arc<Moves>,
@@ -59,6 +61,7 @@ impl HealthBoard {
         Self {
             rails: capacities.iter().copied().map(RailBoard::new).collect(),
             changed: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             bell: OnceLock::new(),
             traffic: OnceLock::new(),
             moves: Arc::default(),
@@ -189,6 +192,9 @@ impl HealthBoard {
         if self.has_changed() {
             self.ring(false);
         }
+        if self.is_in_doubt() {
+            self.doubt();
+        }
     }
 
     /// Whether something was reported since the last [`Self::take_change`].
@@ -214,9 +220,15 @@ impl HealthBoard {
 
     /// A path was lost, and the control connection may have used the same NICs.
     pub(super) fn doubt(&self) {
+        self.doubted.store(true, Ordering::Release);
         if let Some(bell) = self.bell.get() {
             bell.doubt();
         }
+    }
+
+    /// Whether a path was ever lost.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.doubted.load(Ordering::Acquire)
     }
 
     fn ring(&self, failed: bool) {

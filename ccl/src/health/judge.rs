@@ -238,8 +238,10 @@ mod tests {
     #[test]
     fn a_rail_is_down_when_all_its_paths_are() {
         let (judge, board) = judge(2);
+        assert!(!board.is_in_doubt());
         judge.hear(&event("to rank 1", given_up(Evidence::Silence)));
         assert_eq!(standing(&board).0, RailState::Up, "the other end may be to blame");
+        assert!(board.is_in_doubt(), "but the store may be behind it");
         judge.hear(&event("to rank 2", given_up(Evidence::Closed)));
         assert_eq!(standing(&board), (RailState::Down, Verdict::LocalNic));
         judge.hear(&event("to rank 2", RailEventKind::Returned));

@@ -1,6 +1,7 @@
 //! One path of a link: its connection, while it has one, and what is posted on it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ccl_core::ids::Timestamp;
 
@@ -41,9 +42,42 @@ pub(super) struct Carrier {
     pub(super) live: Option<Live>,
     /// Why it has none.
     pub(super) cause: String,
+    /// Tiles on the way on it, and since when none has been confirmed.
+    pub(super) awaited: Awaited,
+}
+
+/// Tiles that a device has to confirm, which does that alone.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Awaited {
+    tiles: usize,
+    since: Option<Timestamp>,
+}
+
+impl Awaited {
+    pub(super) fn posted(&mut self, now: Timestamp) {
+        self.tiles += 1;
+        self.since.get_or_insert(now);
+    }
+
+    pub(super) fn confirmed(&mut self, now: Timestamp) {
+        self.tiles = self.tiles.saturating_sub(1);
+        self.since = (self.tiles > 0).then_some(now);
+    }
+
+    /// For how long nothing was confirmed, if something is awaited.
+    fn silence(&self, now: Timestamp) -> Option<Duration> {
+        self.since.map(|since| Duration::from_nanos(now.since(since)))
+    }
 }
 
 impl Carrier {
+    /// For how long nothing was confirmed of what is on the way, as far as that can be told.
+    pub(super) fn silence(&self, now: Timestamp) -> Option<Duration> {
+        let pair = &self.live.as_ref()?.pair;
+        let awaited = || self.awaited.silence(now).filter(|_| pair.confirms_alone());
+        pair.silence().or_else(awaited)
+    }
+
     /// So many bytes have arrived, with which the path was busy from `since` until now.
     pub(super) fn arrived(&self, bytes: usize, since: Timestamp, now: Timestamp) {
         self.traffic[self.rail].arrived(bytes, since, now);

@@ -38,6 +38,9 @@ pub trait Keeper: Send + fmt::Debug {
     /// asking once. `incarnation` is the one that was given up.
     fn reconnect(&mut self, path: usize, incarnation: u32);
 
+    /// Tiles can be sent over the connection of a path now.
+    fn usable(&mut self, _path: usize) {}
+
     /// Whether [`Self::news`] would bring something. Cheap enough to ask at every poll.
     fn has_news(&self) -> bool;
 

@@ -12,7 +12,7 @@ use ccl_core::queue::tile_bytes;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
-use super::carrier::{CONTROL, Carrier, Live, Wire};
+use super::carrier::{Awaited, CONTROL, Carrier, Live, Wire};
 use super::census::Census;
 use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
@@ -90,7 +90,8 @@ impl NetworkLink {
             let mut live = Live::new(domain, pair, &outbound, &inbound)?;
             live.announce(index, geometry, &outbound)?;
             let (traffic, cause) = (Arc::clone(traffic), String::new());
-            carriers.push(Carrier { name, rail, traffic, live: Some(live), cause });
+            let (live, awaited) = (Some(live), Awaited::default());
+            carriers.push(Carrier { name, rail, traffic, live, cause, awaited });
         }
         Ok(Self {
             geometry,
@@ -166,8 +167,9 @@ impl NetworkLink {
     pub(super) fn complete(&mut self, path: usize, completion: &Completion) -> Result<(), String> {
         match (completion.status, completion.opcode) {
             (Status::Success, Opcode::Write) if completion.id != CONTROL => {
+                let now = self.repair.now();
+                self.carriers[path].awaited.confirmed(now);
                 if let Some(bytes) = self.window.landed(completion.id.0, path) {
-                    let now = self.repair.now();
                     let since = self.split.finished(path, bytes, now);
                     self.carriers[path].arrived(bytes, since, now);
                     self.resumed();
@@ -263,10 +265,12 @@ impl NetworkLink {
         if !live.post_tile(sequence, place, bytes) {
             return false;
         }
+        let now = self.repair.now();
+        carrier.awaited.posted(now);
         carrier.traffic[carrier.rail].posted(bytes);
         self.census.count(bytes, self.split.metered_bytes(), &carrier.traffic);
         self.posted();
-        self.split.give(path, bytes, self.repair.now());
+        self.split.give(path, bytes, now);
         if self.split.is_measured() {
             let paths = 0..self.carriers.len();
             let nics: SmallVec<[f64; MAX_RAILS]> =

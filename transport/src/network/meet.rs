@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use super::medium::Medium;
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
 use crate::{TransportError, clock};
@@ -33,7 +34,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for somebody to connect before looking at the clock.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
-const HELLO_BYTES: usize = 24;
+const HELLO_BYTES: usize = 28;
 /// The connections that a meeting makes; those that replace them have higher numbers.
 pub(super) const FIRST_INCARNATION: u32 = 0;
 
@@ -45,8 +46,19 @@ pub(super) struct PeerPlan {
     pub(super) dials: bool,
     /// How many rails the peer has.
     pub(super) peer_rails: usize,
-    /// From where, and to where, one for each queue pair.
-    pub(super) connections: Vec<(Binding, SocketAddr)>,
+    /// One for each queue pair.
+    pub(super) connections: Vec<Contact>,
+}
+
+/// How a peer is reached over one path.
+#[derive(Clone, Debug)]
+pub(super) struct Contact {
+    /// From where.
+    pub(super) binding: Binding,
+    /// To where.
+    pub(super) address: SocketAddr,
+    /// The best one that both ends have.
+    pub(super) medium: Medium,
 }
 
 /// Which connection of which peer.
@@ -62,6 +74,8 @@ pub(super) struct Hello {
     pub(super) index: u32,
     /// How often that connection has been replaced, or a higher number.
     pub(super) incarnation: u32,
+    /// What it carries tiles with.
+    pub(super) medium: Medium,
 }
 
 impl Hello {
@@ -71,7 +85,8 @@ impl Hello {
         bytes[8..12].copy_from_slice(&self.from.0.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.to.0.to_le_bytes());
         bytes[16..20].copy_from_slice(&self.index.to_le_bytes());
-        bytes[20..].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.medium.encode().to_le_bytes());
         bytes
     }
 
@@ -80,7 +95,8 @@ impl Hello {
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let communicator = u64::from(half(0)) | u64::from(half(4)) << 32;
         let (from, to) = (Rank(half(8)), Rank(half(12)));
-        Some(Self { communicator, from, to, index: half(16), incarnation: half(20) })
+        let medium = Medium::decode(half(24))?;
+        Some(Self { communicator, from, to, index: half(16), incarnation: half(20), medium })
     }
 }
 
@@ -156,11 +172,11 @@ impl<'a> Meeting<'a> {
 
     /// Connects to a peer over every rail, one after the other.
     fn dial(&self, peer: &PeerPlan) {
-        for (index, (binding, address)) in peer.connections.iter().enumerate() {
+        for (index, contact) in peer.connections.iter().enumerate() {
             let seat = (peer.rank, index);
             let mut refusals = 0;
             while !self.is_over.load(Ordering::Acquire) {
-                match self.introduce(seat, binding, *address) {
+                match self.introduce(seat, contact) {
                     Ok(stream) => {
                         self.progress().seated.insert(seat, stream);
                         break;
@@ -192,20 +208,20 @@ impl<'a> Meeting<'a> {
     fn introduce(
         &self,
         (rank, index): Seat,
-        binding: &Binding,
-        address: SocketAddr,
+        Contact { binding, address, medium }: &Contact,
     ) -> Result<TcpStream, TransportError> {
         let left = self.deadline.saturating_duration_since(clock::now());
         if left.is_zero() {
             return Err(TransportError::TimedOut(format!("connect to {address}")));
         }
-        let stream = socket::dial(binding, address, left.min(ATTEMPT_LIMIT))?;
+        let stream = socket::dial(binding, *address, left.min(ATTEMPT_LIMIT))?;
         let hello = Hello {
             communicator: self.communicator,
             from: self.me,
             to: rank,
             index: u32::try_from(index).expect("there are few rails"),
             incarnation: FIRST_INCARNATION,
+            medium: *medium,
         };
         let _handshake = Handshake::begin(self, &stream)?;
         auth::initiate(&stream, self.key, &hello.encode(), self.deadline)?;
@@ -273,7 +289,9 @@ impl<'a> Meeting<'a> {
         let peer = self.peers.iter().find(|peer| peer.rank == hello.from && !peer.dials)?;
         let is_ours = hello.communicator == self.communicator && hello.to == self.me;
         let is_first = hello.incarnation == FIRST_INCARNATION;
-        (is_ours && is_first && index < peer.connections.len()).then_some((hello.from, index))
+        let contact = peer.connections.get(index)?;
+        let is_possible = is_ours && is_first && hello.medium == contact.medium;
+        is_possible.then_some((hello.from, index))
     }
 
     /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.
@@ -357,8 +375,12 @@ mod tests {
             to: Rank(1 << 20),
             index: 3,
             incarnation: 9,
+            medium: Medium::Verbs,
         };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         assert_eq!(Hello::decode(&hello.encode()[1..]), None);
+        let mut strange = hello.encode();
+        strange[24] = 9;
+        assert_eq!(Hello::decode(&strange), None, "a medium that there is not");
     }
 }

@@ -17,7 +17,7 @@ use ccl_core::failover::quarantine::{FIRST_HOLD_NS, Quarantine};
 use ccl_core::failover::watch::{Limits, Order, Reason, Sight, Watch};
 use ccl_core::ids::Timestamp;
 
-use super::carrier::Live;
+use super::carrier::{Awaited, Live};
 use super::events::{Evidence, Log, RailEvent, RailEventKind, Witness};
 use super::keeper::{Keeper, News};
 use super::link::NetworkLink;
@@ -171,6 +171,7 @@ impl NetworkLink {
     /// is not known to have is sent again elsewhere.
     pub(super) fn give_up(&mut self, path: usize, evidence: Evidence, cause: String) {
         let Some(mut live) = self.carriers[path].live.take() else { return };
+        self.carriers[path].awaited = Awaited::default();
         live.pair.fail();
         let mut last = Vec::new();
         live.pair.poll(&mut last);
@@ -324,6 +325,7 @@ impl NetworkLink {
     /// A path can carry tiles. A connection that never came so far does not count.
     pub(super) fn usable(&mut self, path: usize) {
         self.repair.severed = None;
+        self.repair.keeper.usable(path);
         self.carriers[path].cause.clear();
         let mut paths = 0..self.carriers.len();
         self.repair.only_closed |= paths.all(|path| self.fences.is_up(path));
@@ -343,16 +345,16 @@ impl NetworkLink {
 
     /// Looks for paths that have been silent for too long.
     fn look_at_paths(&mut self, now: Instant) {
+        let timestamp = self.repair.timestamp(now);
         let mut sights = std::mem::take(&mut self.repair.sights);
         sights.clear();
         sights.extend(self.carriers.iter().map(|carrier| match &carrier.live {
             None => Sight::Closed,
-            Some(live) => live.pair.silence().map_or(Sight::Calm, |silence| {
+            Some(_) => carrier.silence(timestamp).map_or(Sight::Calm, |silence| {
                 Sight::Silent(u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX))
             }),
         }));
         let mut orders = std::mem::take(&mut self.repair.orders);
-        let timestamp = self.repair.timestamp(now);
         self.repair.watch.look(timestamp, &sights, &mut orders);
         for order in orders.drain(..) {
             self.obey(order);

@@ -38,7 +38,8 @@ fn endpoint(rank: u32, capacities: &[f64]) -> Endpoint {
 
 pub(super) fn announced(rank: u32, endpoint: &Endpoint) -> PeerAddresses {
     let capacities = endpoint.rails.iter().map(|rail| rail.capacity).collect();
-    PeerAddresses { rank: Rank(rank), addresses: endpoint.addresses(), capacities }
+    let (addresses, verbs) = (endpoint.addresses(), endpoint.verbs());
+    PeerAddresses { rank: Rank(rank), addresses, capacities, verbs }
 }
 
 fn script(script: Script) -> Instrument {

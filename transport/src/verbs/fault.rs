@@ -241,6 +241,10 @@ impl QueuePair for Faulty {
         !self.waiting.is_empty() || self.inner.in_flight()
     }
 
+    fn confirms_alone(&self) -> bool {
+        self.inner.confirms_alone()
+    }
+
     /// Of a queue pair that fell silent, how long ago somebody asked first.
     fn silence(&self) -> Option<Duration> {
         if !self.is_silent() || self.inner.state() != State::ReadyToSend {
@@ -408,6 +412,10 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
 
     fn in_flight(&self) -> bool {
         !self.waiting.is_empty() || self.inner.in_flight()
+    }
+
+    fn confirms_alone(&self) -> bool {
+        self.inner.confirms_alone()
     }
 
     /// A loss in one direction is enough: then either the bytes do not arrive or their confirmation.

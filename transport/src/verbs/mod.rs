@@ -30,6 +30,8 @@
 //! Every device passes `conformance`, plain and wrapped in the benign faults of [`fault`].
 
 pub mod fault;
+#[cfg(feature = "rdma")]
+pub mod ibverbs;
 pub mod region;
 pub mod soft;
 pub mod state;
@@ -142,6 +144,12 @@ pub trait QueuePair: Send + fmt::Debug {
     /// asked, so never more than the truth.
     fn silence(&self) -> Option<Duration> {
         None
+    }
+
+    /// Whether operations complete without the peer's process, as long as it has posted receives. Then one
+    /// that does not complete is a sign that nothing arrives, where [`Self::silence`] cannot tell.
+    fn confirms_alone(&self) -> bool {
+        false
     }
 
     /// Readable when a poll is worthwhile. Without one, only polling tells.
@@ -343,6 +351,20 @@ pub struct Completion {
     pub bytes: usize,
     /// What the peer's write carried.
     pub immediate: Option<u32>,
+}
+
+impl Completion {
+    /// Of a request, which moved all its bytes if it succeeded.
+    pub(crate) fn of(request: &WorkRequest, status: Status) -> Self {
+        let (opcode, bytes) = (request.operation.opcode(), request.operation.segment().bytes);
+        Self { id: request.id, status, opcode, bytes, immediate: None }
+    }
+
+    /// Of a receive that no message will fill.
+    pub(crate) fn flushed_receive(id: WorkId) -> Self {
+        let (status, opcode) = (Status::Flushed, Opcode::Receive);
+        Self { id, status, opcode, bytes: 0, immediate: None }
+    }
 }
 
 /// Why nothing was posted.

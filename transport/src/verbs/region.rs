@@ -24,16 +24,21 @@ pub struct Memory(Arc<Mapping>);
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
+    /// Who unmaps it.
+    owned: bool,
     lock: Mutex<()>,
 }
 
-// SAFETY: the mapping belongs to this value alone and has no tie to the thread that made it.
+// SAFETY: the mapping belongs to this value alone, or is lent to it, and has no tie to a thread.
 unsafe impl Send for Mapping {}
 // SAFETY: the bytes are touched under `lock`, or through `lend`, whose caller rules out others.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: the range was mapped by `allocate`, and no slice of it outlives its owner.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         unmapped.expect("a mapping of our own can be unmapped");
@@ -54,7 +59,23 @@ impl Memory {
             TransportError::system(format!("allocate {bytes} bytes of memory"), cause)
         })?;
         let start = NonNull::new(start.cast()).expect("the kernel never maps address 0");
-        Ok(Self(Arc::new(Mapping { start, bytes, lock: Mutex::new(()) })))
+        Ok(Self(Arc::new(Mapping { start, bytes, owned: true, lock: Mutex::new(()) })))
+    }
+
+    /// Memory of somebody else, who keeps it.
+    ///
+    /// # Safety
+    /// Until the last clone is gone ([`Self::is_shared`]) the bytes can be read and written, and their
+    /// owner does neither while an operation that names them is under way.
+    #[must_use]
+    pub unsafe fn lent(start: NonNull<u8>, bytes: usize) -> Self {
+        Self(Arc::new(Mapping { start, bytes, owned: false, lock: Mutex::new(()) }))
+    }
+
+    /// Whether there are other clones: a region in which it is registered, or an operation under way.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 
     /// Its length.
@@ -287,6 +308,21 @@ mod tests {
         memory.store(8, 0x0102);
         assert_eq!(clone.load(8), 0x0102);
         assert_eq!(clone.lock().bytes(8..10), [2, 1]);
+    }
+
+    #[test]
+    fn lent_memory_stays_with_its_owner() {
+        let mut bytes = vec![7; 64];
+        let start = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        // SAFETY: the vector outlives the memory, and nobody touches it meanwhile.
+        let memory = unsafe { Memory::lent(start, bytes.len()) };
+        let clone = memory.clone();
+        assert!(memory.is_shared());
+        clone.store(8, 0x0102);
+        drop(clone);
+        assert!(!memory.is_shared());
+        drop(memory);
+        assert_eq!(bytes[7..11], [7, 2, 1, 0]);
     }
 
     #[test]

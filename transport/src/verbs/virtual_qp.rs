@@ -18,6 +18,7 @@ mod keys;
 mod post;
 mod queue_pair;
 mod rail;
+mod readiness;
 mod shadow;
 mod spare;
 
@@ -38,6 +39,7 @@ use keys::Keys;
 pub use keys::MAX_REGIONS;
 pub use queue_pair::{Footprint, VirtualQp};
 use rail::RailEnd;
+pub use readiness::Readiness;
 pub use shadow::{Attempt, Bell, Connector, Shadow, Store, Switchboard, TcpConnector};
 pub use spare::{Claim, Owner, SparePool};
 
@@ -189,7 +191,24 @@ impl VirtualDomain {
     /// # Errors
     /// A device refused, or the domain has had as many queue pairs as its settings say.
     pub fn virtual_queue_pair(&self, depth: Depth) -> Result<VirtualQp, TransportError> {
-        let entries = if self.settings.evidence == Evidence::Log { depth.sends } else { 0 };
+        self.virtual_queue_pair_with(&self.settings, depth)
+    }
+
+    /// A queue pair over all rails that repairs itself in a way of its own: evidence, limits, silence
+    /// and standings are of these settings, and the memory is that of the domain.
+    ///
+    /// # Errors
+    /// As for [`Self::virtual_queue_pair`].
+    ///
+    /// # Panics
+    /// There is not a standing for each rail.
+    pub fn virtual_queue_pair_with(
+        &self,
+        settings: &VirtualSettings,
+        depth: Depth,
+    ) -> Result<VirtualQp, TransportError> {
+        assert_eq!(settings.standings.len(), self.domains.len(), "a standing for each rail");
+        let entries = if settings.evidence == Evidence::Log { depth.sends } else { 0 };
         let layout = Layout::new(self.domains.len(), entries);
         let memory = layout.allocate()?;
         let access = Access { remote_write: true, remote_read: true, remote_atomic: false };
@@ -199,7 +218,15 @@ impl VirtualDomain {
             rails.push(RailEnd::new(index, domain.clone(), region, layout));
         }
         let client = self.shared.next_client()?;
-        VirtualQp::new(rails, Arc::clone(&self.shared), client, (&self.settings, depth))
+        VirtualQp::new(rails, Arc::clone(&self.shared), client, (settings, depth))
+    }
+
+    /// A queue pair of the default device alone, in the same memory: it ends with its rail.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn plain_queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        self.domains[0].lock().queue_pair(depth)
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ccl_core::failover::fence::LAST_INCARNATION;
 
+use super::super::medium::Medium;
 use super::super::meet::{HANDSHAKE_LIMIT, Hello};
 use super::greeter::Verdict;
 use super::worker::{Visitor, Worker};
@@ -87,11 +88,11 @@ impl Worker {
         let seated = outcome.and_then(|(stream, hello)| {
             let seat = self.seat(&hello, rail);
             let stranger = || TransportError::Refused("it belongs to another communicator".into());
-            Ok((seat.ok_or_else(stranger)?, hello.incarnation, stream))
+            Ok((seat.ok_or_else(stranger)?, hello, stream))
         });
         match seated {
-            Ok((seat, incarnation, stream)) => {
-                if let Err(reason) = self.admit(seat, incarnation, stream) {
+            Ok((seat, Hello { incarnation, medium, .. }, stream)) => {
+                if let Err(reason) = self.admit(seat, incarnation, (stream, medium)) {
                     let (link, path) = seat;
                     let rank = self.identity.me.0;
                     tracing::debug!(rank, link, path, incarnation, %reason, "a connection was not taken");
@@ -110,9 +111,9 @@ impl Worker {
         let link = self.links.iter().position(|link| {
             link.as_ref().is_some_and(|link| link.peer == hello.from && !link.dials)
         })?;
-        let paths = self.links[link].as_ref().map_or(0, |link| link.paths.len());
-        (is_ours && is_possible && path < paths && path % self.rails.len() == rail)
-            .then_some((link, path))
+        let kept = self.links[link].as_ref()?.paths.get(path)?;
+        let is_here = path % self.rails.len() == rail && kept.choice.admits(hello.medium);
+        (is_ours && is_possible && is_here).then_some((link, path))
     }
 
     /// Takes a connection if it is newer than the present one, and tells the peer.
@@ -120,7 +121,7 @@ impl Worker {
         &mut self,
         (link, path): (usize, usize),
         incarnation: u32,
-        stream: TcpStream,
+        (stream, medium): (TcpStream, Medium),
     ) -> Result<(), TransportError> {
         if self.is_broken(link, path) {
             return Err(TransportError::PeerGone("the rail is broken on purpose".into()));
@@ -131,7 +132,7 @@ impl Worker {
             return Err(TransportError::Refused(format!("connection {present} is as new")));
         }
         Verdict::Welcome.tell(&stream)?;
-        self.hand_over((link, path), incarnation, stream)
+        self.hand_over((link, path), incarnation, (stream, medium))
     }
 
     /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.

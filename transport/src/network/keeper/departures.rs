@@ -119,6 +119,7 @@ impl Worker {
             to: kept.peer,
             index: u32::try_from(path).expect("there are few paths"),
             incarnation: kept.paths[path].redial.greet(),
+            medium: kept.paths[path].choice.next(),
         };
         if self.greeter.initiate(stream, Dial { link, path, hello }).is_err() {
             self.failed((link, path), now);
@@ -128,13 +129,14 @@ impl Worker {
     /// The peer's process has answered, or not.
     pub(super) fn dialled(
         &mut self,
-        (link, path): (usize, usize),
-        incarnation: u32,
+        Dial { link, path, hello: Hello { incarnation, medium, .. } }: Dial,
         outcome: Result<(TcpStream, Verdict), TransportError>,
     ) {
         let Some((kept, _)) = self.path(link, path) else { return };
         let connected = match outcome {
-            Ok((stream, Verdict::Welcome)) => self.hand_over((link, path), incarnation, stream),
+            Ok((stream, Verdict::Welcome)) => {
+                self.hand_over((link, path), incarnation, (stream, medium))
+            }
             Ok((_, Verdict::Outdone(by))) => {
                 kept.redial.outdone(by);
                 let text = format!("the peer has connection {by} of path {path} already");

@@ -85,12 +85,7 @@ pub(super) struct Greeted {
 #[derive(Debug)]
 pub(super) enum Greeting {
     /// This end connected.
-    Dialled {
-        link: usize,
-        path: usize,
-        incarnation: u32,
-        outcome: Result<(TcpStream, Verdict), TransportError>,
-    },
+    Dialled { dial: Dial, outcome: Result<(TcpStream, Verdict), TransportError> },
     /// The peer connected to the listener of a rail.
     Visited { rail: usize, from: SocketAddr, outcome: Result<(TcpStream, Hello), TransportError> },
 }
@@ -138,13 +133,12 @@ impl Greeter {
     /// No thread or descriptor is left.
     pub(super) fn initiate(&mut self, stream: TcpStream, dial: Dial) -> Result<(), TransportError> {
         let key = self.key.clone();
-        let Dial { link, path, hello } = dial;
-        self.employ(stream, Some(link), move |stream| {
+        self.employ(stream, Some(dial.link), move |stream| {
             let deadline = clock::now() + GREETING_LIMIT;
-            let outcome = auth::initiate(&stream, &key, &hello.encode(), deadline)
+            let outcome = auth::initiate(&stream, &key, &dial.hello.encode(), deadline)
                 .and_then(|()| Verdict::hear(&stream, deadline))
                 .map(|verdict| (stream, verdict));
-            Greeting::Dialled { link, path, incarnation: hello.incarnation, outcome }
+            Greeting::Dialled { dial, outcome }
         })
     }
 

@@ -25,6 +25,11 @@ pub(super) enum Order {
         path: usize,
         incarnation: u32,
     },
+    /// Tiles can be sent over the connection of a path.
+    Usable {
+        link: usize,
+        path: usize,
+    },
     /// A peer listens elsewhere.
     Moved(Move),
     /// The link is gone.
@@ -144,6 +149,10 @@ impl Keeper for LinkKeeper {
 
     fn reconnect(&mut self, path: usize, incarnation: u32) {
         self.office.order(Order::Reconnect { link: self.link, path, incarnation });
+    }
+
+    fn usable(&mut self, path: usize) {
+        self.office.order(Order::Usable { link: self.link, path });
     }
 
     fn has_news(&self) -> bool {

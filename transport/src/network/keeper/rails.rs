@@ -8,10 +8,11 @@ use std::sync::{Arc, Mutex};
 
 use ccl_core::ids::Rank;
 
+use super::super::RailAddress;
 use super::super::events::Witness;
+use super::super::medium::Media;
 use super::super::meet::PeerPlan;
 use super::super::rehearsal::Part;
-use super::super::{Instrument, RailAddress};
 use super::greeter::Greeter;
 use super::mailbox::{Bell, LinkKeeper, Mailbox, Office, Order};
 use super::worker::{KeptLink, Worker};
@@ -30,7 +31,7 @@ pub(in super::super) struct Identity {
 
 /// What a keeper has to do with besides its rails.
 pub(in super::super) struct Outside {
-    pub(in super::super) instrument: Instrument,
+    pub(in super::super) media: Media,
     pub(in super::super) witness: Arc<dyn Witness>,
     /// If faults are rehearsed.
     pub(in super::super) part: Option<Arc<Part>>,

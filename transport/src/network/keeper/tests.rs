@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 
 use ccl_core::ids::Rank;
 
+use super::super::RailAddress;
 use super::super::events::{RailEvent, Witness};
-use super::super::meet::{Hello, PeerPlan};
-use super::super::{Instrument, RailAddress};
+use super::super::medium::{Media, Medium};
+use super::super::meet::{Contact, Hello, PeerPlan};
 use super::greeter::Verdict;
 use super::rails::{Identity, Outside, RailKeeper};
 use super::*;
@@ -62,7 +63,12 @@ impl Candidate {
 
     /// Keeps the rails to the peer that listens at `addresses`.
     pub(super) fn keep(self, peer: u32, addresses: &[SocketAddr]) -> Kept {
-        let connections = self.rails.iter().map(binding).zip(addresses.iter().copied()).collect();
+        let contact = |(rail, address): (&RailAddress, &SocketAddr)| Contact {
+            binding: binding(rail),
+            address: *address,
+            medium: Medium::Tcp,
+        };
+        let connections = self.rails.iter().zip(addresses).map(contact).collect();
         let (dials, peer_rails) = (self.rank > peer, addresses.len());
         let plan = PeerPlan { rank: Rank(peer), dials, peer_rails, connections };
         let identity = Identity { me: Rank(self.rank), communicator: COMMUNICATOR, key: key() };
@@ -72,8 +78,8 @@ impl Candidate {
         let (mover, moves) = channel();
         let kept =
             Kept { keeper: keeper.keeper_for(Rank(peer)), news: Vec::new(), directory, moves };
-        let instrument: Instrument = Box::new(|_, pair, _| pair);
-        let outside = Outside { instrument, witness: Arc::new(Mover(mover)), part: None };
+        let media = Media::tcp(self.rails.len());
+        let outside = Outside { media, witness: Arc::new(Mover(mover)), part: None };
         keeper.begin(self.rails, self.listeners, outside).unwrap();
         kept
     }
@@ -268,6 +274,7 @@ fn strangers_and_old_connections_are_refused() {
         to: Rank(0),
         index: 0,
         incarnation,
+        medium: Medium::Tcp,
     };
     let mut http = TcpStream::connect(address).unwrap();
     http.write_all(&[b'x'; 100]).unwrap();
@@ -279,6 +286,7 @@ fn strangers_and_old_connections_are_refused() {
         Hello { from: Rank(2), ..hello(1) },
         Hello { to: Rank(1), ..hello(1) },
         Hello { index: 1, ..hello(1) },
+        Hello { medium: Medium::Verbs, ..hello(1) },
     ] {
         let outcome = intrude(address, &key(), other);
         assert!(matches!(outcome, Err(TransportError::PeerGone(_))), "{other:?}: {outcome:?}");
@@ -301,10 +309,9 @@ fn ends_that_disagree_on_the_number_find_one() {
     let near = Candidate::on_loopback(0, 6, 1);
     let far = Candidate::on_loopback(1, 6, 1);
     let addresses = (near.addresses(), far.addresses());
-    let (address, hello) = (
-        addresses.0[0],
-        Hello { communicator: COMMUNICATOR, from: Rank(1), to: Rank(0), index: 0, incarnation: 7 },
-    );
+    let (address, medium) = (addresses.0[0], Medium::Tcp);
+    let (communicator, from, to) = (COMMUNICATOR, Rank(1), Rank(0));
+    let hello = Hello { communicator, from, to, index: 0, incarnation: 7, medium };
     let mut near = near.keep(1, &addresses.1);
     assert_eq!(intrude(address, &key(), hello).unwrap(), Verdict::Welcome);
     assert_eq!(near.hear_connected().1, 7);

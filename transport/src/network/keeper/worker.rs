@@ -9,12 +9,13 @@ use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
+use super::super::RailAddress;
 use super::super::detect::Knock;
 use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
 use super::super::events::Witness;
-use super::super::meet::PeerPlan;
+use super::super::medium::{Choice, Media, Medium};
+use super::super::meet::{Contact, PeerPlan};
 use super::super::rehearsal::Prompter;
-use super::super::{Instrument, RailAddress, connected};
 use super::News;
 use super::greeter::{Greeter, Greeting};
 use super::mailbox::{Bell, Mailbox, Order};
@@ -50,11 +51,17 @@ pub(super) struct KeptPath {
     pub(super) binding: Binding,
     pub(super) address: SocketAddr,
     pub(super) redial: Redial,
+    pub(super) choice: Choice,
 }
 
 impl KeptLink {
     pub(super) fn new(plan: PeerPlan, mailbox: Arc<Mailbox>, depth: Depth) -> Self {
-        let path = |(binding, address)| KeptPath { binding, address, redial: Redial::new() };
+        let path = |Contact { binding, address, medium }| KeptPath {
+            binding,
+            address,
+            redial: Redial::new(),
+            choice: Choice::new(medium),
+        };
         let PeerPlan { rank: peer, dials, peer_rails, connections } = plan;
         let paths = connections.into_iter().map(path).collect();
         Self { peer, dials, mailbox, depth, peer_rails, paths }
@@ -95,7 +102,7 @@ pub(super) struct Worker {
     pub(super) links: Vec<Option<KeptLink>>,
     orders: Receiver<Order>,
     bell: Arc<Bell>,
-    instrument: Instrument,
+    media: Media,
     pub(super) witness: Arc<dyn Witness>,
     /// If faults are rehearsed.
     prompter: Option<Prompter>,
@@ -114,7 +121,7 @@ impl Worker {
         rails: Vec<(RailAddress, TcpListener)>,
         links: Vec<KeptLink>,
         (orders, bell, greeter): (Receiver<Order>, Arc<Bell>, Greeter),
-        Outside { instrument, witness, part }: Outside,
+        Outside { media, witness, part }: Outside,
     ) -> Result<Self, TransportError> {
         let prompter = part.map(|part| Prompter::new(part, rails.len()));
         let nics = Nics::watch(rails.iter().map(|(address, _)| binding(address)).collect())?;
@@ -126,7 +133,7 @@ impl Worker {
             links: links.into_iter().map(Some).collect(),
             orders,
             bell,
-            instrument,
+            media,
             witness,
             prompter,
             nics,
@@ -165,6 +172,11 @@ impl Worker {
                         path.0.redial.ask(clock::now(), incarnation);
                     }
                 }
+                Order::Usable { link, path } => {
+                    if let Some((path, _)) = self.path(link, path) {
+                        path.choice.usable();
+                    }
+                }
                 Order::Moved(news) => self.peer_moved(news, clock::now()),
                 Order::Close { link } => self.close(link),
                 Order::Greeted(greeted) => {
@@ -189,9 +201,7 @@ impl Worker {
 
     fn greeted(&mut self, greeting: Greeting) {
         match greeting {
-            Greeting::Dialled { link, path, incarnation, outcome } => {
-                self.dialled((link, path), incarnation, outcome);
-            }
+            Greeting::Dialled { dial, outcome } => self.dialled(dial, outcome),
             Greeting::Visited { rail, from, outcome } => self.visited(rail, from, outcome),
         }
     }
@@ -275,7 +285,7 @@ impl Worker {
         &mut self,
         (link, path): (usize, usize),
         incarnation: u32,
-        stream: TcpStream,
+        (stream, medium): (TcpStream, Medium),
     ) -> Result<(), TransportError> {
         let rail = path % self.rails.len();
         if self.nics.is_severed(rail) {
@@ -283,15 +293,17 @@ impl Worker {
             self.nics.prove(rail);
             self.look(Look::Thorough, clock::now());
         }
-        let Some(kept) = &self.links[link] else { return Ok(()) };
-        let (address, instrument) = (&self.rails[rail].address, &self.instrument);
-        let (domain, mut pair) = connected(address, instrument, (rail, kept.depth), stream)?;
+        let Some(kept) = &mut self.links[link] else { return Ok(()) };
+        kept.paths[path].choice.begun(medium);
+        let address = &self.rails[rail].address;
+        let (domain, mut pair) =
+            self.media.connect(address, (rail, kept.depth), (stream, medium))?;
         if let Some(prompter) = &self.prompter {
             let place = (rail, kept.peer, path % kept.peer_rails);
             pair = prompter.part().around(pair, place, kept.depth);
         }
         let rank = self.identity.me.0;
-        tracing::debug!(rank, peer = kept.peer.0, path, incarnation, "connected again");
+        tracing::debug!(rank, peer = kept.peer.0, path, incarnation, ?medium, "connected again");
         self.tell(link, News::Connected { path, incarnation, domain, pair });
         Ok(())
     }

@@ -286,7 +286,8 @@ impl SoftQueuePair {
 
     fn flush(&mut self, culprit: Culprit, status: Status) {
         self.requests.flush(culprit, status, &mut self.ready);
-        self.ready.extend(self.receives.drain(..).map(|receive| flushed_receive(receive.id)));
+        self.ready
+            .extend(self.receives.drain(..).map(|receive| Completion::flushed_receive(receive.id)));
         self.arriving = None;
         self.inbox.clear();
     }
@@ -360,7 +361,7 @@ impl QueuePair for SoftQueuePair {
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         match self.state {
             State::Reset => return Err(PostError::WrongState(self.state)),
-            State::Error => self.ready.push(flushed_receive(request.id)),
+            State::Error => self.ready.push(Completion::flushed_receive(request.id)),
             _ if self.receives.len() >= self.depth.receives => return Err(PostError::QueueFull),
             State::Init | State::ReadyToReceive | State::ReadyToSend => {
                 let target = request.target.map(|segment| self.table.local(segment));
@@ -371,7 +372,8 @@ impl QueuePair for SoftQueuePair {
                     }
                     Some(None) => {
                         let status = Status::LocalProtection;
-                        self.ready.push(Completion { status, ..flushed_receive(request.id) });
+                        self.ready
+                            .push(Completion { status, ..Completion::flushed_receive(request.id) });
                         let fault = local_protection(&self.path);
                         self.break_down(Fault { culprit: Culprit::None, ..fault });
                     }
@@ -473,11 +475,6 @@ fn local_protection(path: &str) -> Fault {
         ),
         refusal: None,
     }
-}
-
-fn flushed_receive(id: WorkId) -> Completion {
-    let (status, opcode) = (Status::Flushed, Opcode::Receive);
-    Completion { id, status, opcode, bytes: 0, immediate: None }
 }
 
 fn gone(path: &str, cause: &std::io::Error) -> TransportError {

@@ -5,7 +5,7 @@ use ccl_core::failover::queue::{
     atomic::{Answer, Step},
 };
 
-use super::super::{Completion, Opcode, State, Status, WorkId, WorkRequest};
+use super::super::{Completion, Opcode, State, Status};
 use super::control::{HELLO_WORDS, Hello, WORD, load_words, read_mail};
 use super::queue_pair::{VirtualQp, rail_name};
 use super::rail::{Condition, Tag};
@@ -166,7 +166,7 @@ impl VirtualQp {
             }
         }
         if request.signalled {
-            self.ready.push(ended(&request, Status::Success));
+            self.ready.push(Completion::of(&request, Status::Success));
         }
     }
 
@@ -214,18 +214,9 @@ impl VirtualQp {
                 Some((sequence, status)) if sequence.0 == number => status,
                 Some(_) | None => Status::Flushed,
             };
-            self.ready.push(ended(&request, status));
+            self.ready.push(Completion::of(&request, status));
         }
-        self.ready.extend(self.receives.drain(..).map(|receive| flushed_receive(receive.id)));
+        self.ready
+            .extend(self.receives.drain(..).map(|receive| Completion::flushed_receive(receive.id)));
     }
-}
-
-pub(super) fn ended(request: &WorkRequest, status: Status) -> Completion {
-    let (opcode, bytes) = (request.operation.opcode(), request.operation.segment().bytes);
-    Completion { id: request.id, status, opcode, bytes, immediate: None }
-}
-
-pub(super) fn flushed_receive(id: WorkId) -> Completion {
-    let (status, opcode) = (Status::Flushed, Opcode::Receive);
-    Completion { id, status, opcode, bytes: 0, immediate: None }
 }

@@ -61,6 +61,8 @@ pub struct VirtualQp {
     outputs: Vec<Output>,
     started: Instant,
     idle_polls: u32,
+    /// Connections that rails were given.
+    connections: u64,
     /// Makes the connections of the rails.
     pub(super) shadow: Option<Shadow>,
 }
@@ -96,6 +98,7 @@ impl VirtualQp {
             outputs: Vec::new(),
             started: clock::now(),
             idle_polls: 0,
+            connections: 0,
             shadow: None,
         })
     }
@@ -169,6 +172,7 @@ impl VirtualQp {
 
     fn open(&mut self, rail: usize, connection: Connection) -> Result<(), TransportError> {
         let hello = self.hello(rail);
+        self.connections += 1;
         self.rails[rail].connect(connection, &hello)
     }
 
@@ -193,6 +197,30 @@ impl VirtualQp {
             control_bytes: self.rails[0].region.memory().bytes(),
             queue_pairs: self.rails.iter().filter(|rail| rail.pair.is_some()).count(),
         }
+    }
+
+    /// Whether a rail is connected.
+    ///
+    /// # Panics
+    /// There is no such rail.
+    #[must_use]
+    pub fn is_attached(&self, rail: usize) -> bool {
+        self.rails[rail].condition == Condition::Attached
+    }
+
+    /// How many connections its rails were given: where it has grown, [`Self::descriptors`] gives others.
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.connections
+    }
+
+    /// Gives up rails that are silent, and seeks what is missing. Polling does so after many polls in
+    /// vain; who sleeps between polls asks for it.
+    pub fn look_around(&mut self) {
+        self.idle_polls = 0;
+        self.look_for_silence();
+        // Where there was no thread to be had there may be one now.
+        self.seek();
     }
 
     /// Gives up rails whose other host is out of reach although nothing else says so.
@@ -341,7 +369,7 @@ impl QueuePair for VirtualQp {
                 Ok(())
             }
             State::Error => {
-                self.ready.push(super::complete::ended(&request, Status::Flushed));
+                self.ready.push(Completion::of(&request, Status::Flushed));
                 Ok(())
             }
         }
@@ -351,7 +379,7 @@ impl QueuePair for VirtualQp {
         match self.state {
             State::Reset => Err(PostError::WrongState(self.state)),
             State::Error => {
-                self.ready.push(super::complete::flushed_receive(request.id));
+                self.ready.push(Completion::flushed_receive(request.id));
                 Ok(())
             }
             _ if self.receives.len() >= self.depth.receives => Err(PostError::QueueFull),
@@ -381,10 +409,7 @@ impl QueuePair for VirtualQp {
         completions.append(&mut self.ready);
         self.idle_polls = if moved { 0 } else { self.idle_polls + 1 };
         if self.idle_polls >= POLLS_PER_LOOK {
-            self.idle_polls = 0;
-            self.look_for_silence();
-            // Where there was no thread to be had there may be one now.
-            self.seek();
+            self.look_around();
         }
         moved
     }

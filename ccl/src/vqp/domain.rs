@@ -1,0 +1,226 @@
+//! Devices, memory, and the queue pairs over them.
+
+use std::cmp::Reverse;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ccl_core::fault::Rehearsal;
+use ccl_transport::auth::JobKey;
+use ccl_transport::verbs::soft::socket::Binding;
+use ccl_transport::verbs::virtual_qp::{
+    Evidence, Limits, Standing, Switchboard, VirtualDevice, VirtualDomain, VirtualSettings,
+};
+use ccl_transport::verbs::{self, Access, Depth, Domain as _, Memory, MemoryRegion};
+
+use super::devices::{Port, ports};
+use super::drill::{Drill, Fragile};
+use super::{Error, Key, QueuePair};
+use crate::driver::lock;
+
+/// The deepest queue pair.
+pub const MAX_DEPTH: usize = 1 << 16;
+
+/// What a domain is made over.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DomainConfig {
+    /// The devices in the order of the rails, the default one first: `soft` for one on every NIC that
+    /// `R2CCL_NIC` and `R2CCL_RAILS` admit; or names of interfaces or addresses, separated by commas; or
+    /// a filter as in `R2CCL_NIC` that begins with `^` or `=`.
+    pub devices: String,
+    /// Queue pairs with atomics that the domain serves over its life, at most; further ones cannot be
+    /// made.
+    pub queue_pairs: usize,
+    /// Faults to rehearse; the same at both ends. Host 0 is the end that accepts, host 1 the one that
+    /// connects, and the time counts from when the first queue pair is connected.
+    pub faults: Option<Rehearsal>,
+}
+
+impl Default for DomainConfig {
+    fn default() -> Self {
+        Self { devices: super::SOFT.into(), queue_pairs: 1024, faults: None }
+    }
+}
+
+impl DomainConfig {
+    /// All devices, and the faults of `R2CCL_FAULT`.
+    ///
+    /// # Errors
+    /// A setting is impossible.
+    pub fn from_environment() -> Result<Self, Error> {
+        let settings = crate::environment::settings()?;
+        Ok(Self { faults: settings.rehearsal, ..Self::default() })
+    }
+
+    /// Faults in the language of `R2CCL_FAULT`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] says what is not understood.
+    pub fn with_faults(self, text: &str) -> Result<Self, Error> {
+        let faults = text
+            .parse()
+            .map_err(|cause| Error::InvalidArgument(format!("faults {text:?}: {cause}")))?;
+        Ok(Self { faults: Some(faults), ..self })
+    }
+}
+
+/// How one queue pair is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// How the ends learn, after a fault, what has been executed: which semantics hold then. `None`: a
+    /// plain queue pair of the default device, which ends with its rail. The same at both ends.
+    pub evidence: Option<Evidence>,
+    /// Requests and receives that are posted and not completed, at most.
+    pub depth: Depth,
+    /// How long the peer's host may confirm nothing of what is on its way before a rail is given up.
+    pub silence: Duration,
+    /// How long repairs and returns may take.
+    pub limits: Limits,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self {
+            evidence: Some(Evidence::Handshake),
+            depth: Depth { sends: 128, receives: 128 },
+            silence: Duration::from_secs(1),
+            limits: Limits::default(),
+        }
+    }
+}
+
+impl Terms {
+    fn checked(&self) -> Result<(), Error> {
+        let Depth { sends, receives } = self.depth;
+        let is_possible = (1..=MAX_DEPTH).contains(&sends) && receives <= MAX_DEPTH;
+        if is_possible {
+            return Ok(());
+        }
+        let text = format!(
+            "a depth of {sends} requests and {receives} receives: at least one request, at most \
+             {MAX_DEPTH} of each"
+        );
+        Err(Error::InvalidArgument(text))
+    }
+}
+
+/// Devices, the memory that is registered with all of them, and the queue pairs over them. A peer
+/// reaches the memory of a domain through its queue pairs, and nothing else.
+#[derive(Debug)]
+pub struct Domain {
+    inner: VirtualDomain,
+    names: Vec<String>,
+    standings: Vec<Standing>,
+    pub(super) wiring: Arc<Wiring>,
+}
+
+/// How connections are made.
+#[derive(Debug)]
+pub(super) struct Wiring {
+    pub(super) bindings: Vec<Binding>,
+    pub(super) drill: Option<Arc<Drill>>,
+    /// Where this process listens for connections of rails, once it accepts any.
+    switchboard: Mutex<Option<Arc<Switchboard>>>,
+    pub(super) key: JobKey,
+}
+
+impl Wiring {
+    /// Opened when it is first needed.
+    pub(super) fn switchboard(&self) -> Result<Arc<Switchboard>, Error> {
+        let mut open = lock(&self.switchboard);
+        if let Some(switchboard) = &*open {
+            return Ok(Arc::clone(switchboard));
+        }
+        let opened = Arc::new(Switchboard::open(&self.bindings, self.key.clone())?);
+        *open = Some(Arc::clone(&opened));
+        Ok(opened)
+    }
+}
+
+impl Domain {
+    /// A domain over the devices of `config`, whose connections prove `key`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a device that does not exist, or a fault of one; or a device
+    /// refused.
+    pub fn open(config: &DomainConfig, key: &Key) -> Result<Self, Error> {
+        let found = ports(&config.devices, &crate::environment::settings()?)?;
+        let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
+        let drill = drill.map(Arc::new);
+        let standing =
+            |port: &Port| Standing { distance: 0, capacity: Reverse(port.bytes_per_second) };
+        let standings: Vec<_> = found.iter().map(standing).collect();
+        let settings = VirtualSettings {
+            standings: standings.clone(),
+            clients: config.queue_pairs,
+            ..VirtualSettings::new(Evidence::Handshake, found.len())
+        };
+        let device = VirtualDevice::new(fragile(&found, drill.as_ref()), settings);
+        let bindings = found.iter().map(|port| port.binding.clone()).collect();
+        let wiring = Wiring { bindings, drill, switchboard: Mutex::default(), key: key.0.clone() };
+        Ok(Self {
+            inner: device.virtual_domain()?,
+            names: found.iter().map(|port| port.device.name().to_owned()).collect(),
+            standings,
+            wiring: Arc::new(wiring),
+        })
+    }
+
+    /// The devices, by rail.
+    #[must_use]
+    pub fn devices(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Makes `memory` known to the queue pairs of this domain, on all devices, until the region is
+    /// dropped. The peer may do with it what `access` says.
+    ///
+    /// # Errors
+    /// A device refused, or 64 regions are registered already.
+    pub fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, Error> {
+        Ok(self.inner.register(memory, access)?)
+    }
+
+    /// New memory of `bytes` bytes, zeroed and registered.
+    ///
+    /// # Errors
+    /// As for [`Self::register`]; there is none, or `bytes` is 0.
+    pub fn allocate(&self, bytes: usize, access: Access) -> Result<MemoryRegion, Error> {
+        if bytes == 0 {
+            return Err(Error::InvalidArgument("a region of 0 bytes".into()));
+        }
+        self.register(&Memory::allocate(bytes)?, access)
+    }
+
+    /// A queue pair that is not connected yet; receives can be posted.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an impossible depth; or a device refused.
+    pub fn queue_pair(&self, terms: &Terms) -> Result<QueuePair, Error> {
+        terms.checked()?;
+        match terms.evidence {
+            None => QueuePair::plain(self, self.inner.plain_queue_pair(terms.depth)?, terms),
+            Some(evidence) => {
+                let settings = VirtualSettings {
+                    limits: terms.limits,
+                    standings: self.standings.clone(),
+                    silence: terms.silence,
+                    ..VirtualSettings::new(evidence, self.standings.len())
+                };
+                let pair = self.inner.virtual_queue_pair_with(&settings, terms.depth)?;
+                QueuePair::surviving(self, pair, terms)
+            }
+        }
+    }
+}
+
+/// The devices, over the cables of a drill where there is one.
+fn fragile(found: &[Port], drill: Option<&Arc<Drill>>) -> Vec<Arc<dyn verbs::Device>> {
+    let wrap = |(rail, port): (usize, &Port)| -> Arc<dyn verbs::Device> {
+        let device = Arc::clone(&port.device);
+        match drill {
+            Some(drill) => Arc::new(Fragile { device, rail, drill: Arc::clone(drill) }),
+            None => device,
+        }
+    };
+    found.iter().enumerate().map(wrap).collect()
+}

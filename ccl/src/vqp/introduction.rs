@@ -1,0 +1,195 @@
+//! What two ends tell each other before they connect, and the connections that follow from it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use ccl_transport::TransportError;
+use ccl_transport::verbs::Connection;
+use ccl_transport::verbs::virtual_qp::{
+    Attempt, Bell, Connector, Evidence, Shadow, Store, TcpConnector,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+use serde::{Deserialize, Serialize};
+
+use super::drill::Careful;
+use super::meeting::Deadline;
+use super::pair::End;
+use super::{Error, Meeting, QueuePair, Side};
+
+/// What evidence is called where there is none.
+pub(super) const OFF: &str = "off";
+
+/// What one end says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Introduction {
+    evidence: String,
+    rails: usize,
+    /// Faults to rehearse, as they were written.
+    faults: String,
+    /// How both ends call the queue pair: the accepting end chooses.
+    name: String,
+    /// Where the accepting end listens, by rail.
+    addresses: Vec<SocketAddr>,
+}
+
+/// Introduces the ends to each other, connects the default rail, and has the others connected.
+pub(super) fn connect(
+    pair: &mut QueuePair,
+    meeting: &mut Meeting,
+    deadline: &Deadline,
+) -> Result<(), Error> {
+    let side = meeting.side();
+    if let Some(drill) = &pair.wiring.drill {
+        drill.take_side(side)?;
+    }
+    let mine = introduce(pair, side)?;
+    let encoded = postcard::to_stdvec(&mine)
+        .map_err(|cause| Error::system("write an introduction", cause))?;
+    let heard = meeting.exchange(&encoded, deadline.left("the introduction of the peer")?)?;
+    let theirs: Introduction = postcard::from_bytes(&heard)
+        .map_err(|_| Error::PeerLost("it does not introduce itself".into()))?;
+    mine.agrees(&theirs)?;
+    let connector = Shared(Arc::new(wire(pair, side, &mine, theirs)?));
+    let first = connector.connect(0, &Attempt::new(deadline.until));
+    let connection = first.map_err(|cause| {
+        let overdue = match &cause {
+            TransportError::TimedOut(waiting) => deadline.left(waiting).err(),
+            TransportError::PeerGone(_)
+            | TransportError::Protocol(_)
+            | TransportError::Refused(_)
+            | TransportError::System { .. } => None,
+        };
+        overdue.unwrap_or(cause.into())
+    })?;
+    pair.end.pair().connect(connection)?;
+    if let End::Surviving(surviving) = &mut pair.end {
+        surviving.set_shadow(Some(Shadow::new(connector)));
+    }
+    Ok(())
+}
+
+fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
+    let (name, addresses) = match side {
+        Side::Accepting => (random_name()?, pair.wiring.switchboard()?.addresses().to_vec()),
+        Side::Connecting => Default::default(),
+    };
+    let faults = pair.wiring.drill.as_ref().map(|drill| drill.plan().to_string());
+    Ok(Introduction {
+        evidence: pair.terms.evidence.map_or(OFF, Evidence::name).to_owned(),
+        rails: pair.rails(),
+        faults: faults.unwrap_or_default(),
+        name,
+        addresses,
+    })
+}
+
+impl Introduction {
+    /// Both ends compare the same values, so they find out the same.
+    fn agrees(&self, peer: &Self) -> Result<(), Error> {
+        let (rails, peers_rails) = (self.rails.to_string(), peer.rails.to_string());
+        for (what, here, there) in [
+            ("evidence", &self.evidence, &peer.evidence),
+            ("number of rails", &rails, &peers_rails),
+            ("rehearsed faults", &self.faults, &peer.faults),
+        ] {
+            if here != there {
+                let text = format!("the ends differ: {what} {here:?} here, {there:?} at the peer");
+                return Err(Error::InvalidUsage(text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What makes the connections of a queue pair.
+fn wire(
+    pair: &QueuePair,
+    side: Side,
+    mine: &Introduction,
+    theirs: Introduction,
+) -> Result<Careful<TcpConnector>, Error> {
+    let wiring = &pair.wiring;
+    let inner = match side {
+        Side::Accepting => {
+            let nowhere: Arc<dyn Store> = Arc::new(Told(Vec::new()));
+            TcpConnector::accepting(mine.name.clone(), nowhere, wiring.switchboard()?)
+        }
+        Side::Connecting => {
+            if theirs.addresses.len() != pair.rails() || theirs.name.len() > NAME_BYTES * 2 {
+                return Err(Error::PeerLost("it does not say where it listens".into()));
+            }
+            let told = Arc::new(Told(theirs.addresses));
+            TcpConnector::dialling(theirs.name, told, wiring.bindings.clone(), wiring.key.clone())
+        }
+    };
+    Ok(Careful { inner, drill: wiring.drill.clone() })
+}
+
+/// Where the peer listens, as it said when the ends met.
+struct Told(Vec<SocketAddr>);
+
+impl Store for Told {
+    /// The peer was told already.
+    fn put(&self, _: &str, _: &[u8]) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn get(&self, key: &str, _: std::time::Instant) -> Result<Vec<u8>, TransportError> {
+        let rail = key.rsplit(' ').next().and_then(|rail| rail.parse::<usize>().ok());
+        let address = rail.and_then(|rail| self.0.get(rail));
+        let text = || TransportError::TimedOut(format!("nobody told {key}"));
+        address.map(|address| address.to_string().into_bytes()).ok_or_else(text)
+    }
+}
+
+/// The connector of the first rail is also that of the shadow.
+struct Shared(Arc<Careful<TcpConnector>>);
+
+impl Connector for Shared {
+    fn connect(&self, rail: usize, attempt: &Attempt) -> Result<Connection, TransportError> {
+        self.0.connect(rail, attempt)
+    }
+
+    fn announce(&self, bell: Bell) {
+        self.0.announce(bell);
+    }
+}
+
+const NAME_BYTES: usize = 16;
+
+/// A name that no other queue pair has.
+fn random_name() -> Result<String, Error> {
+    let mut bytes = [0; NAME_BYTES];
+    getrandom(&mut bytes, GetRandomFlags::empty())
+        .map_err(|cause| Error::system("draw a name", cause))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_is_named_with_both_values() {
+        let mine = Introduction {
+            evidence: "log".into(),
+            rails: 2,
+            faults: String::new(),
+            name: String::new(),
+            addresses: Vec::new(),
+        };
+        assert_eq!(mine.agrees(&mine), Ok(()));
+        let cases = [
+            (
+                Introduction { evidence: OFF.into(), ..mine.clone() },
+                "evidence \"log\" here, \"off\"",
+            ),
+            (Introduction { rails: 3, ..mine.clone() }, "number of rails \"2\" here, \"3\""),
+            (Introduction { faults: "f".into(), ..mine.clone() }, "faults \"\" here, \"f\""),
+        ];
+        for (theirs, named) in cases {
+            let error = mine.agrees(&theirs).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! Where two processes meet before they have a queue pair: one listens, the other dials, and each
+//! proves to the other that it has the key.
+//!
+//! The connection stays for messages of the application: where its memory is, when it is done. It
+//! carries no data of queue pairs, and may go over another network than these.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::time::{Duration, Instant};
+
+use ccl_core::settings::Settings;
+use ccl_transport::auth::{self, JobKey};
+use ccl_transport::clock;
+use ccl_transport::verbs::{MemoryRegion, RemoteAddress, RemoteKey};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Error;
+
+/// The longest message of an exchange, in bytes.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
+
+/// Whoever connects to a listener says this first.
+const HELLO: &[u8] = b"r2ccl vqp 1";
+/// How long a stranger may take to say that it is none.
+const GREETING_LIMIT: Duration = Duration::from_secs(1);
+/// Between two attempts to reach somebody who does not listen yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// The secret that both ends have; it never travels.
+#[derive(Clone, Debug)]
+pub struct Key(pub(super) JobKey);
+
+impl Key {
+    /// The key derived from a text that both ends were given. It is as hard to guess as the text.
+    #[must_use]
+    pub fn from_passphrase(text: &str) -> Self {
+        Self(JobKey::from_passphrase(text))
+    }
+
+    /// The key of the job, `R2CCL_JOB_KEY`. Without one everybody who reaches a port of this process
+    /// is taken for a peer, which the log says.
+    ///
+    /// # Errors
+    /// A setting is impossible.
+    pub fn from_environment() -> Result<Self, Error> {
+        Ok(Self::of(&crate::environment::settings()?))
+    }
+
+    fn of(settings: &Settings) -> Self {
+        if settings.job_key.is_none() {
+            tracing::warn!("R2CCL_JOB_KEY is not set: whoever reaches a port may be a peer");
+        }
+        Self::from_passphrase(settings.job_key.as_ref().map_or("", |phrase| phrase.reveal()))
+    }
+}
+
+/// Which end of a meeting this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// It listened. Faults call it host 0.
+    Accepting,
+    /// It dialled. Faults call it host 1.
+    Connecting,
+}
+
+/// Waits for peers.
+#[derive(Debug)]
+pub struct Listener {
+    inner: TcpListener,
+    key: Key,
+}
+
+impl Listener {
+    /// Listens on `address`, as `0.0.0.0:18515`; port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// It is no address, or cannot be listened on.
+    pub fn bind(address: &str, key: Key) -> Result<Self, Error> {
+        let failed = |cause| Error::system(format!("listen on {address}"), cause);
+        let addresses: Vec<SocketAddr> = resolve(address)?;
+        let inner = TcpListener::bind(&addresses[..]).map_err(failed)?;
+        inner.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { inner, key })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn address(&self) -> Result<SocketAddr, Error> {
+        self.inner.local_addr().map_err(|cause| Error::system("ask for an own address", cause))
+    }
+
+    /// Waits for the next peer, for `limit` at most. Strangers are sent away.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], or the system refuses.
+    pub fn accept(&self, limit: Duration) -> Result<Meeting, Error> {
+        let deadline = Deadline::after("accept", limit);
+        loop {
+            let left = deadline.left("a peer to connect")?;
+            match self.inner.accept() {
+                Ok((stream, address)) => {
+                    let until = clock::now() + GREETING_LIMIT.min(left);
+                    match greet(&stream, &self.key, until) {
+                        Ok(()) => return Meeting::new(stream, Side::Accepting),
+                        Err(reason) => tracing::warn!(%address, %reason, "not a peer"),
+                    }
+                }
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
+                    let readable = PollFd::new(&self.inner, PollFlags::IN);
+                    // A poll that is interrupted is repeated.
+                    let _ = poll(&mut [readable], Some(&timespec(left)));
+                }
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return Err(Error::system("accept a peer", cause)),
+            }
+        }
+    }
+}
+
+fn greet(stream: &TcpStream, key: &Key, until: Instant) -> Result<(), Error> {
+    let hello = auth::accept(stream, &key.0, until)?;
+    if hello == HELLO {
+        return Ok(());
+    }
+    Err(Error::PeerLost("it speaks another protocol".into()))
+}
+
+/// A connection to the process at the other end, for everything but data.
+#[derive(Debug)]
+pub struct Meeting {
+    stream: TcpStream,
+    side: Side,
+}
+
+impl Meeting {
+    /// Dials `address`, as `host:18515`, until somebody with the key answers, for `limit` at most.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] names the last reason; [`Error::PeerLost`] if the peer has another key.
+    pub fn connect(address: &str, key: &Key, limit: Duration) -> Result<Self, Error> {
+        let deadline = Deadline::after("connect", limit);
+        let mut reason = format!("{address} to answer");
+        loop {
+            let left = deadline.left(&reason)?;
+            for candidate in resolve(address)? {
+                match TcpStream::connect_timeout(&candidate, left) {
+                    Ok(stream) => {
+                        auth::initiate(&stream, &key.0, HELLO, deadline.until)?;
+                        return Self::new(stream, Side::Connecting);
+                    }
+                    Err(cause) => reason = format!("{candidate}: {cause}"),
+                }
+            }
+            clock::sleep(RETRY_PAUSE.min(left));
+        }
+    }
+
+    fn new(stream: TcpStream, side: Side) -> Result<Self, Error> {
+        let prepared = stream.set_nonblocking(true);
+        prepared.map_err(|cause| Error::system("prepare a connection", cause))?;
+        Ok(Self { stream, side })
+    }
+
+    /// Which end this is.
+    #[must_use]
+    pub fn side(&self) -> Side {
+        self.side
+    }
+
+    /// Tells the peer something and hears what it has to tell: both ends call this.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`], or the peer is gone. The meeting is over then.
+    pub fn exchange(&mut self, message: &[u8], limit: Duration) -> Result<Vec<u8>, Error> {
+        let length =
+            u32::try_from(message.len()).ok().filter(|_| message.len() <= MAX_MESSAGE_BYTES);
+        let Some(length) = length else {
+            let text = format!("a message of {} bytes; {MAX_MESSAGE_BYTES} at most", message.len());
+            return Err(Error::InvalidArgument(text));
+        };
+        let deadline = Deadline::after("exchange", limit);
+        let framed = [&length.to_le_bytes()[..], message].concat();
+        let (mut unsent, mut incoming) = (&framed[..], Incoming::default());
+        // Both directions at once: a message may be larger than what the kernels hold on the way.
+        while !(unsent.is_empty() && incoming.is_complete()) {
+            let left = deadline.left("a message of the peer")?;
+            if !unsent.is_empty() {
+                unsent = &unsent[sent(self.stream.write(unsent))?..];
+            }
+            if !incoming.is_complete() {
+                incoming.read_from(&mut self.stream)?;
+            }
+            self.await_change(!unsent.is_empty(), !incoming.is_complete(), left);
+        }
+        Ok(incoming.message)
+    }
+
+    /// Waits until the peer has said or taken something; not at all where neither is expected.
+    fn await_change(&self, sends: bool, receives: bool, limit: Duration) {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::OUT, sends);
+        flags.set(PollFlags::IN, receives);
+        if !flags.is_empty() {
+            // A poll that is interrupted is a short one.
+            let _ = poll(&mut [PollFd::new(&self.stream, flags)], Some(&timespec(limit)));
+        }
+    }
+
+    /// Tells the peer about a region of this end, and hears of one of the peer's.
+    ///
+    /// # Errors
+    /// As for [`Self::exchange`]; [`Error::PeerLost`] if the peer says something else.
+    pub fn exchange_regions(
+        &mut self,
+        region: &MemoryRegion,
+        limit: Duration,
+    ) -> Result<PeerRegion, Error> {
+        let start = region.remote(0);
+        let bytes = region.memory().bytes() as u64;
+        let words = [u64::from(start.key.0), start.address, bytes].map(u64::to_le_bytes);
+        let theirs = self.exchange(words.as_flattened(), limit)?;
+        let (words, []) = theirs.as_chunks::<8>() else { return Err(no_region()) };
+        let &[key, address, bytes] = words else { return Err(no_region()) };
+        let key = u32::try_from(u64::from_le_bytes(key)).map_err(|_| no_region())?;
+        let start = RemoteAddress { key: RemoteKey(key), address: u64::from_le_bytes(address) };
+        Ok(PeerRegion { start, bytes: u64::from_le_bytes(bytes) })
+    }
+
+    /// Whether an [`exchange`](Self::exchange) of the peer is under way, or the peer is gone. Never waits.
+    #[must_use]
+    pub fn has_message(&self) -> bool {
+        let mut readable = [PollFd::new(&self.stream, PollFlags::IN)];
+        matches!(poll(&mut readable, Some(&timespec(Duration::ZERO))), Ok(1..))
+    }
+}
+
+/// A message that is arriving.
+#[derive(Debug, Default)]
+struct Incoming {
+    length: [u8; 4],
+    /// Bytes of the length and of the message that have arrived.
+    arrived: usize,
+    message: Vec<u8>,
+}
+
+impl Incoming {
+    fn is_complete(&self) -> bool {
+        self.arrived >= self.length.len() && self.arrived - self.length.len() == self.message.len()
+    }
+
+    /// Reads what is there of this message, and nothing of the next.
+    fn read_from(&mut self, stream: &mut TcpStream) -> Result<(), Error> {
+        let head = self.length.len();
+        while !self.is_complete() {
+            let missing = match self.arrived.checked_sub(head) {
+                None => &mut self.length[self.arrived..],
+                Some(arrived) => &mut self.message[arrived..],
+            };
+            let count = sent(stream.read(missing))?;
+            if count == 0 {
+                return Ok(());
+            }
+            self.arrived += count;
+            if self.arrived == head {
+                let length = u32::from_le_bytes(self.length) as usize;
+                if length > MAX_MESSAGE_BYTES {
+                    return Err(gone("its message is too long"));
+                }
+                self.message = vec![0; length];
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory of the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerRegion {
+    /// Its first byte.
+    pub start: RemoteAddress,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl PeerRegion {
+    /// A place in it, for requests.
+    #[must_use]
+    pub fn at(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { address: self.start.address.wrapping_add(offset), ..self.start }
+    }
+}
+
+/// When a call has to be over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deadline {
+    call: &'static str,
+    limit: Duration,
+    pub(super) until: Instant,
+}
+
+impl Deadline {
+    /// The furthest moment that is worth a promise.
+    const MOST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+    pub(super) fn after(call: &'static str, limit: Duration) -> Self {
+        Self { call, limit, until: clock::now() + limit.min(Self::MOST) }
+    }
+
+    /// How much is left of it for `waiting`.
+    pub(super) fn left(&self, waiting: &str) -> Result<Duration, Error> {
+        let left = self.until.saturating_duration_since(clock::now());
+        if !left.is_zero() {
+            return Ok(left);
+        }
+        let (call, seconds) = (self.call, self.limit.as_secs_f64());
+        Err(Error::Deadline { call, seconds, waiting: format!("it waited for {waiting}") })
+    }
+}
+
+/// How many bytes have moved: none, while nothing can.
+fn sent(moved: std::io::Result<usize>) -> Result<usize, Error> {
+    match moved {
+        Ok(0) => Err(gone("it closed the connection")),
+        Ok(count) => Ok(count),
+        Err(cause) if matches!(cause.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {
+            Ok(0)
+        }
+        Err(cause) => Err(gone(&cause.to_string())),
+    }
+}
+
+fn gone(how: &str) -> Error {
+    Error::PeerLost(how.to_owned())
+}
+
+fn no_region() -> Error {
+    gone("it does not tell where its memory is")
+}
+
+fn resolve(address: &str) -> Result<Vec<SocketAddr>, Error> {
+    let unknown = |cause: &dyn std::fmt::Display| {
+        Error::InvalidArgument(format!("{address:?} is not host:port: {cause}"))
+    };
+    let found: Vec<_> = address.to_socket_addrs().map_err(|cause| unknown(&cause))?.collect();
+    if found.is_empty() {
+        return Err(unknown(&"the host has no address"));
+    }
+    Ok(found)
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
+    Timespec { tv_sec, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn meet(near: &str, far: &str) -> (Result<Meeting, Error>, Result<Meeting, Error>) {
+        let listener = Listener::bind("127.0.0.1:0", Key::from_passphrase(near)).unwrap();
+        let address = listener.address().unwrap().to_string();
+        let key = Key::from_passphrase(far);
+        let dialling = thread::spawn(move || Meeting::connect(&address, &key, LIMIT));
+        let patience = if near == far { LIMIT } else { Duration::from_millis(200) };
+        let accepted = listener.accept(patience);
+        (accepted, dialling.join().unwrap())
+    }
+
+    #[test]
+    fn both_ends_hear_each_other() {
+        let (near, far) = meet("secret", "secret");
+        let (mut near, mut far) = (near.unwrap(), far.unwrap());
+        assert_eq!((near.side(), far.side()), (Side::Accepting, Side::Connecting));
+        let large = vec![7; MAX_MESSAGE_BYTES];
+        let expected = large.clone();
+        let answers = thread::spawn(move || {
+            (far.exchange(b"", LIMIT).unwrap(), far.exchange(&large, LIMIT).unwrap())
+        });
+        assert_eq!(near.exchange(b"one", LIMIT).unwrap(), b"");
+        assert_eq!(near.exchange(&expected, LIMIT).unwrap(), expected);
+        assert_eq!(answers.join().unwrap(), (b"one".to_vec(), expected));
+        assert!(matches!(near.exchange(b"", LIMIT), Err(Error::PeerLost(_))));
+        let long = vec![0; MAX_MESSAGE_BYTES + 1];
+        assert!(matches!(near.exchange(&long, LIMIT), Err(Error::InvalidArgument(_))));
+    }
+
+    #[test]
+    fn a_stranger_is_sent_away() {
+        let (near, far) = meet("secret", "guess");
+        assert!(matches!(near, Err(Error::Deadline { call: "accept", .. })), "{near:?}");
+        assert!(matches!(far, Err(Error::PeerLost(_))), "{far:?}");
+    }
+
+    #[test]
+    fn nobody_there_is_a_deadline_and_no_address_an_argument() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        drop(listener);
+        let key = Key::from_passphrase("");
+        let nobody = Meeting::connect(&address, &key, Duration::from_millis(50));
+        assert!(matches!(nobody, Err(Error::Deadline { call: "connect", .. })), "{nobody:?}");
+        let nowhere = Listener::bind("127.0.0.1", key);
+        assert!(matches!(nowhere, Err(Error::InvalidArgument(_))), "{nowhere:?}");
+    }
+}

@@ -1,0 +1,475 @@
+//! One end of a queue pair, plain or over several rails.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use ccl_transport::clock;
+use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Readiness, SendState, VirtualQp};
+use ccl_transport::verbs::{
+    Completion, Opcode, QueuePair as _, ReceiveRequest, State, Status, WorkRequest,
+};
+use ccl_transport::{TransportError, verbs};
+
+use super::domain::Wiring;
+use super::event::{Chronicle, Event, Snapshot};
+use super::meeting::Deadline;
+use super::{Domain, Error, Meeting, Terms, introduction};
+
+/// Polls in vain before the kernel is asked how long the host of the peer has been silent.
+const POLLS_PER_LOOK: u32 = 256;
+/// Polls in vain before a waiting thread sleeps.
+const POLLS_BEFORE_SLEEP: u32 = 200;
+/// How long to sleep where something may have to be done that no descriptor tells.
+const SHORT_PAUSE: Duration = Duration::from_micros(100);
+/// How long to sleep otherwise: faults that nobody tells are found out that much later.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+/// How long to sleep where two things are waited for.
+const SERVE_PAUSE: Duration = Duration::from_millis(1);
+
+/// One end of a queue pair. It has no threads that serve it: everything happens in
+/// [`poll`](Self::poll) and [`wait`](Self::wait), also what the peer needs of this end, so it has to be
+/// polled until both ends are done.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub(super) end: End,
+    pub(super) terms: Terms,
+    pub(super) wiring: std::sync::Arc<Wiring>,
+    rails: usize,
+    readiness: Readiness,
+    /// Connections whose descriptors are watched.
+    watched: u64,
+    /// Rails of this host that a rehearsed fault has switched off.
+    severed: Vec<bool>,
+    chronicle: Chronicle,
+    /// Completed while it was connected.
+    early: Vec<Completion>,
+}
+
+/// What it is made of.
+#[derive(Debug)]
+pub(super) enum End {
+    Surviving(Box<VirtualQp>),
+    Plain(Plain),
+}
+
+/// A queue pair of one device, which ends with its rail.
+#[derive(Debug)]
+pub(super) struct Plain {
+    pub(super) pair: Box<dyn verbs::QueuePair>,
+    idle_polls: u32,
+    /// Why this end was given up, where the device does not know.
+    fault: Option<TransportError>,
+    /// The oldest request has still to be told what happened.
+    has_verdict: bool,
+}
+
+impl Plain {
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let before = completions.len();
+        let moved = self.pair.poll(completions);
+        let is_request = |completion: &&mut Completion| {
+            let opcode = completion.opcode;
+            !matches!(opcode, Opcode::Receive | Opcode::ReceiveWriteWithImmediate)
+        };
+        if self.has_verdict
+            && let Some(oldest) = completions[before..].iter_mut().find(is_request)
+        {
+            oldest.status = Status::RetryExceeded;
+            self.has_verdict = false;
+        }
+        moved
+    }
+
+    fn give_up(&mut self, fault: TransportError) {
+        if self.pair.state() == State::ReadyToSend {
+            self.fault = Some(fault);
+            self.has_verdict = true;
+            self.pair.fail();
+        }
+    }
+
+    /// Does what a NIC does that has repeated itself in vain.
+    fn look_around(&mut self, limit: Duration) {
+        self.idle_polls = 0;
+        if let Some(silence) = self.pair.silence().filter(|silence| *silence > limit) {
+            let text = format!("its host has confirmed nothing for {silence:.1?}");
+            self.give_up(TransportError::TimedOut(text));
+        }
+    }
+}
+
+impl QueuePair {
+    pub(super) fn plain(
+        domain: &Domain,
+        pair: Box<dyn verbs::QueuePair>,
+        terms: &Terms,
+    ) -> Result<Self, Error> {
+        let plain = Plain { pair, idle_polls: 0, fault: None, has_verdict: false };
+        Self::new(domain, End::Plain(plain), terms)
+    }
+
+    pub(super) fn surviving(
+        domain: &Domain,
+        pair: VirtualQp,
+        terms: &Terms,
+    ) -> Result<Self, Error> {
+        Self::new(domain, End::Surviving(Box::new(pair)), terms)
+    }
+
+    fn new(domain: &Domain, mut end: End, terms: &Terms) -> Result<Self, Error> {
+        end.pair().initialise()?;
+        Ok(Self {
+            end,
+            terms: *terms,
+            wiring: std::sync::Arc::clone(&domain.wiring),
+            rails: domain.devices().len(),
+            readiness: Readiness::new()?,
+            watched: 0,
+            severed: vec![false; domain.devices().len()],
+            chronicle: Chronicle::default(),
+            early: Vec::new(),
+        })
+    }
+
+    /// Connects it with a queue pair of the peer, which does the same over the other end of the
+    /// meeting. Several are connected one after the other, in the same order at both ends. On return
+    /// both ends can be used; connections of further rails are made in the background, at once and
+    /// whenever one has failed.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUsage`] if it was connected before, or the ends differ in evidence, number of
+    /// rails or rehearsed faults; [`Error::Deadline`]; [`Error::PeerLost`] if the default rail does not
+    /// connect. It is of no use then.
+    pub fn connect(&mut self, meeting: &mut Meeting, limit: Duration) -> Result<(), Error> {
+        if self.state() != State::Init {
+            let text = format!("the queue pair is in the state {}", self.state());
+            return Err(Error::InvalidUsage(text));
+        }
+        let deadline = Deadline::after("connect a queue pair", limit);
+        introduction::connect(self, meeting, &deadline)?;
+        self.meet_on_default(&deadline)?;
+        meeting.exchange(b"ready", deadline.left("the peer to be ready")?)?;
+        if let Some(drill) = &self.wiring.drill {
+            drill.begin();
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer has introduced itself.
+    fn meet_on_default(&mut self, deadline: &Deadline) -> Result<(), Error> {
+        let mut early = Vec::new();
+        while !self.is_running() {
+            if self.state() == State::Error {
+                return Err(self.lost());
+            }
+            deadline.left("the peer to introduce itself")?;
+            if !self.poll(&mut early) {
+                std::thread::yield_now();
+            }
+        }
+        self.early = early;
+        Ok(())
+    }
+
+    /// How many rails it has.
+    #[must_use]
+    pub fn rails(&self) -> usize {
+        self.rails
+    }
+
+    /// Its evidence; `None` for a plain one.
+    #[must_use]
+    pub fn evidence(&self) -> Option<Evidence> {
+        self.terms.evidence
+    }
+
+    /// Queues a request and starts it if it can start. Of one that is not signalled nothing is heard
+    /// unless it fails.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`]: poll first. [`Error::InvalidUsage`] before it is connected. After it has
+    /// failed requests are accepted, and flushed.
+    pub fn post_send(&mut self, request: WorkRequest) -> Result<(), Error> {
+        Ok(self.end.pair().post_send(request)?)
+    }
+
+    /// Queues memory for one message of the peer.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`].
+    pub fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), Error> {
+        Ok(self.end.pair().post_receive(request)?)
+    }
+
+    /// Does what can be done without waiting, appends what has completed, and tells whether anything
+    /// happened.
+    pub fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        if self.wiring.drill.is_some() {
+            self.look_at_drill();
+        }
+        if !self.early.is_empty() {
+            completions.append(&mut self.early);
+        }
+        let moved = match &mut self.end {
+            End::Surviving(pair) => pair.poll(completions),
+            End::Plain(plain) => {
+                let moved = plain.poll(completions);
+                plain.idle_polls = if moved { 0 } else { plain.idle_polls + 1 };
+                if plain.idle_polls >= POLLS_PER_LOOK {
+                    plain.look_around(self.terms.silence);
+                }
+                moved
+            }
+        };
+        self.chronicle.look(self.end.snapshot());
+        moved
+    }
+
+    /// Waits until something has completed, which it appends.
+    ///
+    /// # Errors
+    /// [`Error::Deadline`] if nothing did within `limit`; [`Error::PeerLost`] with the reason if it has
+    /// failed and nothing is outstanding any more.
+    pub fn wait(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let deadline = Deadline::after("wait", limit);
+        self.wait_while(completions, &deadline, LOOK_PAUSE, || true).map(drop)
+    }
+
+    /// Serves the peer until it says something over the meeting, or something has completed here, which
+    /// is appended. Tells whether the peer has said something.
+    ///
+    /// # Errors
+    /// As for [`Self::wait`].
+    pub fn serve(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        meeting: &Meeting,
+        limit: Duration,
+    ) -> Result<bool, Error> {
+        let deadline = Deadline::after("serve", limit);
+        let has_completed =
+            self.wait_while(completions, &deadline, SERVE_PAUSE, || !meeting.has_message())?;
+        Ok(!has_completed)
+    }
+
+    /// Polls until something has completed, or `goes_on` no more; tells whether it was the first.
+    fn wait_while(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        deadline: &Deadline,
+        pause: Duration,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<bool, Error> {
+        let before = completions.len();
+        let mut idle = 0u32;
+        loop {
+            // One that fails in a poll still has something to say in the next.
+            let was_over = self.state() == State::Error;
+            let moved = self.poll(completions);
+            if completions.len() > before {
+                return Ok(true);
+            }
+            idle = if moved { 0 } else { idle.saturating_add(1) };
+            if !moved && !goes_on() {
+                return Ok(false);
+            }
+            if was_over && !moved {
+                return Err(self.lost());
+            }
+            let left = deadline.left("a completion")?;
+            if idle < POLLS_BEFORE_SLEEP {
+                std::thread::yield_now();
+                continue;
+            }
+            self.arm()?;
+            self.readiness.rest(left.min(pause));
+        }
+    }
+
+    /// One descriptor for all rails, the same over its life. After [`arm`](Self::arm) it becomes readable
+    /// when a poll is worthwhile.
+    #[must_use]
+    pub fn descriptor(&self) -> RawFd {
+        self.readiness.descriptor()
+    }
+
+    /// To be called before somebody sleeps on the descriptor, as `ibv_req_notify_cq` is: arm, poll once
+    /// more, sleep.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn arm(&mut self) -> Result<(), Error> {
+        let (needs_poll, deadline) = match &mut self.end {
+            End::Surviving(pair) => {
+                pair.look_around();
+                if pair.connections() > self.watched {
+                    self.watched = pair.connections();
+                    let mut descriptors = Vec::new();
+                    pair.descriptors(&mut descriptors);
+                    self.readiness.watch(&descriptors)?;
+                }
+                (pair.needs_poll(), pair.deadline())
+            }
+            End::Plain(plain) => {
+                plain.look_around(self.terms.silence);
+                if self.watched == 0
+                    && let Some(descriptor) = plain.pair.descriptor()
+                {
+                    self.watched = 1;
+                    self.readiness.watch(&[descriptor])?;
+                }
+                (plain.pair.needs_poll() || plain.has_verdict, None)
+            }
+        };
+        let until = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
+        let most = if needs_poll { SHORT_PAUSE } else { LOOK_PAUSE };
+        Ok(self.readiness.arm(until.map_or(most, |until| until.min(most)))?)
+    }
+
+    /// Where it is in its life.
+    #[must_use]
+    pub fn state(&self) -> State {
+        match &self.end {
+            End::Surviving(pair) => pair.state(),
+            End::Plain(plain) => plain.pair.state(),
+        }
+    }
+
+    /// Why it has failed.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        let fault = match &self.end {
+            End::Surviving(pair) => pair.fault(),
+            End::Plain(plain) => plain.fault.as_ref().or_else(|| plain.pair.fault()),
+        };
+        fault.map(TransportError::to_string)
+    }
+
+    /// Whether requests flow, rather than wait for the peer or for a repair.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.end.snapshot().is_running
+    }
+
+    /// The rail in use; 0 is the default one.
+    #[must_use]
+    pub fn active_rail(&self) -> usize {
+        self.end.snapshot().rail
+    }
+
+    /// How many rails are connected.
+    #[must_use]
+    pub fn connected_rails(&self) -> usize {
+        match &self.end {
+            End::Surviving(pair) => (0..self.rails).filter(|&rail| pair.is_attached(rail)).count(),
+            End::Plain(plain) => usize::from(plain.pair.state() == State::ReadyToSend),
+        }
+    }
+
+    /// What it has gone through; nothing, for a plain one.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        match &self.end {
+            End::Surviving(pair) => pair.counters(),
+            End::Plain(_) => Counters::default(),
+        }
+    }
+
+    /// What has happened to it since the last call, the oldest first; 1024 events are kept.
+    pub fn take_events(&mut self) -> Vec<Event> {
+        self.chronicle.take()
+    }
+
+    /// Says that a rail has failed, whatever its device thinks: because somebody else knows better. A
+    /// plain queue pair ends with its only one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: there is no such rail.
+    pub fn suspect(&mut self, rail: usize) -> Result<(), Error> {
+        if rail >= self.rails {
+            let text = format!("there is no rail {rail}; there are {}", self.rails);
+            return Err(Error::InvalidArgument(text));
+        }
+        match &mut self.end {
+            End::Surviving(pair) => pair.suspect(rail),
+            End::Plain(plain) if rail == 0 => {
+                plain.give_up(TransportError::PeerGone("its rail was said to have failed".into()));
+            }
+            End::Plain(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Ends it: everything outstanding is flushed, and nothing that was posted here leaves any more.
+    pub fn fail(&mut self) {
+        self.end.pair().fail();
+    }
+
+    /// Whether bytes that were sent may still be lost if this process exits now.
+    #[must_use]
+    pub fn in_flight(&self) -> bool {
+        match &self.end {
+            End::Surviving(pair) => pair.in_flight(),
+            End::Plain(plain) => plain.pair.in_flight(),
+        }
+    }
+
+    /// Tells its rails what the kernel would tell this host of NICs that are off.
+    fn look_at_drill(&mut self) {
+        let Some(drill) = self.wiring.drill.clone() else { return };
+        for rail in 0..self.rails {
+            let is_severed = drill.is_severed(rail);
+            let was_severed = std::mem::replace(&mut self.severed[rail], is_severed);
+            if !is_severed || was_severed {
+                continue;
+            }
+            match &mut self.end {
+                End::Surviving(pair) => pair.suspect(rail),
+                End::Plain(plain) if rail == 0 => {
+                    plain.give_up(TransportError::PeerGone("its NIC is off on purpose".into()));
+                }
+                End::Plain(_) => {}
+            }
+        }
+    }
+
+    fn lost(&self) -> Error {
+        Error::PeerLost(self.fault().unwrap_or_else(|| "the queue pair has failed".to_owned()))
+    }
+}
+
+impl End {
+    pub(super) fn pair(&mut self) -> &mut dyn verbs::QueuePair {
+        match self {
+            Self::Surviving(pair) => &mut **pair,
+            Self::Plain(plain) => &mut *plain.pair,
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        match self {
+            Self::Surviving(pair) => Snapshot {
+                is_running: pair.is_running(),
+                has_failed: pair.state() == State::Error,
+                is_returning: matches!(
+                    pair.send_state(),
+                    SendState::WaitSignaled | SendState::WaitDrained
+                ),
+                rail: pair.active(),
+                repairs: pair.counters().repairs,
+            },
+            Self::Plain(plain) => {
+                let state = plain.pair.state();
+                Snapshot {
+                    is_running: state == State::ReadyToSend,
+                    has_failed: state == State::Error,
+                    ..Snapshot::default()
+                }
+            }
+        }
+    }
+}

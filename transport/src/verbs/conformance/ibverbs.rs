@@ -1,0 +1,49 @@
+//! The suite over RDMA devices: those of half the host against those of the other half.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use super::super::ibverbs::{HcaFilter, IbDevice, devices};
+use super::*;
+
+/// The devices of the two ends, one for each rail; a single device is that of both.
+fn halves() -> Option<[Vec<IbDevice>; 2]> {
+    let find = || devices(&HcaFilter::default()).ok();
+    let mut left = find()?;
+    let right = if left.len() > 1 { left.split_off(left.len() / 2) } else { find()? };
+    Some([left, right])
+}
+
+pub(super) fn plain() -> Devices {
+    Some(halves()?.map(|mut half| Box::new(half.swap_remove(0)) as Box<dyn Device>))
+}
+
+/// Virtual devices over two rails, or over one twice.
+pub(super) fn rails(evidence: Evidence) -> Devices {
+    Some(halves()?.map(|half| {
+        let half: Vec<Arc<dyn Device>> =
+            half.into_iter().map(|device| Arc::new(device) as _).collect();
+        let rails = half.iter().cycle().take(2).cloned().collect();
+        virtual_over(rails, evidence)
+    }))
+}
+
+/// Where there are devices each of them can be opened; where there are none it is said why.
+#[test]
+fn devices_can_be_opened_or_are_reported_missing() {
+    match devices(&HcaFilter::default()) {
+        Ok(found) => {
+            for device in found {
+                assert!(device.domain().is_ok(), "{device:?}");
+                assert!(!device.name().is_empty());
+            }
+        }
+        Err(reason) => {
+            let TransportError::System { call, .. } = &reason else { panic!("{reason}") };
+            let calls = ["load libibverbs", "list the RDMA devices", "find an RDMA device"];
+            assert!(calls.contains(&call.as_str()), "{reason}");
+            let line = format!("skip: queue pairs over ibverbs: {reason}\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What is registered with a port's device, and the queue pairs on it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::super::{
+    Access, Depth, Domain, LocalKey, Memory, MemoryRegion, QueuePair, RemoteKey, Segment,
+};
+use super::gid;
+use super::hello::Hello;
+use super::queue_pair::IbQueuePair;
+use super::sys::{
+    Context, DeviceLimits, Endpoint, Gid, GidEntry, PortState, ProtectionDomain, Registration,
+};
+use super::watch::Watch;
+use crate::TransportError;
+
+/// Reads and atomics at a time; more would not make them faster, and devices pay for each.
+const MOST_READS: u8 = 16;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(super) struct IbDomain(Arc<Shared>);
+
+/// What all queue pairs of a domain use.
+#[derive(Debug)]
+pub(super) struct Shared {
+    protection: Arc<ProtectionDomain>,
+    pub(super) port: u8,
+    pub(super) limits: DeviceLimits,
+    pub(super) watch: Watch,
+    /// The registered memory, by its local key.
+    regions: RwLock<BTreeMap<u32, Memory>>,
+}
+
+impl IbDomain {
+    pub(super) fn new(
+        context: &Arc<Context>,
+        port: u8,
+        limits: DeviceLimits,
+    ) -> Result<Self, TransportError> {
+        Ok(Self(Arc::new(Shared {
+            protection: ProtectionDomain::new(context)?,
+            port,
+            limits,
+            watch: Watch::new(Arc::clone(context)),
+            regions: RwLock::default(),
+        })))
+    }
+}
+
+impl Domain for IbDomain {
+    fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError> {
+        let shared = &self.0;
+        // A device without atomics has no such right to give. Atomics are refused when they are posted.
+        let remote_atomic = access.remote_atomic && shared.limits.has_atomics;
+        let access = Access { remote_atomic, ..access };
+        let registration = shared.protection.register(memory, access)?;
+        let (local, remote) = registration.keys();
+        let mut regions = shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.insert(local, memory.clone());
+        let region = Region { shared: Arc::clone(shared), registration };
+        let keys = (LocalKey(local), RemoteKey(remote));
+        Ok(MemoryRegion::new(memory.clone(), keys, 0, Box::new(region)))
+    }
+
+    fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        Ok(Box::new(IbQueuePair::new(Arc::clone(&self.0), depth)?))
+    }
+}
+
+/// Takes the key out of the table when the region is dropped, and then undoes the registration.
+struct Region {
+    shared: Arc<Shared>,
+    registration: Registration,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let mut regions = self.shared.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.remove(&self.registration.keys().0);
+    }
+}
+
+impl Shared {
+    /// The memory that a segment is part of, if it is registered.
+    pub(super) fn memory(&self, segment: Segment) -> Option<Memory> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let memory = regions.get(&segment.key.0)?;
+        let end = segment.offset.checked_add(segment.bytes)?;
+        (end <= memory.bytes()).then(|| memory.clone())
+    }
+
+    pub(super) fn endpoint(&self, depth: Depth) -> Result<Arc<Endpoint>, TransportError> {
+        let limits = self.limits;
+        if depth.sends.max(depth.receives) > limits.queue_entries
+            || depth.sends + depth.receives > limits.completions
+        {
+            let most =
+                format!("{} operations, {} completions", limits.queue_entries, limits.completions);
+            let text = format!("{depth:?} is more than it has: {most}");
+            return Err(TransportError::system(
+                format!("make a queue pair of {}", self.name()),
+                text,
+            ));
+        }
+        let endpoint = Endpoint::new(&self.protection, self.port, depth, limits.has_atomics)?;
+        Ok(Arc::new(endpoint))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        self.protection.context().name()
+    }
+
+    /// How this end introduces itself, and the row of the address it uses. The address is looked up
+    /// anew each time, because it may have changed while the port was down.
+    pub(super) fn describe(
+        &self,
+        number: u32,
+        packet: u32,
+    ) -> Result<(Hello, Option<u8>), TransportError> {
+        let (port, gid) = look_up(self.protection.context(), self.port)?;
+        let hello = Hello {
+            mtu: port.mtu,
+            is_ethernet: port.is_ethernet,
+            has_atomics: self.limits.has_atomics,
+            reads_answered: self.limits.reads_answered.min(MOST_READS),
+            reads_asked: self.limits.reads_asked.min(MOST_READS),
+            lid: port.lid,
+            number,
+            packet,
+            gid: gid.map_or([0; 16], |entry| entry.gid),
+        };
+        Ok((hello, gid.map(|entry| entry.index)))
+    }
+
+    /// Whether the port has a link now: an event may be about one that was lost and is back.
+    pub(super) fn has_link(&self) -> bool {
+        self.protection.context().port(self.port).is_ok_and(|port| port.is_active)
+    }
+
+    /// Whether the row still has this address.
+    pub(super) fn has_address(&self, index: u8, gid: Gid) -> bool {
+        let rows = self.protection.context().gids(self.port, u32::from(index) + 1);
+        rows.iter().any(|row| row.index == index && row.gid == gid)
+    }
+}
+
+/// The state of a port that can be used, and the address to use, on Ethernet.
+///
+/// # Errors
+/// It cannot be used, for the reason given.
+pub(super) fn look_up(
+    context: &Context,
+    number: u8,
+) -> Result<(PortState, Option<GidEntry>), TransportError> {
+    let port = context.port(number)?;
+    let failed = |cause: String| {
+        TransportError::system(format!("use port {number} of {}", context.name()), cause)
+    };
+    if !port.is_active {
+        return Err(failed("it has no link".into()));
+    }
+    if !port.is_ethernet {
+        return Ok((port, None));
+    }
+    let rows = context.gids(number, port.gids);
+    let best = gid::choose(&rows).map_err(|reason| failed(reason.to_string()))?;
+    Ok((port, Some(best)))
+}

@@ -1,0 +1,81 @@
+//! What was posted and has not completed.
+
+use std::collections::VecDeque;
+
+use super::super::{Status, WorkRequest};
+
+/// An operation that has not completed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) request: WorkRequest,
+    /// What is wrong with it, so that it is not given to the device.
+    pub(super) doomed: Option<Status>,
+}
+
+/// What was posted and has not completed, oldest first.
+#[derive(Debug)]
+pub(super) struct Queue<T> {
+    entries: VecDeque<T>,
+    /// How many of the oldest the device has.
+    pub(super) posted: usize,
+    /// Number of the oldest.
+    first: u64,
+}
+
+impl<T> Queue<T> {
+    pub(super) fn new(entries: usize) -> Self {
+        Self { entries: VecDeque::with_capacity(entries), posted: 0, first: 0 }
+    }
+
+    pub(super) fn push(&mut self, entry: T) {
+        self.entries.push_back(entry);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The oldest that the device does not have, and the number by which it will know it.
+    pub(super) fn unposted(&mut self) -> Option<(u64, &mut T)> {
+        let entry = self.entries.get_mut(self.posted)?;
+        Some((self.first + self.posted as u64, entry))
+    }
+
+    /// The device gives back the oldest; `None` if that is not this one.
+    pub(super) fn take_back(&mut self, number: u64) -> Option<T> {
+        if self.posted == 0 || number != self.first {
+            return None;
+        }
+        self.posted -= 1;
+        self.pop()
+    }
+
+    pub(super) fn pop(&mut self) -> Option<T> {
+        let entry = self.entries.pop_front()?;
+        self.first += 1;
+        Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_gives_back_what_it_has_in_order() {
+        let mut queue = Queue::new(4);
+        for name in ["a", "b", "c"] {
+            queue.push(name);
+        }
+        assert_eq!(queue.take_back(0), None, "the device has nothing");
+        assert_eq!(queue.unposted(), Some((0, &mut "a")));
+        queue.posted = 2;
+        assert_eq!(queue.unposted(), Some((2, &mut "c")));
+        assert_eq!((queue.take_back(1), queue.take_back(0)), (None, Some("a")));
+        assert_eq!((queue.take_back(0), queue.take_back(1)), (None, Some("b")));
+        assert_eq!((queue.take_back(2), queue.posted, queue.len()), (None, 0, 1));
+        assert_eq!(queue.pop(), Some("c"));
+        assert_eq!(queue.pop(), None);
+        assert_eq!(queue.unposted(), None);
+    }
+}

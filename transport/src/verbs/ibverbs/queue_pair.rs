@@ -1,0 +1,461 @@
+//! One end of a connection: posting and polling. How it is connected is in `connect`, how it ends in
+//! `ending`.
+
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{Timespec, epoll};
+
+use super::super::{
+    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest,
+    RemoteAddress, State, Status, Transition, WorkId, WorkRequest,
+};
+use super::connect::Stage;
+use super::domain::Shared;
+use super::ending::Drain;
+use super::hello::{Farewell, Message};
+use super::parley::Parley;
+use super::posted::{Queue, Sent};
+use super::sys::{Endpoint, Gid, Outcome, Post, Reported, Source, Target, What};
+use super::watch::Mailbox;
+use crate::TransportError;
+
+/// Work of this kind is a receive.
+const RECEIVE: u64 = 1 << 63;
+/// A queue pair that always finds completions looks so often whether something else has happened.
+const POLLS_PER_LOOK: u32 = 64;
+
+/// What is readable, in the set that the descriptor stands for.
+pub(super) mod token {
+    pub(in super::super) const COMPLETIONS: u64 = 0;
+    pub(in super::super) const PARLEY: u64 = 1;
+    pub(in super::super) const EVENTS: u64 = 2;
+    pub(in super::super) const BELL: u64 = 3;
+}
+
+#[derive(Debug)]
+pub(super) struct IbQueuePair {
+    pub(super) domain: Arc<Shared>,
+    depth: Depth,
+    pub(super) state: State,
+    pub(super) fault: Option<TransportError>,
+    /// At the device; none when it has been destroyed, or could not be made.
+    pub(super) endpoint: Option<Arc<Endpoint>>,
+    /// Why it could not be made.
+    pub(super) refusal: Option<TransportError>,
+    pub(super) mailbox: Arc<Mailbox>,
+    readiness: OwnedFd,
+    pub(super) parley: Option<Parley>,
+    /// The address that the peer was told, and its row.
+    pub(super) address: Option<(u8, Gid)>,
+    pub(super) stage: Stage,
+    /// The peer stops for this reason. What this end's device says about it is waited for until then.
+    pub(super) parting: Option<(Instant, Farewell)>,
+    pub(super) drain: Option<Drain>,
+    pub(super) sends: Queue<Sent>,
+    pub(super) receives: Queue<ReceiveRequest>,
+    /// Completed, not yet polled.
+    pub(super) ready: Vec<Completion>,
+    reported: Vec<Reported>,
+    polls: u32,
+}
+
+impl IbQueuePair {
+    pub(super) fn new(domain: Arc<Shared>, depth: Depth) -> Result<Self, TransportError> {
+        let failed = |cause| TransportError::system("watch a queue pair", cause);
+        let mailbox = domain.watch.subscribe()?;
+        let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let add = |descriptor, token| {
+            let token = epoll::EventData::new_u64(token);
+            epoll::add(&readiness, descriptor, token, epoll::EventFlags::IN).map_err(failed)
+        };
+        add(mailbox.bell(), token::BELL)?;
+        add(domain.watch.descriptor(), token::EVENTS)?;
+        let mut pair = Self {
+            domain,
+            depth,
+            state: State::Reset,
+            fault: None,
+            endpoint: None,
+            refusal: None,
+            mailbox,
+            readiness,
+            parley: None,
+            address: None,
+            stage: Stage::Idle,
+            parting: None,
+            drain: None,
+            sends: Queue::new(depth.sends),
+            receives: Queue::new(depth.receives),
+            ready: Vec::new(),
+            reported: Vec::new(),
+            polls: 0,
+        };
+        pair.endpoint = Some(pair.make_endpoint()?);
+        Ok(pair)
+    }
+
+    /// A queue pair of the device, watched.
+    fn make_endpoint(&self) -> Result<Arc<Endpoint>, TransportError> {
+        let endpoint = self.domain.endpoint(self.depth)?;
+        self.mailbox.assign(endpoint.number());
+        let watched = self.watch(endpoint.descriptor(), token::COMPLETIONS);
+        watched.map_err(|cause| TransportError::system("watch a queue pair", cause))?;
+        endpoint.arm().map_err(|cause| TransportError::system("watch a queue pair", cause))?;
+        Ok(endpoint)
+    }
+
+    /// Lets the descriptor be readable when this one is. A descriptor that is closed leaves by itself.
+    pub(super) fn watch(&self, descriptor: BorrowedFd<'_>, token: u64) -> rustix::io::Result<()> {
+        let token = epoll::EventData::new_u64(token);
+        epoll::add(&self.readiness, descriptor, token, epoll::EventFlags::IN)
+    }
+
+    /// Says why it ends, and listens no more. The connection stays open: closed with bytes unread, the
+    /// kernel would throw away what the peer has not received yet.
+    pub(super) fn say_farewell(&mut self, reason: Farewell) {
+        let Some(parley) = &mut self.parley else { return };
+        parley.part(&Message::Farewell(reason));
+        if let Err(cause) = epoll::delete(&self.readiness, parley.descriptor()) {
+            tracing::debug!(%cause, "a connection that nobody listens to");
+        }
+    }
+
+    pub(super) fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
+        self.state = self.state.after(transition).ok_or(PostError::WrongState(self.state))?;
+        Ok(())
+    }
+
+    /// Gives the device what waits here, once the peer can receive it.
+    pub(super) fn post_waiting(&mut self) {
+        while let Some((number, &mut sent)) = self.sends.unposted()
+            && self.state == State::ReadyToSend
+            && let Stage::Open { peer_has_atomics } = self.stage
+        {
+            match self.impossible(&sent.request, peer_has_atomics) {
+                Some((status, fault)) => self.refuse_next(status, fault),
+                None => self.hand_over(number, &sent.request),
+            }
+        }
+    }
+
+    /// Why neither end's device can do this.
+    fn impossible(
+        &self,
+        request: &WorkRequest,
+        peer_has_atomics: bool,
+    ) -> Option<(Status, TransportError)> {
+        let atomic =
+            matches!(request.operation.opcode(), Opcode::CompareAndSwap | Opcode::FetchAdd);
+        let name = self.domain.name();
+        let lacking = match (self.domain.limits.has_atomics, peer_has_atomics) {
+            _ if !atomic => return None,
+            (true, true) => return None,
+            (false, _) => format!("the RDMA device {name} has no atomics"),
+            (true, false) => format!("the RDMA device of the peer of {name} has no atomics"),
+        };
+        Some((Status::RemoteInvalidRequest, TransportError::Refused(lacking)))
+    }
+
+    fn hand_over(&mut self, number: u64, request: &WorkRequest) {
+        let Some(endpoint) = &self.endpoint else { return };
+        let segment = request.operation.segment();
+        let Some(memory) = self.domain.memory(segment) else {
+            let fault = local_protection(self.domain.name());
+            return self.refuse_next(Status::LocalProtection, fault);
+        };
+        let source = Source {
+            key: segment.key.0,
+            memory: &memory,
+            offset: segment.offset,
+            bytes: u32::try_from(segment.bytes).expect("checked when it was posted"),
+        };
+        let (what, target) = translate(&request.operation);
+        match endpoint.post_send(&Post { id: number, what, source: Some(source), target }) {
+            Ok(()) => self.sends.posted += 1,
+            Err(cause) => {
+                let fault = TransportError::system(
+                    format!("post an operation on {}", self.domain.name()),
+                    cause,
+                );
+                self.refuse_next(Status::RetryExceeded, fault);
+            }
+        }
+    }
+
+    /// What is wrong with an operation before the device sees it.
+    fn flaw(&self, operation: &Operation) -> Option<Status> {
+        let segment = operation.segment();
+        let is_word =
+            !matches!(operation, Operation::CompareAndSwap { .. } | Operation::FetchAdd { .. })
+                || segment.bytes == 8;
+        let is_sound = is_word
+            && u32::try_from(segment.bytes).is_ok()
+            && self.domain.memory(segment).is_some();
+        (!is_sound).then_some(Status::LocalProtection)
+    }
+
+    fn hand_over_receive(&mut self) {
+        let Some(endpoint) = &self.endpoint else { return };
+        let Some((number, &mut request)) = self.receives.unposted() else { return };
+        let memory = request.target.and_then(|segment| self.domain.memory(segment));
+        let source = request.target.zip(memory.as_ref()).map(|(segment, memory)| Source {
+            key: segment.key.0,
+            memory,
+            offset: segment.offset,
+            bytes: u32::try_from(segment.bytes).unwrap_or(u32::MAX),
+        });
+        match endpoint.post_receive(RECEIVE | number, source.as_ref()) {
+            Ok(()) => self.receives.posted += 1,
+            Err(cause) => {
+                let call = format!("post a receive on {}", self.domain.name());
+                self.break_down(None, TransportError::system(call, cause), Farewell::Lost);
+            }
+        }
+    }
+
+    /// Takes what the device reports; tells whether anything came.
+    pub(super) fn take_reports(&mut self) -> bool {
+        let Some(endpoint) = &self.endpoint else { return false };
+        let mut reported = std::mem::take(&mut self.reported);
+        let polled = endpoint.poll(&mut reported);
+        for report in reported.drain(..) {
+            self.take(report);
+        }
+        self.reported = reported;
+        polled.unwrap_or_else(|cause| {
+            let fault = TransportError::system(format!("poll {}", self.domain.name()), cause);
+            self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
+            true
+        })
+    }
+
+    fn take(&mut self, report: Reported) {
+        let number = report.id & !RECEIVE;
+        let known = if report.id & RECEIVE == 0 {
+            self.sends.take_back(number).map(|sent| self.sent(sent.request, &report))
+        } else {
+            self.receives.take_back(number).map(|request| self.received(request.id, &report))
+        };
+        if known.is_none() {
+            let cause = format!("it reports {report:?}, which is not the oldest");
+            let fault = TransportError::system(format!("poll {}", self.domain.name()), cause);
+            self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
+        }
+    }
+
+    fn sent(&mut self, request: WorkRequest, report: &Reported) {
+        if report.outcome != Outcome::Success {
+            let status = self.send_failed(&report.outcome);
+            self.ready.push(Completion::of(&request, status));
+        } else if request.signalled {
+            self.ready.push(Completion::of(&request, Status::Success));
+        }
+    }
+
+    fn received(&mut self, id: WorkId, report: &Reported) {
+        if report.outcome != Outcome::Success {
+            let status = self.receive_failed(&report.outcome);
+            return self.ready.push(Completion { status, ..Completion::flushed_receive(id) });
+        }
+        let (status, bytes, immediate) = (Status::Success, report.bytes, report.immediate);
+        let opcode = match immediate {
+            Some(_) => Opcode::ReceiveWriteWithImmediate,
+            None => Opcode::Receive,
+        };
+        self.ready.push(Completion { id, status, opcode, bytes, immediate });
+    }
+
+    /// Looks whether anything else than completions has come.
+    fn look_around(&mut self) -> bool {
+        let nothing = epoll::EventData::new_u64(0);
+        let mut events = [epoll::Event { flags: epoll::EventFlags::empty(), data: nothing }; 4];
+        let waited = epoll::wait(&self.readiness, &mut events, Some(&Timespec::default()));
+        // If it was interrupted the next poll looks again.
+        let Ok(count) = waited else { return false };
+        let mut moved = false;
+        for event in &events[..count] {
+            let data = event.data;
+            moved |= match data.u64() {
+                token::COMPLETIONS => self.announced(),
+                token::PARLEY => self.listen(),
+                token::EVENTS => {
+                    self.domain.watch.gather();
+                    false
+                }
+                _ => self.read_mail(),
+            };
+        }
+        moved
+    }
+
+    /// Completions were announced: asks to be told of the next, and takes what has come before that.
+    fn announced(&mut self) -> bool {
+        let Some(endpoint) = &self.endpoint else { return false };
+        endpoint.take_announcement();
+        if let Err(cause) = endpoint.arm() {
+            let fault = TransportError::system(format!("watch {}", self.domain.name()), cause);
+            self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
+        }
+        self.take_reports()
+    }
+}
+
+impl QueuePair for IbQueuePair {
+    fn state(&self) -> State {
+        self.state
+    }
+
+    fn fault(&self) -> Option<&TransportError> {
+        self.fault.as_ref()
+    }
+
+    fn initialise(&mut self) -> Result<(), PostError> {
+        self.transition(Transition::Initialise)
+    }
+
+    fn connect(&mut self, connection: Connection) -> Result<(), TransportError> {
+        let Connection::Stream(stream) = connection;
+        self.greet(stream)
+    }
+
+    fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset | State::Init | State::ReadyToReceive => {
+                return Err(PostError::WrongState(self.state));
+            }
+            State::ReadyToSend if self.sends.len() >= self.depth.sends => {
+                return Err(PostError::QueueFull);
+            }
+            State::ReadyToSend => {
+                let doomed = self.flaw(&request.operation);
+                self.sends.push(Sent { request, doomed });
+                if doomed.is_some() {
+                    self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
+                } else {
+                    self.post_waiting();
+                }
+            }
+            // A drain that is under way gives it back at its end.
+            State::Error if self.drain.is_some() => {
+                self.sends.push(Sent { request, doomed: None });
+            }
+            State::Error => self.ready.push(Completion::of(&request, Status::Flushed)),
+        }
+        Ok(())
+    }
+
+    fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
+        let is_registered =
+            request.target.is_none_or(|segment| self.domain.memory(segment).is_some());
+        match self.state {
+            State::Reset => return Err(PostError::WrongState(self.state)),
+            State::Error if self.drain.is_some() => self.receives.push(request),
+            State::Error => self.ready.push(Completion::flushed_receive(request.id)),
+            _ if self.receives.len() >= self.depth.receives => return Err(PostError::QueueFull),
+            State::Init | State::ReadyToReceive | State::ReadyToSend if is_registered => {
+                self.receives.push(request);
+                self.hand_over_receive();
+            }
+            State::Init | State::ReadyToReceive | State::ReadyToSend => {
+                let status = Status::LocalProtection;
+                self.ready.push(Completion { status, ..Completion::flushed_receive(request.id) });
+                self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let mut moved = self.take_reports();
+        self.polls = self.polls.wrapping_add(1);
+        if !moved || self.polls.is_multiple_of(POLLS_PER_LOOK) {
+            moved |= self.look_around();
+            moved |= self.continue_connecting();
+            moved |= self.part_if_due();
+        }
+        if let Some(parley) = &mut self.parley {
+            parley.flush();
+        }
+        moved |= self.continue_draining();
+        // What comes back last is there only when the device does not execute anything any more.
+        moved |= !self.ready.is_empty();
+        completions.append(&mut self.ready);
+        moved
+    }
+
+    fn fail(&mut self) {
+        let text = format!("{}: fenced by its owner", self.path());
+        self.break_down(None, TransportError::PeerGone(text), Farewell::Fenced);
+        // If the device has nothing to give back, this is all.
+        self.take_reports();
+        self.continue_draining();
+    }
+
+    fn reset(&mut self) {
+        if self.state == State::Reset && self.endpoint.is_some() {
+            return;
+        }
+        self.parley = None;
+        self.endpoint = None;
+        self.state = State::Reset;
+        (self.fault, self.refusal) = (None, None);
+        (self.parting, self.drain, self.address) = (None, None, None);
+        self.stage = Stage::Idle;
+        self.sends = Queue::new(self.depth.sends);
+        self.receives = Queue::new(self.depth.receives);
+        self.ready.clear();
+        match self.make_endpoint() {
+            Ok(endpoint) => self.endpoint = Some(endpoint),
+            Err(reason) => self.refusal = Some(reason),
+        }
+    }
+
+    fn flushed(&self) -> bool {
+        let is_handed_over = self.sends.posted == self.sends.len();
+        is_handed_over && self.parley.as_ref().is_none_or(Parley::is_flushed)
+    }
+
+    fn in_flight(&self) -> bool {
+        self.state == State::ReadyToSend && self.sends.len() > 0
+    }
+
+    fn confirms_alone(&self) -> bool {
+        true
+    }
+
+    fn descriptor(&self) -> Option<RawFd> {
+        Some(self.readiness.as_raw_fd())
+    }
+
+    fn needs_poll(&self) -> bool {
+        self.drain.is_some()
+            || !self.ready.is_empty()
+            || self.parting.is_some()
+            || self.parley.as_ref().is_some_and(|parley| !parley.is_flushed())
+    }
+}
+
+fn translate(operation: &Operation) -> (What, Target) {
+    let at = |target: RemoteAddress| Target { address: target.address, key: target.key.0 };
+    match *operation {
+        Operation::Send { .. } => (What::Send, Target::default()),
+        Operation::Write { target, .. } => (What::Write, at(target)),
+        Operation::WriteWithImmediate { target, immediate, .. } => {
+            (What::WriteWithImmediate(immediate), at(target))
+        }
+        Operation::Read { source, .. } => (What::Read, at(source)),
+        Operation::CompareAndSwap { target, expected, new, .. } => {
+            (What::CompareAndSwap { expected, new }, at(target))
+        }
+        Operation::FetchAdd { target, addend, .. } => (What::FetchAdd { addend }, at(target)),
+    }
+}
+
+pub(super) fn local_protection(device: &str) -> TransportError {
+    TransportError::system(
+        format!("post an operation on {device}"),
+        "its memory is not registered with the domain of the queue pair",
+    )
+}

@@ -1,0 +1,403 @@
+//! An opened device, its ports, protection domains and registered memory.
+
+use std::ffi::{c_int, c_uint};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::process::{Resource, getrlimit};
+
+use super::super::super::{Access, Memory};
+use super::abi;
+use super::library::{DeviceList, Library, text};
+use crate::TransportError;
+
+/// An opened device.
+#[derive(Debug)]
+pub(in super::super) struct Context {
+    pointer: NonNull<abi::Context>,
+    library: Arc<Library>,
+    name: String,
+}
+
+// SAFETY: the library may be used from any thread.
+unsafe impl Send for Context {}
+// SAFETY: the library may be used from several threads at once.
+unsafe impl Sync for Context {}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct DeviceLimits {
+    pub(in super::super) ports: u8,
+    pub(in super::super) queue_entries: usize,
+    pub(in super::super) completions: usize,
+    /// Reads and atomics under way that it can answer, and that it can have asked for.
+    pub(in super::super) reads_answered: u8,
+    pub(in super::super) reads_asked: u8,
+    pub(in super::super) has_atomics: bool,
+}
+
+/// What a port is like at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct PortState {
+    pub(in super::super) is_active: bool,
+    pub(in super::super) is_ethernet: bool,
+    /// As the enumeration of the header: 256 bytes shifted by one less.
+    pub(in super::super) mtu: u8,
+    pub(in super::super) lid: u16,
+    pub(in super::super) gids: u32,
+}
+
+/// An address of a port.
+pub(in super::super) type Gid = [u8; 16];
+
+/// In which packets an address is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum GidKind {
+    InfiniBand,
+    RoceV1,
+    RoceV2,
+}
+
+/// A row of the table of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct GidEntry {
+    pub(in super::super) index: u8,
+    pub(in super::super) gid: Gid,
+    pub(in super::super) kind: GidKind,
+}
+
+/// What happened to a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) enum Event {
+    /// A queue pair, by its number, cannot go on.
+    QueuePair(u32, String),
+    /// A port has no link any more.
+    PortDown(u8),
+    /// It has one.
+    PortUp(u8),
+    /// The addresses of a port are others.
+    Addresses(u8),
+    /// The device is gone.
+    Fatal,
+    /// Something that changes nothing here.
+    Other,
+}
+
+impl Context {
+    /// Opens the device called `name`.
+    ///
+    /// # Errors
+    /// There is no such device, or it may not be used.
+    pub(in super::super) fn open(
+        library: &Arc<Library>,
+        name: &str,
+    ) -> Result<Arc<Self>, TransportError> {
+        let list = DeviceList::new(library)?;
+        let failed =
+            |cause: String| TransportError::system(format!("open the RDMA device {name}"), cause);
+        let device = list.devices().iter().find(|&&device| list.name(device) == name);
+        let device = *device.ok_or_else(|| failed("there is no such device".into()))?;
+        // SAFETY: the device is of the list.
+        let pointer = unsafe { (library.functions.ibv_open_device)(device) };
+        let pointer =
+            NonNull::new(pointer).ok_or_else(|| failed(io::Error::last_os_error().to_string()))?;
+        let context = Self { pointer, library: Arc::clone(library), name: name.into() };
+        let prepared = without_blocking(context.descriptor());
+        prepared.map_err(|cause| failed(cause.to_string()))?;
+        Ok(Arc::new(context))
+    }
+
+    pub(in super::super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn library(&self) -> &Library {
+        &self.library
+    }
+
+    pub(super) fn pointer(&self) -> *mut abi::Context {
+        self.pointer.as_ptr()
+    }
+
+    /// Readable when there are events.
+    pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
+        // SAFETY: the library made the context, and nobody writes to its fields.
+        let descriptor = unsafe { (*self.pointer()).async_fd };
+        // SAFETY: it is open as long as the context, which this borrows.
+        unsafe { BorrowedFd::borrow_raw(descriptor) }
+    }
+
+    /// # Errors
+    /// The device does not answer.
+    pub(in super::super) fn limits(&self) -> Result<DeviceLimits, TransportError> {
+        let mut attributes = MaybeUninit::<abi::DeviceAttributes>::zeroed();
+        // SAFETY: the library fills in a value of this type.
+        let result = unsafe {
+            (self.library.functions.ibv_query_device)(self.pointer(), attributes.as_mut_ptr())
+        };
+        self.succeeded("query", result)?;
+        // SAFETY: it is filled in, and all of it are numbers, for which zeros are values too.
+        let found = unsafe { attributes.assume_init() };
+        let count = |number: c_int| usize::try_from(number).unwrap_or(0);
+        let few = |number: c_int| u8::try_from(number.max(0)).unwrap_or(u8::MAX);
+        Ok(DeviceLimits {
+            ports: found.phys_port_cnt,
+            queue_entries: count(found.max_qp_wr),
+            completions: count(found.max_cqe),
+            reads_answered: few(found.max_qp_rd_atom),
+            reads_asked: few(found.max_qp_init_rd_atom),
+            has_atomics: found.atomic_cap != abi::IBV_ATOMIC_NONE,
+        })
+    }
+
+    /// # Errors
+    /// The device does not answer, or has no such port.
+    pub(in super::super) fn port(&self, port: u8) -> Result<PortState, TransportError> {
+        let mut attributes = MaybeUninit::<abi::PortAttributes>::zeroed();
+        // SAFETY: the library fills in the beginning of a value of this type.
+        let result = unsafe {
+            (self.library.functions.ibv_query_port)(self.pointer(), port, attributes.as_mut_ptr())
+        };
+        self.succeeded(&format!("query port {port} of"), result)?;
+        // SAFETY: it is filled in, and all of it are numbers, for which zeros are values too.
+        let found = unsafe { attributes.assume_init() };
+        Ok(PortState {
+            is_active: found.state == abi::IBV_PORT_ACTIVE,
+            is_ethernet: c_uint::from(found.link_layer) == abi::IBV_LINK_LAYER_ETHERNET,
+            mtu: u8::try_from(found.active_mtu).unwrap_or(0),
+            lid: found.lid,
+            gids: u32::try_from(found.gid_tbl_len).unwrap_or(0),
+        })
+    }
+
+    /// The addresses of a port that has at most `count`.
+    pub(in super::super) fn gids(&self, port: u8, count: u32) -> Vec<GidEntry> {
+        (0..count.min(256)).filter_map(|index| self.gid(port, index)).collect()
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Option<GidEntry> {
+        let mut entry = MaybeUninit::<abi::GidEntry>::zeroed();
+        // SAFETY: the library fills in a value of this type, whose size it is told.
+        let result = unsafe {
+            (self.library.functions._ibv_query_gid_ex)(
+                self.pointer(),
+                u32::from(port),
+                index,
+                entry.as_mut_ptr(),
+                0,
+                size_of::<abi::GidEntry>(),
+            )
+        };
+        if result != 0 {
+            return None;
+        }
+        // SAFETY: it is filled in, and all of it are numbers, for which zeros are values too.
+        let entry = unsafe { entry.assume_init() };
+        let kind = match entry.gid_type {
+            abi::IBV_GID_TYPE_IB => GidKind::InfiniBand,
+            abi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+            abi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+            _ => return None,
+        };
+        Some(GidEntry { index: u8::try_from(index).ok()?, gid: entry.gid.raw, kind })
+    }
+
+    /// The oldest event that nobody has taken, if there is one.
+    pub(in super::super) fn next_event(&self) -> Option<Event> {
+        let mut event = MaybeUninit::<abi::AsyncEvent>::zeroed();
+        let functions = &self.library.functions;
+        // SAFETY: the library fills in a value of this type; it does not block.
+        let result = unsafe { (functions.ibv_get_async_event)(self.pointer(), event.as_mut_ptr()) };
+        if result != 0 {
+            return None;
+        }
+        // SAFETY: it is filled in.
+        let mut event = unsafe { event.assume_init() };
+        let meaning = self.meaning(&event);
+        // SAFETY: the event is one that was just taken, and is given back once.
+        unsafe { (functions.ibv_ack_async_event)(&raw mut event) };
+        Some(meaning)
+    }
+
+    fn meaning(&self, event: &abi::AsyncEvent) -> Event {
+        // SAFETY: events of ports have the number of the port there, and every bit pattern is one.
+        let port = u8::try_from(unsafe { event.element.port_num }).unwrap_or(0);
+        match event.event_type {
+            abi::IBV_EVENT_PORT_ERR => Event::PortDown(port),
+            abi::IBV_EVENT_PORT_ACTIVE => Event::PortUp(port),
+            abi::IBV_EVENT_GID_CHANGE => Event::Addresses(port),
+            abi::IBV_EVENT_DEVICE_FATAL => Event::Fatal,
+            abi::IBV_EVENT_QP_FATAL
+            | abi::IBV_EVENT_QP_REQ_ERR
+            | abi::IBV_EVENT_QP_ACCESS_ERR
+            | abi::IBV_EVENT_PATH_MIG_ERR => {
+                // SAFETY: events of queue pairs have a pointer there.
+                let pair = unsafe { event.element.qp };
+                // SAFETY: a queue pair is not destroyed before its events are given back.
+                let number = unsafe { (*pair).qp_num };
+                // SAFETY: it returns a constant text for every number.
+                let name = unsafe { (self.library.functions.ibv_event_type_str)(event.event_type) };
+                Event::QueuePair(number, text(name))
+            }
+            _ => Event::Other,
+        }
+    }
+
+    fn succeeded(&self, verb: &str, result: c_int) -> Result<(), TransportError> {
+        if result == 0 {
+            return Ok(());
+        }
+        let cause = error(result);
+        Err(TransportError::system(format!("{verb} the RDMA device {}", self.name), cause))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: everything made from the context keeps it alive, so nothing is left.
+        let closed = unsafe { (self.library.functions.ibv_close_device)(self.pointer()) };
+        warn_unless_closed(closed, "device");
+    }
+}
+
+/// Some calls return the number of the error, others -1 and set `errno`.
+pub(super) fn error(result: c_int) -> io::Error {
+    if result > 0 { io::Error::from_raw_os_error(result) } else { io::Error::last_os_error() }
+}
+
+/// What cannot be given back is lost, and nobody can do anything about it.
+pub(super) fn warn_unless_closed(result: c_int, what: &'static str) {
+    if result != 0 {
+        tracing::warn!(what, cause = %error(result), "libibverbs does not take an object back");
+    }
+}
+
+pub(super) fn without_blocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = fcntl_getfl(descriptor)?;
+    Ok(fcntl_setfl(descriptor, flags | OFlags::NONBLOCK)?)
+}
+
+/// Memory and queue pairs that may touch each other.
+#[derive(Debug)]
+pub(in super::super) struct ProtectionDomain {
+    pointer: NonNull<abi::ProtectionDomain>,
+    context: Arc<Context>,
+}
+
+// SAFETY: the library may be used from any thread.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: the library may be used from several threads at once.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    /// # Errors
+    /// The device refused.
+    pub(in super::super) fn new(context: &Arc<Context>) -> Result<Arc<Self>, TransportError> {
+        // SAFETY: the context is open.
+        let pointer = unsafe { (context.library.functions.ibv_alloc_pd)(context.pointer()) };
+        let pointer = NonNull::new(pointer).ok_or_else(|| {
+            let call = format!("make a protection domain of {}", context.name);
+            TransportError::system(call, io::Error::last_os_error())
+        })?;
+        Ok(Arc::new(Self { pointer, context: Arc::clone(context) }))
+    }
+
+    pub(in super::super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    pub(super) fn pointer(&self) -> *mut abi::ProtectionDomain {
+        self.pointer.as_ptr()
+    }
+
+    /// Makes all of `memory` known to the device, at addresses from 0 on.
+    ///
+    /// # Errors
+    /// The device refused, or the process may not lock so much memory.
+    pub(in super::super) fn register(
+        self: &Arc<Self>,
+        memory: &Memory,
+        access: Access,
+    ) -> Result<Registration, TransportError> {
+        let mut flags = abi::IBV_ACCESS_LOCAL_WRITE;
+        for (granted, flag) in [
+            (access.remote_write, abi::IBV_ACCESS_REMOTE_WRITE),
+            (access.remote_read, abi::IBV_ACCESS_REMOTE_READ),
+            (access.remote_atomic, abi::IBV_ACCESS_REMOTE_ATOMIC),
+        ] {
+            flags |= if granted { flag } else { 0 };
+        }
+        // SAFETY: the memory is mapped, and stays so because the registration owns a clone of it.
+        let pointer = unsafe {
+            (self.context.library.functions.ibv_reg_mr_iova)(
+                self.pointer(),
+                memory.start().as_ptr().cast(),
+                memory.bytes(),
+                0,
+                flags.cast_signed(),
+            )
+        };
+        let pointer = NonNull::new(pointer).ok_or_else(|| self.refused(memory))?;
+        Ok(Registration { pointer, _memory: memory.clone(), domain: Arc::clone(self) })
+    }
+
+    fn refused(&self, memory: &Memory) -> TransportError {
+        let cause = io::Error::last_os_error();
+        let call = format!("register {} bytes with {}", memory.bytes(), self.context.name);
+        if cause.kind() != io::ErrorKind::OutOfMemory {
+            return TransportError::system(call, cause);
+        }
+        let limit = getrlimit(Resource::Memlock).current;
+        let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
+        TransportError::system(
+            call,
+            format!("{cause} (memory that may be locked, ulimit -l: {limit})"),
+        )
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: everything made from it keeps it alive, so nothing is left.
+        let freed = unsafe { (self.context.library.functions.ibv_dealloc_pd)(self.pointer()) };
+        warn_unless_closed(freed, "protection domain");
+    }
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(in super::super) struct Registration {
+    pointer: NonNull<abi::MemoryRegion>,
+    /// Stays mapped until the device does not know it any more.
+    _memory: Memory,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: the library may be used from any thread.
+unsafe impl Send for Registration {}
+// SAFETY: it is only read.
+unsafe impl Sync for Registration {}
+
+impl Registration {
+    /// Keys for this end and for the peer.
+    pub(in super::super) fn keys(&self) -> (u32, u32) {
+        // SAFETY: the library made it, and nobody writes to its fields.
+        let local = unsafe { (*self.pointer.as_ptr()).lkey };
+        // SAFETY: as above.
+        let remote = unsafe { (*self.pointer.as_ptr()).rkey };
+        (local, remote)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let functions = &self.domain.context.library.functions;
+        // SAFETY: it is registered, and nobody has its pointer any more.
+        let freed = unsafe { (functions.ibv_dereg_mr)(self.pointer.as_ptr()) };
+        warn_unless_closed(freed, "memory region");
+    }
+}

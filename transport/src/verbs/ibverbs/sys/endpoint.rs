@@ -1,0 +1,465 @@
+//! A queue pair with a completion queue of its own and the channel that announces completions.
+
+use std::ffi::{c_int, c_uint};
+use std::io;
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::super::super::{Depth, Memory};
+use super::abi;
+use super::context::{Gid, ProtectionDomain, error};
+use super::library::text;
+use super::objects::{Pair, Queue};
+use crate::TransportError;
+
+/// Completions taken at once.
+const BATCH: usize = 16;
+/// How long a peer waits that has been told that there is no receive: 0.64 ms.
+const RECEIVER_NOT_READY_TIMER: u8 = 12;
+/// As often as it takes: the peer may post its receives late.
+const RECEIVER_NOT_READY_RETRIES: u8 = 7;
+/// A packet is sent again after 4.096 µs times two to the power of this, 67 ms. Less gives up on hosts
+/// that are just busy.
+const TIMEOUT: u8 = 14;
+/// So often. In soft-RoCE 7 means for ever, although the standard says seven times.
+const RETRIES: u8 = 6;
+const HOPS: u8 = 64;
+
+/// The three objects, made together and destroyed together.
+#[derive(Debug)]
+pub(in super::super) struct Endpoint {
+    pair: Pair,
+    inline_bytes: usize,
+}
+
+/// What leads to the peer's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct Path {
+    /// Port of this end.
+    pub(in super::super) port: u8,
+    /// Row of the address of this end, where addresses are used.
+    pub(in super::super) gid_index: Option<u8>,
+    pub(in super::super) gid: Gid,
+    pub(in super::super) lid: u16,
+    pub(in super::super) number: u32,
+    pub(in super::super) mtu: u8,
+    /// Where the peer begins to count packets, and where this end does.
+    pub(in super::super) peer_packet: u32,
+    pub(in super::super) own_packet: u32,
+    /// Reads and atomics under way that this end answers, and that it asks for.
+    pub(in super::super) reads_answered: u8,
+    pub(in super::super) reads_asked: u8,
+}
+
+/// An operation to post.
+#[derive(Debug)]
+pub(in super::super) struct Post<'a> {
+    pub(in super::super) id: u64,
+    pub(in super::super) what: What,
+    pub(in super::super) source: Option<Source<'a>>,
+    pub(in super::super) target: Target,
+}
+
+/// What it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum What {
+    Send,
+    Write,
+    WriteWithImmediate(u32),
+    Read,
+    CompareAndSwap { expected: u64, new: u64 },
+    FetchAdd { addend: u64 },
+}
+
+/// Memory at this end.
+#[derive(Debug)]
+pub(in super::super) struct Source<'a> {
+    pub(in super::super) key: u32,
+    pub(in super::super) memory: &'a Memory,
+    pub(in super::super) offset: usize,
+    pub(in super::super) bytes: u32,
+}
+
+/// Memory at the other end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in super::super) struct Target {
+    pub(in super::super) address: u64,
+    pub(in super::super) key: u32,
+}
+
+/// A completion, as the device reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct Reported {
+    pub(in super::super) id: u64,
+    pub(in super::super) outcome: Outcome,
+    pub(in super::super) bytes: usize,
+    pub(in super::super) immediate: Option<u32>,
+}
+
+/// How an operation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) enum Outcome {
+    Success,
+    LocalLength,
+    LocalOperation,
+    LocalProtection,
+    Flushed,
+    RemoteInvalidRequest,
+    RemoteAccess,
+    /// Everything else is a connection that is lost, for the reason that the library gives.
+    Lost(String),
+}
+
+impl Endpoint {
+    /// A queue pair in `Init` on `port`.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(in super::super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        port: u8,
+        depth: Depth,
+        has_atomics: bool,
+    ) -> Result<Self, TransportError> {
+        let queue = Queue::new(domain.context(), depth.sends + depth.receives)?;
+        let (pair, inline_bytes) = Pair::new(domain, queue, depth)?;
+        let endpoint = Self { pair, inline_bytes };
+        endpoint.initialise(port, has_atomics)?;
+        Ok(endpoint)
+    }
+
+    /// The number by which the peer addresses it.
+    pub(in super::super) fn number(&self) -> u32 {
+        // SAFETY: the library made the queue pair, and does not change its number.
+        unsafe { (*self.pair.pointer.as_ptr()).qp_num }
+    }
+
+    /// Readable when completions have been announced.
+    pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.pair.queue.channel.descriptor()
+    }
+
+    fn initialise(&self, port: u8, has_atomics: bool) -> Result<(), TransportError> {
+        let mut attributes = blank();
+        attributes.qp_state = abi::IBV_QPS_INIT;
+        attributes.port_num = port;
+        attributes.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE | abi::IBV_ACCESS_REMOTE_READ;
+        if has_atomics {
+            attributes.qp_access_flags |= abi::IBV_ACCESS_REMOTE_ATOMIC;
+        }
+        let mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_PKEY_INDEX
+            | abi::IBV_QP_PORT
+            | abi::IBV_QP_ACCESS_FLAGS;
+        self.modify(attributes, mask, "initialise")
+    }
+
+    /// Lets it take what the peer sends. This may wait for the address of the peer to be resolved.
+    ///
+    /// # Errors
+    /// The device refused, or the peer's address cannot be resolved: [`TransportError::TimedOut`].
+    pub(in super::super) fn enable_receive(&self, path: &Path) -> Result<(), TransportError> {
+        let mut attributes = blank();
+        attributes.qp_state = abi::IBV_QPS_RTR;
+        attributes.path_mtu = c_uint::from(path.mtu);
+        attributes.dest_qp_num = path.number;
+        attributes.rq_psn = path.peer_packet;
+        attributes.max_dest_rd_atomic = path.reads_answered;
+        attributes.min_rnr_timer = RECEIVER_NOT_READY_TIMER;
+        attributes.ah_attr.dlid = path.lid;
+        attributes.ah_attr.port_num = path.port;
+        if let Some(index) = path.gid_index {
+            attributes.ah_attr.is_global = 1;
+            attributes.ah_attr.grh.dgid = abi::Gid { raw: path.gid };
+            attributes.ah_attr.grh.sgid_index = index;
+            attributes.ah_attr.grh.hop_limit = HOPS;
+        }
+        let mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_AV
+            | abi::IBV_QP_PATH_MTU
+            | abi::IBV_QP_DEST_QPN
+            | abi::IBV_QP_RQ_PSN
+            | abi::IBV_QP_MAX_DEST_RD_ATOMIC
+            | abi::IBV_QP_MIN_RNR_TIMER;
+        self.modify(attributes, mask, "connect")
+    }
+
+    /// Lets it send.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(in super::super) fn enable_send(&self, path: &Path) -> Result<(), TransportError> {
+        let mut attributes = blank();
+        attributes.qp_state = abi::IBV_QPS_RTS;
+        attributes.sq_psn = path.own_packet;
+        attributes.timeout = TIMEOUT;
+        attributes.retry_cnt = RETRIES;
+        attributes.rnr_retry = RECEIVER_NOT_READY_RETRIES;
+        attributes.max_rd_atomic = path.reads_asked;
+        let mask = abi::IBV_QP_STATE
+            | abi::IBV_QP_SQ_PSN
+            | abi::IBV_QP_TIMEOUT
+            | abi::IBV_QP_RETRY_CNT
+            | abi::IBV_QP_RNR_RETRY
+            | abi::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(attributes, mask, "enable")
+    }
+
+    /// Takes it to the error state, where it gives everything back.
+    ///
+    /// # Errors
+    /// The device refused: it may be gone.
+    pub(in super::super) fn fail(&self) -> Result<(), TransportError> {
+        let mut attributes = blank();
+        attributes.qp_state = abi::IBV_QPS_ERR;
+        self.modify(attributes, abi::IBV_QP_STATE, "fail")
+    }
+
+    fn modify(
+        &self,
+        mut attributes: abi::Attributes,
+        mask: c_uint,
+        verb: &str,
+    ) -> Result<(), TransportError> {
+        let context = self.pair.domain.context();
+        let functions = &context.library().functions;
+        // SAFETY: the queue pair exists, and what the mask names is filled in.
+        let result = unsafe {
+            (functions.ibv_modify_qp)(
+                self.pair.pointer.as_ptr(),
+                &raw mut attributes,
+                mask.cast_signed(),
+            )
+        };
+        if result == 0 {
+            return Ok(());
+        }
+        let (cause, call) = (error(result), format!("{verb} a queue pair of {}", context.name()));
+        if cause.kind() == io::ErrorKind::TimedOut {
+            return Err(TransportError::TimedOut(format!("{call}: {cause}")));
+        }
+        Err(TransportError::system(call, cause))
+    }
+
+    /// Whether the bytes travel in the request.
+    fn is_inline(&self, what: What, bytes: u32) -> bool {
+        let carries = match what {
+            What::Send | What::Write | What::WriteWithImmediate(_) => true,
+            What::Read | What::CompareAndSwap { .. } | What::FetchAdd { .. } => false,
+        };
+        carries && bytes as usize <= self.inline_bytes
+    }
+
+    /// Posts an operation that always completes.
+    ///
+    /// # Errors
+    /// The device refused, although no more is posted than it was made for.
+    pub(in super::super) fn post_send(&self, post: &Post<'_>) -> io::Result<()> {
+        let mut request = send_request(post);
+        let inline = post.source.as_ref().filter(|source| self.is_inline(post.what, source.bytes));
+        let _locked = inline.map(|source| source.memory.lock());
+        let mut segment = match (&post.source, inline) {
+            (_, Some(source)) => inline_segment(source),
+            (Some(source), None) => segment(source),
+            (None, None) => abi::ScatterGather { addr: 0, length: 0, lkey: 0 },
+        };
+        if inline.is_some() {
+            request.send_flags |= abi::IBV_SEND_INLINE;
+        }
+        if segment.length > 0 {
+            request.sg_list = &raw mut segment;
+            request.num_sge = 1;
+        }
+        let mut refused = null_mut();
+        let (pair, post_send) = (self.pair.pointer.as_ptr(), self.operations().post_send);
+        // SAFETY: the request and its list are valid for the call. What is inline lies in memory that is
+        // borrowed and locked; everything else is only read by the device, through registered memory.
+        errno(unsafe { post_send(pair, &raw mut request, &raw mut refused) })
+    }
+
+    /// Posts a receive.
+    ///
+    /// # Errors
+    /// The device refused, although no more is posted than it was made for.
+    pub(in super::super) fn post_receive(
+        &self,
+        id: u64,
+        target: Option<&Source<'_>>,
+    ) -> io::Result<()> {
+        let mut list = target.map(segment);
+        let (sg_list, num_sge) = match &mut list {
+            Some(segment) if segment.length > 0 => (&raw mut *segment, 1),
+            Some(_) | None => (null_mut(), 0),
+        };
+        let mut request = abi::ReceiveRequest { wr_id: id, next: null_mut(), sg_list, num_sge };
+        let mut refused = null_mut();
+        let (pair, post_recv) = (self.pair.pointer.as_ptr(), self.operations().post_recv);
+        // SAFETY: the request and its list are valid for the call; the memory is used through the device
+        // only, which uses registered memory only.
+        errno(unsafe { post_recv(pair, &raw mut request, &raw mut refused) })
+    }
+
+    /// Appends what has completed; tells whether anything had.
+    ///
+    /// # Errors
+    /// The completion queue is broken.
+    pub(in super::super) fn poll(&self, into: &mut Vec<Reported>) -> io::Result<bool> {
+        let mut found = [abi::Completion::default(); BATCH];
+        let poll_cq = self.operations().poll_cq;
+        let before = into.len();
+        loop {
+            let queue = self.pair.queue.pointer.as_ptr();
+            // SAFETY: the queue exists, and there is room for as many completions as it is told.
+            let count = unsafe { poll_cq(queue, BATCH as c_int, found.as_mut_ptr()) };
+            let count = usize::try_from(count)
+                .map_err(|_| io::Error::other("the completion queue cannot be polled"))?;
+            into.extend(found[..count.min(BATCH)].iter().map(|found| self.reported(found)));
+            if count < BATCH {
+                return Ok(into.len() > before);
+            }
+        }
+    }
+
+    /// Asks to be told of the next completion through the descriptor.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub(in super::super) fn arm(&self) -> io::Result<()> {
+        let request = self.operations().req_notify_cq;
+        // SAFETY: the queue exists.
+        errno(unsafe { request(self.pair.queue.pointer.as_ptr(), 0) })
+    }
+
+    /// Takes what the descriptor announced; tells whether anything was.
+    pub(in super::super) fn take_announcement(&self) -> bool {
+        self.pair.queue.take_announcement()
+    }
+
+    fn operations(&self) -> &abi::ContextOps {
+        let context = self.pair.domain.context().pointer();
+        // SAFETY: the library made the context, which lives as long as this queue pair, and its table of
+        // functions is not changed after that.
+        unsafe { &(*context).ops }
+    }
+
+    fn reported(&self, found: &abi::Completion) -> Reported {
+        let outcome = match found.status {
+            abi::IBV_WC_SUCCESS => Outcome::Success,
+            abi::IBV_WC_LOC_LEN_ERR => Outcome::LocalLength,
+            abi::IBV_WC_LOC_QP_OP_ERR => Outcome::LocalOperation,
+            abi::IBV_WC_LOC_PROT_ERR => Outcome::LocalProtection,
+            abi::IBV_WC_WR_FLUSH_ERR => Outcome::Flushed,
+            abi::IBV_WC_REM_INV_REQ_ERR | abi::IBV_WC_REM_OP_ERR => Outcome::RemoteInvalidRequest,
+            abi::IBV_WC_REM_ACCESS_ERR => Outcome::RemoteAccess,
+            status => {
+                let functions = &self.pair.domain.context().library().functions;
+                // SAFETY: it returns a constant text for every number.
+                let name = unsafe { (functions.ibv_wc_status_str)(status) };
+                Outcome::Lost(text(name))
+            }
+        };
+        // Only a success says what it was.
+        let is_immediate =
+            outcome == Outcome::Success && found.opcode == abi::IBV_WC_RECV_RDMA_WITH_IMM;
+        let immediate = is_immediate.then(|| u32::from_be(found.imm_data));
+        Reported { id: found.wr_id, outcome, bytes: found.byte_len as usize, immediate }
+    }
+}
+
+fn errno(result: c_int) -> io::Result<()> {
+    if result == 0 { Ok(()) } else { Err(error(result)) }
+}
+
+fn segment(source: &Source<'_>) -> abi::ScatterGather {
+    abi::ScatterGather { addr: source.offset as u64, length: source.bytes, lkey: source.key }
+}
+
+/// What is inline is read by this process, at its address here.
+///
+/// # Panics
+/// It is not inside of the memory.
+fn inline_segment(source: &Source<'_>) -> abi::ScatterGather {
+    let range: Range<usize> = source.offset..source.offset + source.bytes as usize;
+    assert!(range.end <= source.memory.bytes(), "{range:?} is outside of {:?}", source.memory);
+    let start = source.memory.start().as_ptr().expose_provenance() + range.start;
+    abi::ScatterGather { addr: start as u64, length: source.bytes, lkey: 0 }
+}
+
+fn send_request(post: &Post<'_>) -> abi::SendRequest {
+    let Target { address: remote_addr, key: rkey } = post.target;
+    let rdma = abi::Remote { rdma: abi::RemotePlace { remote_addr, rkey } };
+    let atomic = |compare_add, swap| abi::Remote {
+        atomic: abi::RemoteWord { remote_addr, compare_add, swap, rkey },
+    };
+    let (opcode, wr, imm_data) = match post.what {
+        What::Send => (abi::IBV_WR_SEND, rdma, 0),
+        What::Write => (abi::IBV_WR_RDMA_WRITE, rdma, 0),
+        What::WriteWithImmediate(word) => (abi::IBV_WR_RDMA_WRITE_WITH_IMM, rdma, word.to_be()),
+        What::Read => (abi::IBV_WR_RDMA_READ, rdma, 0),
+        What::CompareAndSwap { expected, new } => {
+            (abi::IBV_WR_ATOMIC_CMP_AND_SWP, atomic(expected, new), 0)
+        }
+        What::FetchAdd { addend } => (abi::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(addend, 0), 0),
+    };
+    abi::SendRequest {
+        wr_id: post.id,
+        next: null_mut(),
+        sg_list: null_mut(),
+        num_sge: 0,
+        opcode,
+        send_flags: abi::IBV_SEND_SIGNALED,
+        imm_data,
+        wr,
+        qp_type: 0,
+        unused: [0; 6],
+    }
+}
+
+fn blank() -> abi::Attributes {
+    let grh = abi::GlobalRoute {
+        dgid: abi::Gid { raw: [0; 16] },
+        flow_label: 0,
+        sgid_index: 0,
+        hop_limit: 0,
+        traffic_class: 0,
+    };
+    let address = abi::AddressAttributes {
+        grh,
+        dlid: 0,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 0,
+        port_num: 0,
+    };
+    abi::Attributes {
+        qp_state: 0,
+        cur_qp_state: 0,
+        path_mtu: 0,
+        path_mig_state: 0,
+        qkey: 0,
+        rq_psn: 0,
+        sq_psn: 0,
+        dest_qp_num: 0,
+        qp_access_flags: 0,
+        cap: abi::Capacities::default(),
+        ah_attr: address,
+        alt_ah_attr: address,
+        pkey_index: 0,
+        alt_pkey_index: 0,
+        en_sqd_async_notify: 0,
+        sq_draining: 0,
+        max_rd_atomic: 0,
+        max_dest_rd_atomic: 0,
+        min_rnr_timer: 0,
+        port_num: 0,
+        timeout: 0,
+        retry_cnt: 0,
+        rnr_retry: 0,
+        alt_port_num: 0,
+        alt_timeout: 0,
+        rate_limit: 0,
+    }
+}

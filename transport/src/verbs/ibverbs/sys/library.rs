@@ -1,0 +1,187 @@
+//! The functions of libibverbs.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::abi;
+use crate::TransportError;
+
+/// The name of the library since 2005; its symbols have versions.
+const NAME: &CStr = c"libibverbs.so.1";
+
+/// The library, loaded.
+#[derive(Debug)]
+pub(in super::super) struct Library {
+    pub(super) functions: Functions,
+}
+
+impl Library {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// It is not installed, or too old.
+    pub(in super::super) fn load() -> Result<Arc<Self>, TransportError> {
+        Self::open(NAME)
+    }
+
+    fn open(name: &CStr) -> Result<Arc<Self>, TransportError> {
+        // SAFETY: the name ends with a zero; what the library does when it is loaded is up to whoever
+        // installed it, as with every library.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| TransportError::system("load libibverbs", loader_error()))?;
+        // The handle is never closed: drivers that the library loads register themselves in it.
+        Ok(Arc::new(Self { functions: Functions::find(handle)? }))
+    }
+
+    /// Names of the devices of this host.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(in super::super) fn device_names(&self) -> Result<Vec<String>, TransportError> {
+        let list = DeviceList::new(self)?;
+        Ok(list.devices().iter().map(|&device| list.name(device)).collect())
+    }
+}
+
+/// The devices, as long as the library keeps them for us.
+pub(super) struct DeviceList<'a> {
+    library: &'a Library,
+    list: NonNull<*mut abi::Device>,
+    count: usize,
+}
+
+impl<'a> DeviceList<'a> {
+    pub(super) fn new(library: &'a Library) -> Result<Self, TransportError> {
+        let mut count: c_int = 0;
+        // SAFETY: the library writes one number where it is told.
+        let list = unsafe { (library.functions.ibv_get_device_list)(&raw mut count) };
+        let none = |cause: String| TransportError::system("list the RDMA devices", cause);
+        let list =
+            NonNull::new(list).ok_or_else(|| none(io::Error::last_os_error().to_string()))?;
+        let found = Self { library, list, count: usize::try_from(count).unwrap_or(0) };
+        if found.count == 0 { Err(none("there is none".into())) } else { Ok(found) }
+    }
+
+    pub(super) fn devices(&self) -> &[*mut abi::Device] {
+        // SAFETY: the library made a list of so many pointers, which lives as long as this value.
+        unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) }
+    }
+
+    pub(super) fn name(&self, device: *mut abi::Device) -> String {
+        // SAFETY: the device is of the list.
+        text(unsafe { (self.library.functions.ibv_get_device_name)(device) })
+    }
+}
+
+impl Drop for DeviceList<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the list is that of the library, and nobody uses it any more.
+        unsafe { (self.library.functions.ibv_free_device_list)(self.list.as_ptr()) }
+    }
+}
+
+/// A constant text of the library.
+pub(super) fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return "unknown".into();
+    }
+    // SAFETY: it ends with a zero, as all texts of the library.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+fn loader_error() -> String {
+    // SAFETY: it returns null or a text, which is copied before anything else is loaded by this thread.
+    let reason = unsafe { libc::dlerror() };
+    text(reason)
+}
+
+fn symbol(
+    handle: NonNull<c_void>,
+    name: &str,
+    version: &str,
+) -> Result<NonNull<c_void>, TransportError> {
+    let ended = |text: &str| format!("{text}\0").into_bytes();
+    let (name_bytes, version_bytes) = (ended(name), ended(version));
+    // SAFETY: the handle is open and both texts end with a zero.
+    let address = unsafe {
+        libc::dlvsym(handle.as_ptr(), name_bytes.as_ptr().cast(), version_bytes.as_ptr().cast())
+    };
+    NonNull::new(address).ok_or_else(|| {
+        let text = format!("it is too old: it has no {name} of {version}");
+        TransportError::system("load libibverbs", text)
+    })
+}
+
+macro_rules! functions {
+    ($($name:ident of $version:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions that are used, by their names.
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn find(handle: NonNull<c_void>) -> Result<Self, TransportError> {
+                Ok(Self {
+                    $($name: {
+                        type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
+                        let address = symbol(handle, stringify!($name), $version)?;
+                        // SAFETY: this version of the symbol is a function of this type.
+                        unsafe { std::mem::transmute::<NonNull<c_void>, Function>(address) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list of "IBVERBS_1.1" (*mut c_int) -> *mut *mut abi::Device;
+    ibv_free_device_list of "IBVERBS_1.1" (*mut *mut abi::Device);
+    ibv_get_device_name of "IBVERBS_1.1" (*mut abi::Device) -> *const c_char;
+    ibv_open_device of "IBVERBS_1.1" (*mut abi::Device) -> *mut abi::Context;
+    ibv_close_device of "IBVERBS_1.1" (*mut abi::Context) -> c_int;
+    ibv_query_device of "IBVERBS_1.1" (*mut abi::Context, *mut abi::DeviceAttributes) -> c_int;
+    ibv_query_port of "IBVERBS_1.1" (*mut abi::Context, u8, *mut abi::PortAttributes) -> c_int;
+    _ibv_query_gid_ex of "IBVERBS_1.11"
+        (*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
+    ibv_alloc_pd of "IBVERBS_1.1" (*mut abi::Context) -> *mut abi::ProtectionDomain;
+    ibv_dealloc_pd of "IBVERBS_1.1" (*mut abi::ProtectionDomain) -> c_int;
+    ibv_reg_mr_iova of "IBVERBS_1.7"
+        (*mut abi::ProtectionDomain, *mut c_void, usize, u64, c_int) -> *mut abi::MemoryRegion;
+    ibv_dereg_mr of "IBVERBS_1.1" (*mut abi::MemoryRegion) -> c_int;
+    ibv_create_comp_channel of "IBVERBS_1.0" (*mut abi::Context) -> *mut abi::CompletionChannel;
+    ibv_destroy_comp_channel of "IBVERBS_1.0" (*mut abi::CompletionChannel) -> c_int;
+    ibv_create_cq of "IBVERBS_1.1"
+        (*mut abi::Context, c_int, *mut c_void, *mut abi::CompletionChannel, c_int)
+        -> *mut abi::CompletionQueue;
+    ibv_destroy_cq of "IBVERBS_1.1" (*mut abi::CompletionQueue) -> c_int;
+    ibv_get_cq_event of "IBVERBS_1.1"
+        (*mut abi::CompletionChannel, *mut *mut abi::CompletionQueue, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events of "IBVERBS_1.1" (*mut abi::CompletionQueue, c_uint);
+    ibv_create_qp of "IBVERBS_1.1"
+        (*mut abi::ProtectionDomain, *mut abi::InitAttributes) -> *mut abi::QueuePair;
+    ibv_modify_qp of "IBVERBS_1.1" (*mut abi::QueuePair, *mut abi::Attributes, c_int) -> c_int;
+    ibv_destroy_qp of "IBVERBS_1.1" (*mut abi::QueuePair) -> c_int;
+    ibv_get_async_event of "IBVERBS_1.1" (*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
+    ibv_ack_async_event of "IBVERBS_1.1" (*mut abi::AsyncEvent);
+    ibv_event_type_str of "IBVERBS_1.1" (c_uint) -> *const c_char;
+    ibv_wc_status_str of "IBVERBS_1.1" (c_uint) -> *const c_char;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_or_too_old_is_an_error_that_says_so() {
+        let error = Library::open(c"libr2ccl-has-no-such-library.so").unwrap_err().to_string();
+        assert!(error.starts_with("load libibverbs: libr2ccl-has-no-such-library.so"), "{error}");
+        let error = Library::open(c"libc.so.6").unwrap_err().to_string();
+        let expected = "it is too old: it has no ibv_get_device_list of IBVERBS_1.1";
+        assert_eq!(error, format!("load libibverbs: {expected}"));
+    }
+}

@@ -1,0 +1,471 @@
+//! What only a device of libibverbs does, on the network of the guest with soft-RoCE (docs/rdma.md).
+//!
+//! The tests change the network, so they run one after the other.
+
+use std::io::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+use super::super::virtual_qp::{
+    Evidence, VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings,
+};
+use super::super::{
+    Access, Completion, Connection, Depth, Memory, MemoryRegion, Operation, QueuePair,
+    ReceiveRequest, State, Status, WorkId, WorkRequest,
+};
+use super::*;
+use crate::clock;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const BYTES: usize = 64 << 10;
+
+static NETWORK: Mutex<()> = Mutex::new(());
+
+/// Runs a test in the guest; elsewhere says that it does not. Where there are no devices at all, the
+/// conformance suite says so for all tests.
+fn in_the_guest(test: fn()) {
+    let _alone = NETWORK.lock().unwrap_or_else(PoisonError::into_inner);
+    match (devices(&HcaFilter::default()), Command::new("nic").output()) {
+        (Ok(_), Ok(_)) => test(),
+        (Ok(_), Err(_)) => {
+            let name = std::thread::current().name().unwrap_or("?").to_owned();
+            let line = format!("skip: {name}: this is not the guest of tests/guest\n");
+            std::io::stderr().write_all(line.as_bytes()).unwrap();
+        }
+        (Err(reason), _) => println!("{reason}"),
+    }
+}
+
+/// Something done to a NIC, and undone at the end.
+struct Trouble<'a>(&'a [&'a str]);
+
+impl<'a> Trouble<'a> {
+    fn make(does: &[&str], undoes: &'a [&'a str]) -> Self {
+        nic(does);
+        Self(undoes)
+    }
+}
+
+impl Drop for Trouble<'_> {
+    fn drop(&mut self) {
+        nic(self.0);
+    }
+}
+
+fn nic(arguments: &[&str]) {
+    let done = Command::new("nic").args(arguments).output().unwrap();
+    assert!(done.status.success(), "nic {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+fn device(name: &str) -> Result<IbDevice, TransportError> {
+    let filter: HcaFilter = format!("={name}").parse().unwrap();
+    devices(&filter).map(|mut found| found.swap_remove(0))
+}
+
+struct End {
+    pair: Box<dyn QueuePair>,
+    region: MemoryRegion,
+    _domain: Box<dyn Domain>,
+    done: Vec<Completion>,
+}
+
+impl End {
+    fn new(domain: Box<dyn Domain>) -> Self {
+        let region = domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap();
+        let pair = domain.queue_pair(Depth { sends: 16, receives: 16 }).unwrap();
+        Self { pair, region, _domain: domain, done: Vec::new() }
+    }
+
+    fn on(name: &str) -> Self {
+        Self::new(device(name).unwrap().domain().unwrap())
+    }
+
+    fn post(&mut self, id: u64, operation: Operation) {
+        let request = WorkRequest { id: WorkId(id), operation, signalled: true };
+        self.pair.post_send(request).unwrap();
+    }
+
+    fn receive(&mut self, id: u64) {
+        let request = ReceiveRequest { id: WorkId(id), target: None };
+        self.pair.post_receive(request).unwrap();
+    }
+
+    fn statuses(&self) -> Vec<(u64, Status)> {
+        self.done.iter().map(|completion| (completion.id.0, completion.status)).collect()
+    }
+}
+
+struct Bench {
+    left: End,
+    right: End,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::between("rxe_h0n0", "rxe_h1n0")
+    }
+
+    fn between(left: &str, right: &str) -> Self {
+        let mut bench = Self { left: End::on(left), right: End::on(right) };
+        bench.connect();
+        bench
+    }
+
+    fn connect(&mut self) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        for (end, stream) in [(&mut self.left, near), (&mut self.right, far)] {
+            end.pair.initialise().unwrap();
+            end.pair.connect(Connection::Stream(stream)).unwrap();
+        }
+    }
+
+    fn poll(&mut self) {
+        let Self { left, right } = self;
+        if !(left.pair.poll(&mut left.done) | right.pair.poll(&mut right.done)) {
+            std::thread::yield_now();
+        }
+    }
+
+    fn until(&mut self, reached: impl Fn(&Self) -> bool) {
+        let deadline = clock::now() + LIMIT;
+        while !reached(self) {
+            let ends = [&self.left, &self.right];
+            let told = ends.map(|end| (end.pair.state(), end.pair.fault(), &end.done));
+            assert!(clock::now() < deadline, "{told:?}");
+            self.poll();
+        }
+    }
+
+    fn write(&mut self, id: u64, bytes: usize) {
+        let (source, target) = (self.left.region.segment(0, bytes), self.right.region.remote(0));
+        self.left.post(id, Operation::Write { source, target });
+    }
+
+    /// A write gets through.
+    fn works(&mut self) {
+        let before = self.left.done.len();
+        self.left.region.memory().write(0, b"through");
+        self.write(77, 7);
+        self.until(|bench| bench.left.done.len() > before);
+        assert_eq!(
+            self.left.statuses()[before..],
+            [(77, Status::Success)],
+            "{:?}",
+            self.left.pair.fault()
+        );
+        let mut bytes = [0; 7];
+        self.right.region.memory().read(0, &mut bytes);
+        assert_eq!(&bytes, b"through");
+    }
+
+    /// Fails with two writes and a receive outstanding, so that the first write is to blame.
+    fn dies(&mut self) {
+        self.left.done.clear();
+        self.left.receive(3);
+        self.write(1, BYTES);
+        self.write(2, BYTES);
+        self.until(|bench| bench.left.done.len() == 3);
+        let mut statuses = self.left.statuses();
+        statuses.sort_by_key(|status| status.0);
+        let lost = (1, Status::RetryExceeded);
+        assert_eq!(statuses, [lost, (2, Status::Flushed), (3, Status::Flushed)]);
+        assert_eq!(self.left.pair.state(), State::Error);
+        self.until(|bench| bench.right.pair.state() == State::Error);
+    }
+
+    fn begin_anew(&mut self) {
+        for end in [&mut self.left, &mut self.right] {
+            end.pair.reset();
+            end.done.clear();
+        }
+        self.connect();
+    }
+}
+
+/// Ports take a moment to come back.
+fn until_usable(names: [&str; 2]) {
+    let deadline = clock::now() + LIMIT;
+    while let Err(reason) = names.map(device).into_iter().collect::<Result<Vec<_>, _>>() {
+        assert!(clock::now() < deadline, "{reason}");
+        clock::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_nic_that_dies_is_an_error_and_works_again_when_it_is_back() {
+    in_the_guest(|| {
+        let mut bench = Bench::new();
+        for (does, undoes) in [
+            (["down", "h0n0"], ["up", "h0n0"]),
+            (["down", "h1n0"], ["up", "h1n0"]),
+            (["unplug", "h0n0"], ["plug", "h0n0"]),
+            (["cut", "h1n0"], ["heal", "h1n0"]),
+        ] {
+            println!("{does:?}");
+            bench.works();
+            {
+                let _trouble = Trouble::make(&does, &undoes);
+                bench.dies();
+            }
+            until_usable(["rxe_h0n0", "rxe_h1n0"]);
+            bench.begin_anew();
+        }
+        bench.works();
+    });
+}
+
+#[test]
+fn an_idle_queue_pair_is_told_that_its_port_has_no_link() {
+    in_the_guest(|| {
+        let mut bench = Bench::new();
+        bench.works();
+        let trouble = Trouble::make(&["down", "h0n0"], &["up", "h0n0"]);
+        bench.until(|bench| bench.left.pair.state() == State::Error);
+        let fault = bench.left.pair.fault().unwrap().to_string();
+        assert_eq!(fault, "use rxe_h0n0: its port has no link any more");
+        bench.until(|bench| bench.right.pair.state() == State::Error);
+        let reason = device("rxe_h0n0").unwrap_err().to_string();
+        assert!(reason.contains("port 1 of rxe_h0n0: it has no link"), "{reason}");
+        drop(trouble);
+        until_usable(["rxe_h0n0", "rxe_h1n0"]);
+    });
+}
+
+#[test]
+fn of_two_packet_sizes_the_smaller_is_used() {
+    in_the_guest(|| {
+        let _trouble = Trouble::make(&["mtu", "h1n0", "1500"], &["mtu", "h1n0", "9000"]);
+        let mut bench = Bench::new();
+        let pattern: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
+        bench.left.region.memory().write(0, &pattern);
+        bench.write(1, BYTES);
+        bench.until(|bench| !bench.left.done.is_empty());
+        assert_eq!(bench.left.statuses(), [(1, Status::Success)]);
+        assert!(bench.right.region.memory().lock().bytes(0..BYTES) == pattern);
+    });
+}
+
+#[test]
+fn the_address_of_a_port_is_looked_up_each_time() {
+    in_the_guest(|| {
+        let is_now = |reached: fn(IpAddr) -> bool| {
+            let deadline = clock::now() + LIMIT;
+            while !reached(device("rxe_h1n1").unwrap().address()) {
+                assert!(clock::now() < deadline);
+            }
+        };
+        is_now(|address| address == IpAddr::from([10, 0, 1, 2]));
+        {
+            let _trouble =
+                Trouble::make(&["unaddress", "h1n1"], &["address", "h1n1", "10.0.1.2/16"]);
+            is_now(
+                |address| matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()),
+            );
+        }
+        is_now(|address| address == IpAddr::from([10, 0, 1, 2]));
+    });
+}
+
+#[test]
+fn without_atomics_everything_else_works() {
+    in_the_guest(|| {
+        for has_atomics in [false, true] {
+            let library = Library::load().unwrap();
+            let context = Context::open(&library, "rxe_h0n0").unwrap();
+            let limits = sys::DeviceLimits { has_atomics, ..context.limits().unwrap() };
+            let left = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
+            let context = Context::open(&library, "rxe_h1n0").unwrap();
+            let limits = sys::DeviceLimits { has_atomics: false, ..context.limits().unwrap() };
+            let right = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
+            let mut bench = Bench { left, right };
+            bench.connect();
+            bench.works();
+            bench.left.done.clear();
+            let (result, target) = (bench.left.region.segment(0, 8), bench.right.region.remote(0));
+            bench.left.post(1, Operation::FetchAdd { result, target, addend: 1 });
+            bench.until(|bench| !bench.left.done.is_empty());
+            assert_eq!(bench.left.statuses(), [(1, Status::RemoteInvalidRequest)]);
+            let fault = bench.left.pair.fault().unwrap().to_string();
+            let whose = if has_atomics { "the peer of rxe_h0n0" } else { "rxe_h0n0" };
+            assert!(fault.ends_with(&format!("{whose} has no atomics")), "{fault}");
+        }
+    });
+}
+
+#[test]
+fn more_memory_than_may_be_locked_is_an_error_that_names_the_limit() {
+    in_the_guest(|| {
+        // Of this thread only: the one of a test ends with it.
+        let mut sets = capabilities(None).unwrap();
+        sets.effective.remove(CapabilitySet::IPC_LOCK);
+        set_capabilities(None, sets).unwrap();
+        let before = getrlimit(Resource::Memlock);
+        setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before }).unwrap();
+        let domain = device("rxe_h0n0").unwrap().domain().unwrap();
+        let outcome = domain.register(&Memory::allocate(2 << 20).unwrap(), Access::ALL);
+        setrlimit(Resource::Memlock, before).unwrap();
+        let reason = outcome.map(|_| ()).unwrap_err().to_string();
+        assert!(reason.starts_with("register 2097152 bytes with rxe_h0n0: "), "{reason}");
+        assert!(reason.ends_with("ulimit -l: 1024 KiB)"), "{reason}");
+    });
+}
+
+#[test]
+fn what_the_peer_says_is_checked() {
+    in_the_guest(|| {
+        // Noise, and the right thing at the wrong time.
+        for said in [[7; hello::MESSAGE_BYTES], hello::Message::Ready.encode()] {
+            let mut end = End::on("rxe_h0n0");
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            end.pair.initialise().unwrap();
+            end.pair.connect(Connection::Stream(listener.accept().unwrap().0)).unwrap();
+            peer.write_all(&said).unwrap();
+            let deadline = clock::now() + LIMIT;
+            while end.pair.state() != State::Error {
+                end.pair.poll(&mut end.done);
+                assert!(clock::now() < deadline);
+            }
+            let fault = end.pair.fault().unwrap();
+            assert!(matches!(fault, TransportError::Protocol(_)), "{fault}");
+        }
+    });
+}
+
+#[test]
+fn the_descriptor_announces_everything() {
+    in_the_guest(|| {
+        let mut bench = Bench::new();
+        bench.works();
+        bench.right.receive(5);
+        while bench.right.pair.poll(&mut bench.right.done) {}
+        let operation = Operation::Send { source: bench.left.region.segment(0, 0) };
+        bench.left.post(1, operation);
+        wait_for(&mut bench.right);
+        assert_eq!(bench.right.statuses(), [(5, Status::Success)]);
+        bench.left.pair.fail();
+        wait_for(&mut bench.right);
+        assert_eq!(bench.right.pair.state(), State::Error);
+    });
+}
+
+/// Polls an end only when its descriptor or it itself says so, until there is something new.
+fn wait_for(end: &mut End) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let (before, state) = (end.done.len(), end.pair.state());
+    let deadline = clock::now() + LIMIT;
+    while end.done.len() == before && end.pair.state() == state {
+        assert!(clock::now() < deadline, "{:?}", end.pair);
+        // SAFETY: the queue pair lives longer than the borrow.
+        let descriptor =
+            unsafe { std::os::fd::BorrowedFd::borrow_raw(end.pair.descriptor().unwrap()) };
+        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let readable = poll(&mut polled, Some(&second)).unwrap() > 0;
+        if readable || end.pair.needs_poll() {
+            end.pair.poll(&mut end.done);
+        }
+    }
+}
+
+/// One end of a virtual queue pair over the two NICs of a host.
+struct VirtualEnd {
+    pair: VirtualQp,
+    region: MemoryRegion,
+    _domain: VirtualDomain,
+    done: Vec<Completion>,
+}
+
+impl VirtualEnd {
+    fn of(host: usize, evidence: Evidence) -> Self {
+        let rails = [0, 1].map(|nic| device(&format!("rxe_h{host}n{nic}")).unwrap());
+        let rails = rails.map(|rail| Arc::new(rail) as Arc<dyn Device>).to_vec();
+        let settings = VirtualSettings::new(evidence, rails.len());
+        let domain = VirtualDevice::new(rails, settings).virtual_domain().unwrap();
+        let region = domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap();
+        let pair = domain.virtual_queue_pair(Depth { sends: 16, receives: 16 }).unwrap();
+        Self { pair, region, _domain: domain, done: Vec::new() }
+    }
+}
+
+fn connect_virtual(ends: &mut [VirtualEnd; 2]) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for rail in 0..2 {
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        for (end, stream) in ends.iter_mut().zip([near, far]) {
+            if rail == 0 {
+                end.pair.initialise().unwrap();
+                end.pair.connect(Connection::Stream(stream)).unwrap();
+            } else {
+                end.pair.attach(rail, Connection::Stream(stream)).unwrap();
+            }
+        }
+    }
+}
+
+/// A NIC is cut with operations outstanding: each is executed once, in order, over the other NIC.
+#[test]
+fn a_virtual_queue_pair_survives_its_nic() {
+    const MESSAGES: usize = 120;
+    in_the_guest(|| {
+        // The first contact between two addresses may take a second, longer than a queue pair is patient.
+        Bench::between("rxe_h0n1", "rxe_h1n1").works();
+        for (evidence, trouble) in [
+            (Evidence::Handshake, [["cut", "h0n0"], ["heal", "h0n0"]]),
+            (Evidence::Log, [["down", "h1n0"], ["up", "h1n0"]]),
+        ] {
+            println!("{evidence:?}, {trouble:?}");
+            let mut ends = [0, 1].map(|host| VirtualEnd::of(host, evidence));
+            connect_virtual(&mut ends);
+            let [left, right] = &mut ends;
+            let mut broken = None;
+            let (mut posted, mut receives) = (0, 0);
+            let deadline = clock::now() + 2 * LIMIT;
+            while left.done.len() < MESSAGES || right.done.len() < MESSAGES {
+                if receives < MESSAGES && receives < right.done.len() + 16 {
+                    let request = ReceiveRequest { id: WorkId(receives as u64), target: None };
+                    right.pair.post_receive(request).unwrap();
+                    receives += 1;
+                }
+                if posted < MESSAGES && posted < left.done.len() + 12 {
+                    left.pair.post_send(message(left, right, posted)).unwrap();
+                    posted += 1;
+                }
+                if broken.is_none() && left.done.len() > MESSAGES / 3 {
+                    broken = Some(Trouble::make(&trouble[0], &trouble[1]));
+                }
+                if !(left.pair.poll(&mut left.done) | right.pair.poll(&mut right.done)) {
+                    std::thread::yield_now();
+                }
+                let told =
+                    (left.pair.fault(), right.pair.fault(), left.done.len(), right.done.len());
+                assert!(clock::now() < deadline, "{told:?}");
+            }
+            let is_success = |done: &Completion| done.status == Status::Success;
+            assert!(left.done.iter().chain(&right.done).all(is_success), "{:?}", left.pair.fault());
+            let ids = |end: &VirtualEnd| end.done.iter().map(|done| done.id.0).collect::<Vec<_>>();
+            assert_eq!(ids(left), (0..MESSAGES as u64).collect::<Vec<_>>());
+            let immediates: Vec<_> = right.done.iter().filter_map(|done| done.immediate).collect();
+            assert_eq!(immediates, (0..MESSAGES as u32).collect::<Vec<_>>());
+            assert_eq!([left.pair.active(), right.pair.active()], [1, 1]);
+            drop(broken);
+            until_usable(["rxe_h0n0", "rxe_h1n0"]);
+        }
+    });
+}
+
+/// Message number `index`: a write of its own size that tells its number.
+fn message(left: &VirtualEnd, right: &VirtualEnd, index: usize) -> WorkRequest {
+    let bytes = (index * 97) % 5000;
+    let (source, target) = (left.region.segment(0, bytes), right.region.remote(0));
+    let operation = Operation::WriteWithImmediate { source, target, immediate: index as u32 };
+    WorkRequest { id: WorkId(index as u64), operation, signalled: true }
+}
