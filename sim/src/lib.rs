@@ -1,20 +1,26 @@
-//! Worlds in which the production code runs under faults, deterministically.
+//! Worlds in which the production code runs under faults, deterministically; and how long programs take on
+//! networks and clusters that one does not have.
 #![forbid(unsafe_code)]
 
 mod actor;
 mod build;
 mod calls;
+pub mod cluster;
+pub mod commands;
 mod device;
 pub mod flow;
 mod keeper;
 pub mod mutation;
 mod network;
 mod oracle;
+mod presets;
+pub mod report;
 pub mod runner;
 pub mod scenario;
 pub mod tally;
 mod watched;
 mod witness;
+pub mod workload;
 pub mod world;
 
 pub use calls::Plans;

@@ -13,7 +13,7 @@ const SEEDS: u64 = 5_000;
 /// Where a mutant is looked for. One does harm only when a fence is overtaken by the connection that
 /// replaces the one it is about, which happens in one world of thirty thousand.
 fn seeds(mutation: Mutation) -> Range<u64> {
-    let first = if mutation == Mutation::FenceWithoutIncarnation { 36_000 } else { 0 };
+    let first = if mutation == Mutation::FenceWithoutIncarnation { 47_000 } else { 0 };
     first..first + SEEDS
 }
 

@@ -2,19 +2,16 @@
 
 use std::fmt::Write;
 
-use ccl_algorithms::degraded::hubs::{Hubs, hubs};
-use ccl_algorithms::degraded::{Between, Fabric};
-use ccl_algorithms::{choose, names};
+use ccl_algorithms::names;
 use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::ids::{Node, Rail, Rank};
-use ccl_core::layout::Partition;
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use clap::Args;
 
-use super::strategy::{NAMES, strategy};
-use super::{HostLoad, Job, Outcome, Physics, run};
+use super::strategy::Planned;
+use super::{HostLoad, Outcome, Physics, run};
 
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
@@ -150,26 +147,12 @@ pub fn table(arguments: &FlowArguments) -> Result<String, String> {
 
 fn one(name: &str, arguments: &FlowArguments, topology: &Topology) -> Result<Outcome, String> {
     let request = arguments.request();
-    if let Some(Between { schedule, weights }) = strategy(name, topology) {
-        let partition = Partition::weighted(request.count, request.datatype.bytes(), &weights);
-        let hubs = hubs(&Fabric::of(topology)).filter(|_| name.starts_with("rounds"));
-        let job = Job {
-            request: &request,
-            topology,
-            schedule: &*schedule,
-            partition: &partition,
-            division: hubs.as_ref().and_then(Hubs::division),
-        };
-        return run(&job, &arguments.physics()).map_err(|why| format!("{name}: {why}"));
-    }
     let physics = arguments.physics();
     let mut model = CostModel::default_for(topology);
     (model.network.alpha, model.network.overhead) = (physics.alpha, physics.overhead);
     model.tile_bytes = physics.tile_bytes;
-    let choice = choose(&request, topology, &model, Some(name))
-        .map_err(|error| format!("{error}; with one rank on every host also {NAMES}"))?;
-    let job = Job::of(&request, topology, &choice);
-    run(&job, &physics).map_err(|why| format!("{name}: {why}"))
+    let planned = Planned::named(name, &request, topology, &model)?;
+    run(&planned.job(&request, topology), &physics).map_err(|why| format!("{name}: {why}"))
 }
 
 fn row(
@@ -215,7 +198,7 @@ fn nics(table: &mut String, host: usize, load: &HostLoad) {
 }
 
 /// `HOST:RAIL`.
-fn lost(text: &str) -> Result<(u32, u8), String> {
+pub(crate) fn lost(text: &str) -> Result<(u32, u8), String> {
     let parse = || {
         let (host, rail) = text.split_once(':')?;
         Some((host.parse().ok()?, rail.parse().ok()?))
@@ -234,7 +217,7 @@ fn slow(text: &str) -> Result<(u32, f64), String> {
 }
 
 /// A whole number and at most one of `K`, `M`, `G`, powers of 1024.
-fn size(text: &str) -> Result<usize, String> {
+pub(crate) fn size(text: &str) -> Result<usize, String> {
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
     let (number, unit) = text.split_at(digits);
     let shift = match unit.to_ascii_uppercase().trim_end_matches('B').trim_end_matches('I') {
@@ -249,7 +232,7 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 /// `25GB/s`: powers of 1000 per second.
-fn rate(text: &str) -> Result<f64, String> {
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
     let wrong = || format!("{text:?} is not a rate such as 25GB/s");
     let amount = text.strip_suffix("/s").unwrap_or(text);
     let digits = amount.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -265,7 +248,7 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 /// `20us`.
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     Ok(duration.as_secs_f64())
 }

@@ -1,0 +1,133 @@
+//! `r2ccl-sim collective`: a row per strategy.
+
+use ccl_core::collective::Collective as Kind;
+use clap::Args;
+use serde::Serialize;
+
+use super::table::{Table, duration, percent};
+use crate::cluster::plan::{COMPARED, PLANNER, Scene};
+use crate::cluster::{Cluster, Outage, Ranks};
+use crate::flow::command::{lost, seconds, size};
+use crate::presets::{cluster, outages};
+
+/// What is simulated.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Collective {
+    /// A cluster: a file, or a preset.
+    #[arg(long, default_value = "a100")]
+    cluster: String,
+    /// So many hosts instead of those of the file.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    hosts: Option<u32>,
+    /// A rank for every GPU, instead of one for every host.
+    #[arg(long)]
+    gpus: bool,
+    /// NICs that are down when it is planned, as HOST:RAIL separated by commas, beside those of the file.
+    #[arg(long, value_parser = lost, value_delimiter = ',')]
+    lost: Vec<(u32, u8)>,
+    /// NICs that fail while it runs, planned for when all worked.
+    #[arg(long, value_parser = lost, value_delimiter = ',')]
+    fails: Vec<(u32, u8)>,
+    /// When they do, after the beginning.
+    #[arg(long, value_parser = seconds, default_value = "0s")]
+    at: f64,
+    /// Which collective, by the name of its function.
+    #[arg(long, default_value = "allreduce", value_parser = kind)]
+    collective: Kind,
+    /// Bytes that every rank contributes, or of a block.
+    #[arg(long, value_parser = size, default_value = "1G")]
+    bytes: usize,
+    /// Algorithms, separated by commas.
+    #[arg(long, value_delimiter = ',')]
+    algo: Vec<String>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One strategy.
+#[derive(Clone, Debug, Serialize)]
+struct Row {
+    strategy: String,
+    seconds: f64,
+    /// Seconds without any failure, if the strategy makes sense then.
+    healthy_seconds: Option<f64>,
+    bound_seconds: f64,
+    segments: u64,
+    fillings: u64,
+}
+
+impl Collective {
+    pub(super) fn run(&self) -> Result<String, String> {
+        let mut cluster = cluster(&self.cluster)?;
+        cluster.hosts = self.hosts.unwrap_or(cluster.hosts);
+        let kept = cluster.outages.iter().filter(|outage| outage.node.0 < cluster.hosts);
+        let (before, mut during): (Vec<Outage>, Vec<Outage>) = kept.partition(|o| o.at <= 0.0);
+        let mut before = before;
+        before.extend(outages(&cluster, &self.lost, 0.0)?);
+        during.extend(outages(&cluster, &self.fails, self.at)?);
+        let rows = self.rows(&cluster, &before, &during)?;
+        if self.json {
+            return serde_json::to_string_pretty(&rows)
+                .map(|text| text + "\n")
+                .map_err(|e| e.to_string());
+        }
+        Ok(table(&rows))
+    }
+
+    fn rows(
+        &self,
+        cluster: &Cluster,
+        before: &[Outage],
+        during: &[Outage],
+    ) -> Result<Vec<Row>, String> {
+        let ranks = if self.gpus { Ranks::Gpus } else { Ranks::Hosts };
+        let scene = |lost: &[Outage]| Scene::new(cluster, ranks, lost, self.collective, self.bytes);
+        let (degraded, healthy) = (scene(before), scene(&[]));
+        let asked: Vec<&str> = match (self.algo.is_empty(), self.collective) {
+            (true, Kind::AllReduce) => COMPARED.to_vec(),
+            (true, _) => vec![PLANNER],
+            (false, _) => self.algo.iter().map(String::as_str).collect(),
+        };
+        let one = |name: &str| -> Result<Row, String> {
+            let said = |why: String| format!("{name}: {why}");
+            let plan = degraded.plan(name).map_err(said)?;
+            let execution = degraded.run(&plan, during).map_err(said)?;
+            let whole = healthy.plan(name).ok().and_then(|plan| healthy.run(&plan, &[]).ok());
+            Ok(Row {
+                strategy: name.to_owned(),
+                seconds: execution.seconds,
+                healthy_seconds: whole.map(|whole| whole.seconds),
+                bound_seconds: degraded.bound_seconds(),
+                segments: execution.segments,
+                fillings: execution.fillings,
+            })
+        };
+        asked.into_iter().map(one).collect()
+    }
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = Table::new(["strategy", "time", "of healthy", "of bound"]);
+    let share = |of: f64, row: &Row| match of > 0.0 && row.seconds > 0.0 {
+        true => percent(of / row.seconds, 1),
+        false => "-".to_owned(),
+    };
+    for row in rows {
+        table.row([
+            row.strategy.clone(),
+            duration(row.seconds),
+            share(row.healthy_seconds.unwrap_or(0.0), row),
+            share(row.bound_seconds, row),
+        ]);
+    }
+    table.text()
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    found.filter(|kind| !matches!(kind, Kind::AllToAllV | Kind::PointToPoint)).ok_or_else(|| {
+        "allreduce, allgather, reducescatter, broadcast, reduce, alltoall, gather, scatter, barrier"
+            .to_owned()
+    })
+}
