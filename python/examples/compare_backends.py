@@ -17,27 +17,33 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import grammar
 import torch
 import torch.distributed as dist
+from ddp_train import BUCKET_MB, TEXT_CHARACTERS, Batches, Gpt, Shape, train_on
+from torch.nn.parallel import DistributedDataParallel
 
 import r2ccl.torch  # noqa: F401  registers the backend where the package is not installed
 
 
+SEED = 1
+
+Call = Callable[[], None]
+
+
 @dataclass(frozen=True)
 class Case:
-    """A call that is measured.
+    """What is measured.
 
     Attributes:
         name: for the table.
-        elements: of float32 in the tensor of every rank.
         calls: in one round.
-        run: makes one call.
+        prepare: makes what calls on a group need, checks a first one, and returns what makes one.
     """
 
     name: str
-    elements: int
     calls: int
-    run: Callable[[torch.Tensor, dist.ProcessGroup], None]
+    prepare: Callable[[dist.ProcessGroup], Call]
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -67,42 +73,78 @@ def ping_pong(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
             dist.recv(tensor, sender, group=group)
 
 
-CASES = [
-    Case("all_reduce, 8 bytes", 2, 300, all_reduce),
-    Case("all_reduce, 8 bytes, async_op and wait", 2, 300, all_reduce_async),
-    Case("barrier", 1, 300, barrier),
-    Case("send and back, 8 bytes", 2, 100, ping_pong),
-    Case("all_reduce, 64 KB", 16_000, 100, all_reduce),
-    Case("all_reduce, 1 MB", 250_000, 20, all_reduce),
-    Case("all_reduce, 25 MB", 6_250_000, 4, all_reduce),
-    Case("broadcast, 25 MB", 6_250_000, 4, broadcast),
-]
+def on_tensors(
+    elements: int, run: Callable[[torch.Tensor, dist.ProcessGroup], None]
+) -> Callable[[dist.ProcessGroup], Call]:
+    """Calls on a tensor of so many float32 on every rank."""
+
+    def prepare(group: dist.ProcessGroup) -> Call:
+        check(elements, run, group)
+        tensor = torch.zeros(elements)
+        return lambda: run(tensor, group)
+
+    return prepare
 
 
-def seconds_of_a_call(case: Case, group: dist.ProcessGroup) -> float:
-    """One round: seconds for a call, of the slowest rank."""
-    tensor = torch.zeros(case.elements)
-    case.run(tensor, group)
-    began = time.perf_counter()
-    for _ in range(case.calls):
-        case.run(tensor, group)
-    mine = torch.tensor([(time.perf_counter() - began) / case.calls], dtype=torch.float64)
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
-    check(case, group)
-    return mine.item()
-
-
-def check(case: Case, group: dist.ProcessGroup) -> None:
-    tensor = torch.full((case.elements,), float(dist.get_rank() + 1))
-    case.run(tensor, group)
+def check(
+    elements: int, run: Callable[[torch.Tensor, dist.ProcessGroup], None], group: dist.ProcessGroup
+) -> None:
+    """Makes a call whose result is known."""
+    tensor = torch.full((elements,), float(dist.get_rank() + 1))
+    run(tensor, group)
     size = dist.get_world_size()
     expected = {
         all_reduce: size * (size + 1) / 2,
         all_reduce_async: size * (size + 1) / 2,
         broadcast: 1.0,
     }
-    wanted = expected.get(case.run)
-    assert wanted is None or bool((tensor == wanted).all()), f"{case.name} is wrong"
+    wanted = expected.get(run)
+    assert wanted is None or bool((tensor == wanted).all()), f"{run.__name__} is wrong"
+
+
+def training(group: dist.ProcessGroup) -> Call:
+    """Steps of the model of ``ddp_train.py``, as it is by default, with DDP."""
+    text = grammar.text(TEXT_CHARACTERS, SEED)
+    batches = Batches(text, context=64, size=8, seed=SEED, rank=dist.get_rank())
+    torch.manual_seed(SEED)
+    shape = Shape(batches.symbols, context=64, width=128, heads=4, layers=4)
+    model = DistributedDataParallel(Gpt(shape), process_group=group, bucket_cap_mb=BUCKET_MB)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        train_on(batches.next(), model, optimizer)
+
+    step()
+    mine = torch.stack([parameter.detach().double().sum() for parameter in model.parameters()])
+    of_rank_0 = mine.clone()
+    dist.broadcast(of_rank_0, 0)
+    assert torch.equal(mine, of_rank_0), "the ranks train different models"
+    return step
+
+
+CASES = [
+    Case("all_reduce, 8 bytes", 300, on_tensors(2, all_reduce)),
+    Case("all_reduce, 8 bytes, async_op and wait", 300, on_tensors(2, all_reduce_async)),
+    Case("barrier", 300, on_tensors(1, barrier)),
+    Case("send and back, 8 bytes", 100, on_tensors(2, ping_pong)),
+    Case("all_reduce, 64 KB", 100, on_tensors(16_000, all_reduce)),
+    Case("all_reduce, 1 MB", 20, on_tensors(250_000, all_reduce)),
+    Case("all_reduce, 25 MB", 4, on_tensors(6_250_000, all_reduce)),
+    Case("broadcast, 25 MB", 4, on_tensors(6_250_000, broadcast)),
+    Case("training step, DDP, 0.8 M parameters", 5, training),
+]
+
+
+def seconds_of_a_call(case: Case, group: dist.ProcessGroup) -> float:
+    """One round: seconds for a call, of the slowest rank."""
+    call = case.prepare(group)
+    call()
+    began = time.perf_counter()
+    for _ in range(case.calls):
+        call()
+    mine = torch.tensor([(time.perf_counter() - began) / case.calls], dtype=torch.float64)
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return mine.item()
 
 
 def main() -> None:
@@ -111,6 +153,7 @@ def main() -> None:
     )
     parser.add_argument("--other", default="gloo", help="the backend to compare with")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--only", default="", help="cases with this in their name")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("r2ccl")
@@ -118,7 +161,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} ranks, median of {options.rounds} rounds, us for a call")
         print(f"{'':40}" + "".join(f"{name:>12}" for name in groups))
-    for case in CASES:
+    chosen = [case for case in CASES if options.only in case.name]
+    for case in chosen:
         rounds: dict[str, list[float]] = {name: [] for name in groups}
         for _ in range(options.rounds):
             for name, group in groups.items():

@@ -241,15 +241,17 @@ def progress(steps: int) -> Any:
     return range(steps)
 
 
-def one_step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> float:
-    """Trains on one batch of every rank, and returns the mean loss."""
-    characters, following = batches.next()
+def train_on(
+    batch: tuple[torch.Tensor, torch.Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> float:
+    """Trains on a batch of this rank, together with those of the others, and returns its loss."""
+    characters, following = batch
     logits = model(characters)
     loss = functional.cross_entropy(logits.flatten(0, 1), following.flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return mean_of_all(loss.item())
+    return loss.item()
 
 
 def train(options: argparse.Namespace, record: Record) -> list[dict[str, float]]:
@@ -269,7 +271,7 @@ def train(options: argparse.Namespace, record: Record) -> list[dict[str, float]]
     history = []
     for step in progress(options.steps):
         began_ns = time.monotonic_ns()
-        loss = one_step(model, optimizer, batches)
+        loss = mean_of_all(train_on(batches.next(), model, optimizer))
         ended_ns = time.monotonic_ns()
         record.write(step=step, loss=loss.hex(), began_ns=began_ns, ended_ns=ended_ns)
         seconds = (ended_ns - began_ns) / 1e9

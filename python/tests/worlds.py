@@ -39,9 +39,10 @@ def run(function: Callable[..., Any], size: int, *arguments: Any, apart: bool = 
     With `apart` every rank is on a host of its own, as it seems, with two network cards.
     """
     results = outcomes(function, size, *arguments, apart=apart)
-    for rank, result in enumerate(results):
-        if isinstance(result, RankFailed):
-            raise RankFailed(f"rank {rank} of {size}: {result}")
+    failures = [(rank, result) for rank, result in enumerate(results) if isinstance(result, RankFailed)]
+    if failures:
+        # The first rank's failure may be but a consequence of another's.
+        raise RankFailed("\n".join(f"rank {rank} of {size}: {failure}" for rank, failure in failures))
     return results
 
 

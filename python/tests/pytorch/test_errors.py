@@ -10,6 +10,9 @@ import torch
 import torch.distributed as dist
 from worlds import SECONDS, die, outcomes_of, run_world
 
+# A rank that comes so late is awaited by those whose deadline allows it.
+LATE_SECONDS = 4.0
+
 
 def refused(tensor: torch.Tensor) -> str:
     """The message of an all_reduce that must fail."""
@@ -147,6 +150,19 @@ def test_the_timeout_of_a_group_names_whom_it_waited_for() -> None:
     message = run_world(2, one_sleeps_from_the_start, timeout=20.0)[0]
     assert "did not finish within 20.000 s" in message and "rank 1" in message
     assert " timeout " in message
+
+
+def one_is_late() -> float:
+    dist.set_timeout(timedelta(seconds=SECONDS))
+    if dist.get_rank() == 1:
+        time.sleep(LATE_SECONDS)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+
+def test_a_timeout_can_be_longer_than_that_of_the_group() -> None:
+    assert run_world(2, one_is_late, timeout=LATE_SECONDS / 2) == [2.0, 2.0]
 
 
 def one_raises() -> str:

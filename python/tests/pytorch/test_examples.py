@@ -67,4 +67,4 @@ def test_training_gives_the_same_losses_on_any_backend_and_with_shards(tmp_path:
 
 def test_the_comparison_of_backends_runs() -> None:
     printed = torchrun(2, "compare_backends.py", "--rounds", "1")
-    assert "all_reduce, 8 bytes" in printed and "broadcast, 25 MB" in printed
+    assert "all_reduce, 8 bytes" in printed and "training step" in printed

@@ -197,7 +197,7 @@ Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   const Operation::Description description{call.type, call.title, ++sequence_, timeout,
                                            call.inputs};
   auto operation = c10::make_intrusive<Operation>(rank_, description, std::move(outputs));
-  // The communicator watches its own deadline only.
+  // Shorter deadlines than that of the group count from now, not from the turn of the call.
   const bool is_short = timeout < own_timeout_;
   if (is_short) {
     sentinel_->watch(operation, timeout, call.title,
@@ -208,7 +208,12 @@ Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   const bool here = !call.async && !coalescing_ && !is_short;
   queue_->run(
       operation,
-      [communicator = communicator_, body = std::move(body)] { body(communicator->get()); }, here);
+      [communicator = communicator_, limit = std::max(timeout, own_timeout_),
+       body = std::move(body)] {
+        communicator->set_timeout(limit);
+        body(communicator->get());
+      },
+      here);
   return post(std::move(operation));
 }
 

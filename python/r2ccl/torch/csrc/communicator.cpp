@@ -36,7 +36,8 @@ int timeout_ms(Milliseconds timeout) {
 }
 
 Communicator::Communicator(
-    const ccl_unique_id_t& id, int rank, int size, Milliseconds timeout, const std::string& name) {
+    const ccl_unique_id_t& id, int rank, int size, Milliseconds timeout, const std::string& name)
+    : timeout_ms_(timeout_ms(timeout)) {
   const auto wanted = config(timeout, name);
   ccl_comm_t comm = nullptr;
   check(library().comm_init_rank_config(&comm, size, id, rank, &wanted),
@@ -44,7 +45,8 @@ Communicator::Communicator(
   comm_ = comm;
 }
 
-Communicator::Communicator(ccl_comm_t comm) : comm_(comm) {
+Communicator::Communicator(ccl_comm_t comm, Milliseconds timeout)
+    : comm_(comm), timeout_ms_(timeout_ms(timeout)) {
 }
 
 Communicator::~Communicator() {
@@ -59,7 +61,15 @@ std::unique_ptr<Communicator> Communicator::split(int color,
   ccl_comm_t part = nullptr;
   const int chosen = color < 0 ? CCL_SPLIT_NOCOLOR : color;
   check(library().comm_split(get(), chosen, key, &part, &wanted), "split");
-  return part == nullptr ? nullptr : std::unique_ptr<Communicator>(new Communicator(part));
+  return part == nullptr ? nullptr : std::unique_ptr<Communicator>(new Communicator(part, timeout));
+}
+
+void Communicator::set_timeout(Milliseconds timeout) {
+  const int wanted = timeout_ms(timeout);
+  if (wanted != timeout_ms_) {
+    check(library().comm_set_timeout(get(), wanted), "set_timeout");
+    timeout_ms_ = wanted;
+  }
 }
 
 ccl_comm_t Communicator::get() const {

@@ -36,6 +36,9 @@ class Communicator {
                                       Milliseconds timeout,
                                       const std::string& name);
 
+  // Sets the deadline of the calls that begin from now on. To be called by whoever makes them.
+  void set_timeout(Milliseconds timeout);
+
   // For calls of the library. Throws if the communicator has ended.
   ccl_comm_t get() const;
 
@@ -53,9 +56,10 @@ class Communicator {
   void abort();
 
  private:
-  explicit Communicator(ccl_comm_t comm);
+  Communicator(ccl_comm_t comm, Milliseconds timeout);
 
   std::atomic<ccl_comm_t> comm_{nullptr};
+  int timeout_ms_;
   const uint64_t generation_ = fork_generation();
 };
 

@@ -11,6 +11,7 @@
   FUNCTION(get_error_string)       \
   FUNCTION(get_version)            \
   FUNCTION(comm_init_rank_config)  \
+  FUNCTION(comm_set_timeout)       \
   FUNCTION(comm_split)             \
   FUNCTION(comm_destroy)           \
   FUNCTION(comm_abort)             \

@@ -84,22 +84,22 @@ void Operation::run(const std::function<void()>& body) {
 void Operation::settle(std::exception_ptr failure) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::vector<Follower> followers;
-  std::function<void()> recorded;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (completed_) {
       return;
     }
+    // Before anybody sees the end: who has waited for the last call may stop the profiler.
+    if (recordFunctionEndCallback_) {
+      recordFunctionEndCallback_();
+      recordFunctionEndCallback_ = nullptr;
+    }
     completed_ = true;
     exception_ = failure;
     future = future_;
     followers.swap(followers_);
-    recorded.swap(recordFunctionEndCallback_);
   }
   cv_.notify_all();
-  if (recorded) {
-    recorded();
-  }
   if (future) {
     mark(*future, outputs_, failure);
   }
