@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""What queue pairs that survive their NIC cost, and what they carry over time.
+
+    tests/measure/vqp.py cost [--sizes 16,64,4K,64K,1M] [--rounds 5]
+    tests/measure/vqp.py timeline --svg FILE [--test vqp_write_bw] [--fault FAULT] -- FLAGS
+
+`cost` measures each size with every evidence beside a plain queue pair (`off`), all in turns in every
+round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round.
+
+`timeline` runs a bandwidth test once with each evidence while a NIC fails, and draws its throughput over
+time, a curve each; needs matplotlib. FLAGS are passed on, such as `-D 6s --interval 50ms`.
+
+Both run `--local`, two processes on pretended NICs of this machine; see docs/virtual-queue-pair.md.
+"""
+
+import argparse
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+PLAIN = "off"
+EVIDENCES = [PLAIN, "resend", "handshake", "log"]
+SIZES = "16,64,512,4K,64K,1M"
+DEFAULT_FAULT = "admin:host=1,rail=0,at=2s,heal=2s"
+DEFAULT_FLAGS = ["-D", "6s", "--interval", "50ms"]
+MIB = 1 << 20
+# Column of what counts: the average bandwidth, and the median latency.
+BANDWIDTH_COLUMN = 3
+LATENCY_COLUMN = 4
+# A failed run has a reason to end so; the library's error is shown in its place.
+ENDED_WITH_AN_ERROR = 3
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("target/release"))
+    commands = parser.add_subparsers(dest="command", required=True)
+    cost = commands.add_parser("cost")
+    cost.add_argument("--sizes", default=SIZES)
+    cost.add_argument("--rounds", type=int, default=5)
+    cost.add_argument("--duration", default="500ms", help="of each bandwidth")
+    cost.add_argument("--iterations", type=int, default=3000, help="of each latency")
+    timeline = commands.add_parser("timeline")
+    timeline.add_argument("--svg", type=pathlib.Path, required=True)
+    timeline.add_argument("--test", default="vqp_write_bw")
+    timeline.add_argument("--fault", default=DEFAULT_FAULT)
+    timeline.add_argument("--evidence", default=",".join(EVIDENCES))
+    timeline.add_argument("flags", nargs="*", default=DEFAULT_FLAGS)
+    return parser.parse_args()
+
+
+def run(options: argparse.Namespace, test: str, flags: Sequence[str], may_fail: bool = False) -> str:
+    """Output of a benchmark; ends this program if that fails."""
+    command = [str(options.build / test), "--local", *flags]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    if finished.returncode == 0:
+        return finished.stdout
+    if may_fail and finished.returncode == ENDED_WITH_AN_ERROR:
+        print(f"{' '.join(command)}\n  {finished.stderr.strip().splitlines()[-1]}")
+        return finished.stdout
+    sys.exit(f"{' '.join(command)}: status {finished.returncode}\n{finished.stdout}{finished.stderr}")
+
+
+def column(output: str, index: int) -> float:
+    """A number of the only row of a table."""
+    rows = [line.split() for line in output.splitlines() if line[:1] == " " and line.split()[0].isdigit()]
+    return float(rows[0][index])
+
+
+def measurements(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Numbers of all rounds, by what was measured and by evidence."""
+    found: dict[str, dict[str, list[float]]] = {}
+    bandwidth = ["-D", options.duration]
+    latency = ["-n", str(options.iterations)]
+    for _ in range(options.rounds):
+        for size in options.sizes.split(","):
+            for test, flags, index in [
+                ("vqp_write_bw", bandwidth, BANDWIDTH_COLUMN),
+                ("vqp_send_bw", bandwidth, BANDWIDTH_COLUMN),
+                ("vqp_write_lat", latency, LATENCY_COLUMN),
+            ]:
+                measure(options, found, (test, [*flags, "-s", size], index), f"{test} {size}")
+        measure(options, found, ("vqp_atomic_lat", latency, LATENCY_COLUMN), "vqp_atomic_lat 8")
+    return found
+
+
+def measure(
+    options: argparse.Namespace,
+    found: dict[str, dict[str, list[float]]],
+    what: tuple[str, list[str], int],
+    name: str,
+) -> None:
+    """Adds one number of each evidence."""
+    test, flags, index = what
+    for evidence in EVIDENCES:
+        output = run(options, test, [*flags, "--evidence", evidence])
+        found.setdefault(name, {}).setdefault(evidence, []).append(column(output, index))
+
+
+def cost(options: argparse.Namespace) -> None:
+    """Prints what each evidence costs."""
+    found = measurements(options)
+    for test, unit in [("_bw", "MiB/s"), ("_lat", "µs, median")]:
+        print(f"\n| {unit} | " + " | ".join(EVIDENCES) + " |\n|" + "---|" * (len(EVIDENCES) + 1))
+        for name, numbers in found.items():
+            if test in name:
+                print(f"| {name} | " + " | ".join(cells(numbers)) + " |")
+
+
+def cells(numbers: dict[str, list[float]]) -> list[str]:
+    """The median of each evidence, and its share of the plain queue pair."""
+    written = []
+    for evidence in EVIDENCES:
+        median = statistics.median(numbers[evidence])
+        shares = [one / plain for one, plain in zip(numbers[evidence], numbers[PLAIN])]
+        share = "" if evidence == PLAIN else f" ({100 * statistics.median(shares):.1f} %)"
+        written.append(f"{median:.2f}{share}")
+    return written
+
+
+def timeline(options: argparse.Namespace) -> None:
+    """Runs each evidence and draws the curves."""
+    curves = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for evidence in options.evidence.split(","):
+            file = pathlib.Path(folder) / evidence
+            flags = [*options.flags, "--evidence", evidence, "--fault", options.fault, "--timeline", str(file)]
+            run(options, options.test, flags, may_fail=True)
+            curves[evidence] = [json.loads(line) for line in file.read_text().splitlines()]
+    draw(options, curves)
+
+
+def draw(options: argparse.Namespace, curves: dict[str, list[dict]]) -> None:
+    """Writes the picture: a field for each curve, all with the same axes."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # The same numbers give the same bytes.
+    matplotlib.rcParams["svg.hashsalt"] = "r2ccl"
+    from matplotlib import pyplot
+
+    figure, fields = pyplot.subplots(len(curves), 1, sharex=True, sharey=True, squeeze=False,
+                                     figsize=(8, 1.8 * len(curves)), layout="constrained")
+    for (evidence, records), field in zip(curves.items(), fields[:, 0]):
+        intervals = [record for record in records if record["record"] == "interval"]
+        times = [record["end_s"] for record in intervals]
+        rates = [record["bytes"] / (record["end_s"] - record["start_s"]) / MIB for record in intervals]
+        field.step(times, rates, where="pre")
+        for record in records:
+            if record["record"] == "event":
+                field.axvline(record["at_s"], color="0.6", linestyle=":")
+                field.annotate(f"{record['kind']}, rail {record['rail']}", (record["at_s"], 0), rotation=90,
+                               fontsize="x-small", color="0.4", ha="right", va="bottom")
+        field.set_title(f"{options.test}, evidence {evidence}", fontsize="small", loc="left")
+        field.set_ylabel("MiB/s")
+    fields[-1, 0].set_xlabel(f"seconds; {options.fault}")
+    figure.savefig(options.svg, format="svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    chosen = arguments()
+    {"cost": cost, "timeline": timeline}[chosen.command](chosen)
