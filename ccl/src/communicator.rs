@@ -110,7 +110,7 @@ impl Communicator {
             })?;
         let planner = Planner::new(rank, connected.topology, settings.clone());
         let executor = Executor::new(rank, connected.links);
-        let ladder = Ladder::new(connected.ranks_here, connected.cores);
+        let ladder = Ladder::new(connected.ranks_here, connected.cores, connected.bell);
         let health = Health::new(rank, &connected.rails, connected.board, control.letters());
         let listener: Arc<dyn Listener> = health.clone();
         control.listen(&listener);

@@ -300,7 +300,8 @@ impl Engine {
         let Call { program, stamp, arithmetic } = call;
         let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(loan).collect();
         let task = &Task { program, buffers, loans: &loans, stamp, arithmetic };
-        let mut ladder = self.ladder.clone();
+        let ladder = &mut self.ladder;
+        ladder.reset();
         let mut started: Option<Instant> = None;
         let (me, history) = (self.me, &self.history);
         let is_message = task.stamp.signature.collective == Collective::PointToPoint;
@@ -312,6 +313,7 @@ impl Engine {
         loop {
             let moved = run.sweep().map_err(error)?;
             if run.finished() {
+                ladder.reset();
                 return Ok(());
             }
             if moved {

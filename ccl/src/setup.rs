@@ -11,6 +11,7 @@ use ccl_core::ids::{Node, Rank};
 use ccl_core::program::Port;
 use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
+use ccl_transport::bell::Bell;
 use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
@@ -47,6 +48,8 @@ pub(crate) struct Connected {
     /// Ranks that share this host's processors, and how many those are.
     pub(crate) ranks_here: usize,
     pub(crate) cores: usize,
+    /// What peers on this host ring when they have sent something.
+    pub(crate) bell: Option<Bell>,
     /// What happens to the rails.
     pub(crate) timeline: Arc<Timeline>,
     /// If faults are rehearsed.
@@ -199,7 +202,8 @@ impl Group<'_> {
         let cores = usable_processors(here()) as usize;
         let ranks_here = here().count();
         let rails = introductions.into_iter().map(|rank| rank.rails).collect();
-        Ok(Connected { links, topology, rails, board, ranks_here, cores, timeline, part })
+        let bell = segment.as_ref().map(Segment::bell);
+        Ok(Connected { links, topology, rails, board, ranks_here, cores, bell, timeline, part })
     }
 
     /// This rank's part in a rehearsal of faults, if there is one.
@@ -278,6 +282,7 @@ impl Group<'_> {
         let ranks = links.len() / 2;
         let index_of = |rank| here.iter().position(|other| *other == rank).unwrap_or(0);
         let me = index_of(self.me);
+        let mut neighbours = Vec::new();
         for &peer in here.iter().filter(|peer| **peer != self.me) {
             let Some((pid, descriptor, cookie)) = whereabouts[peer.index()].segment else {
                 return Err(Error::Internal(format!("rank {peer} announced no shared memory")));
@@ -287,12 +292,12 @@ impl Group<'_> {
                 let call = format!("shared memory of rank {peer} (R2CCL_SHM=0 avoids it)");
                 Error::system(call, cause)
             };
-            let pair = segment.link(me, index_of(peer), &address).map_err(failed)?;
-            links[Port::Pair(peer).index(ranks)] = Some(pair);
-            let heard = segment.listen(me, &address).map_err(failed)?;
-            links[Port::Multicast(peer).index(ranks)] = Some(heard);
+            let neighbour = segment.open(index_of(peer), &address).map_err(failed)?;
+            links[Port::Pair(peer).index(ranks)] = Some(segment.link(me, &neighbour));
+            links[Port::Multicast(peer).index(ranks)] = Some(segment.listen(me, &neighbour));
+            neighbours.push(neighbour);
         }
-        links[Port::Multicast(self.me).index(ranks)] = Some(segment.multicast(me));
+        links[Port::Multicast(self.me).index(ranks)] = Some(segment.multicast(&neighbours));
         Ok(())
     }
 

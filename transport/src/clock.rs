@@ -1,7 +1,10 @@
 //! The only place of the library that reads the clock or sleeps.
 #![allow(clippy::disallowed_methods, reason = "this is the one place that may")]
 
+use std::sync::atomic::AtomicU32;
 use std::time::{Duration, Instant};
+
+use rustix::thread::{Timespec, futex};
 
 /// The current time.
 #[must_use]
@@ -20,6 +23,20 @@ pub fn monotonic_ns(moment: Instant) -> u64 {
     let now = Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32);
     let then = now.saturating_sub(Instant::now().saturating_duration_since(moment));
     u64::try_from(then.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Gives up the processor while `word` has this value and nobody wakes its waiters, at most for `longest`.
+pub(crate) fn wait_on(word: &AtomicU32, value: u32, longest: Duration) {
+    #[cfg(feature = "simulation")]
+    if simulation::sleep(longest) {
+        return;
+    }
+    let timeout = Timespec {
+        tv_sec: longest.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: i64::from(longest.subsec_nanos()),
+    };
+    // Woken, too late, interrupted: the caller looks why.
+    let _ = futex::wait(word, futex::Flags::empty(), value, Some(&timeout));
 }
 
 /// Gives up the processor for `duration`.

@@ -22,6 +22,7 @@
 
 mod allocation;
 pub mod auth;
+pub mod bell;
 pub mod clock;
 pub mod memory;
 pub mod network;

@@ -27,6 +27,7 @@ use ccl_core::wire::STAMP_BYTES;
 
 use self::reader::Reader;
 use self::writer::Writer;
+use crate::bell::Bell;
 use crate::{HEADER_BYTES, Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
@@ -152,6 +153,8 @@ pub struct RingLink {
     tile_bytes: usize,
     /// Whether the readers can open this process' shared memory.
     lends: bool,
+    /// Of those at the other ends, if they sleep on one.
+    bells: Vec<Bell>,
 }
 
 impl RingLink {
@@ -170,7 +173,17 @@ impl RingLink {
             reader: incoming.map(|(ring, reader)| Reader::new(ring, reader)),
             tile_bytes,
             lends,
+            bells: Vec::new(),
         }
+    }
+
+    /// Those at the other ends sleep on these.
+    pub(crate) fn ringing(self, bells: Vec<Bell>) -> Self {
+        Self { bells, ..self }
+    }
+
+    fn ring_bells(&self) {
+        self.bells.iter().for_each(Bell::ring);
     }
 
     fn writer(&mut self) -> &mut Writer {
@@ -190,6 +203,7 @@ impl Link for RingLink {
 
     fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
         self.writer().publish(stamp, bytes, KIND_TILE);
+        self.ring_bells();
         Ok(())
     }
 
@@ -203,7 +217,9 @@ impl Link for RingLink {
         let Some(slot) = writer.reserve()? else { return Ok(None) };
         slot[..loan::LOAN_BYTES].copy_from_slice(&loan::encode(loan));
         writer.publish(stamp, loan::LOAN_BYTES, KIND_LOAN);
-        Ok(Some(writer.committed()))
+        let committed = writer.committed();
+        self.ring_bells();
+        Ok(Some(committed))
     }
 
     fn returned(&mut self) -> u64 {
@@ -217,6 +233,7 @@ impl Link for RingLink {
     fn release(&mut self) -> Result<(), TransportError> {
         let Some(reader) = &mut self.reader else { panic!("this end only writes") };
         reader.release();
+        self.ring_bells();
         Ok(())
     }
 

@@ -15,11 +15,14 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 pub use crate::allocation::Allocation;
+use crate::bell::Bell;
 use crate::ring::{Memory, Ring, RingLink, RingShape};
 use crate::{Link, TransportError};
 
-/// The first page holds the cookie; everything else begins behind it.
+/// The first page holds the cookie and the bell of its owner; everything else begins behind it.
 const HEAD_BYTES: usize = 4096;
+/// On a line of its own.
+const BELL_AT: usize = 64;
 
 /// Length of a cookie.
 pub(crate) const COOKIE_BYTES: usize = 16;
@@ -43,6 +46,20 @@ pub struct Segment {
     peers: usize,
 }
 
+/// The segment of another rank of the host.
+#[derive(Clone, Debug)]
+pub struct Neighbour {
+    /// Of the rank, among the ranks of the host.
+    index: usize,
+    memory: Arc<dyn Memory>,
+}
+
+impl Neighbour {
+    fn bell(&self) -> Bell {
+        Bell::new(Arc::clone(&self.memory), BELL_AT)
+    }
+}
+
 impl Segment {
     /// Creates a segment with a ring to each of `peers` ranks of this host (including oneself,
     /// which stays unused, so that everybody counts alike), and one ring to all of them.
@@ -60,43 +77,48 @@ impl Segment {
         self.file.address()
     }
 
-    /// The link to the rank with index `peer` on this host, who published `address`; `me` is the
-    /// own index.
+    /// Opens the segment that the rank with this index among the ranks of the host has announced.
     ///
     /// # Errors
-    /// The peer's segment cannot be opened, or is not what was announced.
-    pub fn link(
+    /// It cannot be opened, or is not what was announced.
+    pub fn open(
         &self,
-        me: usize,
-        peer: usize,
+        index: usize,
         address: &SegmentAddress,
-    ) -> Result<Box<dyn Link>, TransportError> {
-        let theirs: Arc<dyn Memory> = Arc::new(open(address, self.file.map.bytes)?);
-        let outgoing = self.ring(&self.memory(), peer);
-        let incoming = self.ring(&theirs, me);
-        Ok(Box::new(RingLink::new(Some((outgoing, vec![0])), Some((incoming, 0)), true)))
+    ) -> Result<Neighbour, TransportError> {
+        Ok(Neighbour { index, memory: Arc::new(open(address, self.file.map.bytes)?) })
     }
 
-    /// The link on which the rank with index `me` sends to all other ranks of the host at once.
+    /// What the owner sleeps on; all links ring those of their peers.
     #[must_use]
-    pub fn multicast(&self, me: usize) -> Box<dyn Link> {
-        let readers = (0..self.peers).filter(|index| *index != me).collect();
-        let ring = self.multicast_ring(&self.memory());
-        Box::new(RingLink::new(Some((ring, readers)), None, true))
+    pub fn bell(&self) -> Bell {
+        Bell::new(self.memory(), BELL_AT)
     }
 
-    /// The link on which the rank with index `me` receives what the peer sends to all.
-    ///
-    /// # Errors
-    /// As [`Self::link`].
-    pub fn listen(
-        &self,
-        me: usize,
-        address: &SegmentAddress,
-    ) -> Result<Box<dyn Link>, TransportError> {
-        let theirs: Arc<dyn Memory> = Arc::new(open(address, self.file.map.bytes)?);
-        let ring = self.multicast_ring(&theirs);
-        Ok(Box::new(RingLink::new(None, Some((ring, me)), true)))
+    /// The link between the owner, with index `me`, and `peer`.
+    #[must_use]
+    pub fn link(&self, me: usize, peer: &Neighbour) -> Box<dyn Link> {
+        let outgoing = self.ring(&self.memory(), peer.index);
+        let incoming = self.ring(&peer.memory, me);
+        let link = RingLink::new(Some((outgoing, vec![0])), Some((incoming, 0)), true);
+        Box::new(link.ringing(vec![peer.bell()]))
+    }
+
+    /// The link on which the owner sends to all other ranks of the host at once.
+    #[must_use]
+    pub fn multicast(&self, peers: &[Neighbour]) -> Box<dyn Link> {
+        let readers = peers.iter().map(|peer| peer.index).collect();
+        let ring = self.multicast_ring(&self.memory());
+        let link = RingLink::new(Some((ring, readers)), None, true);
+        Box::new(link.ringing(peers.iter().map(Neighbour::bell).collect()))
+    }
+
+    /// The link on which the owner, with index `me`, receives what `peer` sends to all.
+    #[must_use]
+    pub fn listen(&self, me: usize, peer: &Neighbour) -> Box<dyn Link> {
+        let ring = self.multicast_ring(&peer.memory);
+        let link = RingLink::new(None, Some((ring, me)), true);
+        Box::new(link.ringing(vec![peer.bell()]))
     }
 
     fn memory(&self) -> Arc<dyn Memory> {

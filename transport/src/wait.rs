@@ -2,49 +2,65 @@
 //!
 //! Polling costs 0.1 µs where a wake-up costs tens, but when ranks outnumber cores the peer may need
 //! the very core that polls; so the first rung is skipped there. Yielding hands the core over only
-//! while the scheduler finds the other rank entitled to it, so that rung is short: after it the rank
-//! sleeps, until a socket has something or a short time has passed. The naps grow, so that a rank
-//! whose peers compute for seconds does not burn a core.
+//! while the scheduler finds the other rank entitled to it, and to somebody who computes for a whole
+//! slice of time, so that rung is short: after it the rank sleeps, until a peer rings its bell, a
+//! socket has something or a short time has passed. The naps grow, so that a rank whose peers
+//! compute for seconds does not burn a core.
 
 use std::os::fd::{BorrowedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 
+use crate::bell::Bell;
 use crate::clock;
 
 const SPINS_WHEN_ALONE: u32 = 1000;
 /// A yield costs little where nobody else wants the core.
 const YIELDS: u32 = 1000;
+/// Where somebody does, each can take milliseconds.
+const YIELDING: Duration = Duration::from_micros(300);
 /// Looking at sockets before every yield does cost, and they can wake a sleeper.
 const YIELDS_BETWEEN_SOCKETS: u32 = 50;
 const FIRST_NAP: Duration = Duration::from_micros(20);
 const LONGEST_NAP: Duration = Duration::from_micros(500);
+/// With a bell, naps end by themselves only for the news of ranks that died.
+const LONGEST_NAP_WITH_BELL: Duration = Duration::from_millis(5);
 
 /// Sleeping on more sockets than this needs heap memory.
 const INLINE_SOCKETS: usize = 64;
 
 /// How long somebody has waited already, and therefore what to do next.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Ladder {
     spins: u32,
     waited: u32,
+    /// When the first yield was, if there was one.
+    yielding: Option<Instant>,
     nap: Duration,
+    /// What peers on this host ring.
+    bell: Option<Bell>,
+    is_armed: bool,
 }
 
 impl Ladder {
-    /// For `ranks` ranks that share `cores` processors.
+    /// For `ranks` ranks that share `cores` processors, of which this one's peers ring `bell`.
     #[must_use]
-    pub fn new(ranks: usize, cores: usize) -> Self {
+    pub fn new(ranks: usize, cores: usize, bell: Option<Bell>) -> Self {
         let spins = if ranks <= cores { SPINS_WHEN_ALONE } else { 0 };
-        Self { spins, waited: 0, nap: FIRST_NAP }
+        Self { spins, waited: 0, yielding: None, nap: FIRST_NAP, bell, is_armed: false }
     }
 
     /// Something happened: start again from the first rung.
     pub fn reset(&mut self) {
         self.waited = 0;
+        self.yielding = None;
         self.nap = FIRST_NAP;
+        if let Some(bell) = self.bell.as_ref().filter(|_| self.is_armed) {
+            bell.disarm();
+            self.is_armed = false;
+        }
     }
 
     /// Waits a little; a longer wait ends early when one of `sockets` can be read. Tells whether
@@ -55,22 +71,42 @@ impl Ladder {
             std::hint::spin_loop();
             return self.waited.is_multiple_of(256);
         }
-        let yields = if sockets.is_empty() { YIELDS } else { YIELDS_BETWEEN_SOCKETS };
-        if self.waited <= self.spins + yields {
+        if self.may_yield(sockets) {
             std::thread::yield_now();
             return self.waited.is_multiple_of(16);
         }
-        rest(sockets, self.nap);
+        match self.bell.as_ref().filter(|_| sockets.is_empty()) {
+            Some(bell) if self.is_armed => {
+                bell.sleep(self.nap);
+                self.is_armed = false;
+                self.nap = (self.nap * 2).min(LONGEST_NAP_WITH_BELL);
+                return true;
+            }
+            Some(bell) => {
+                // One more look at the links, for what came before.
+                bell.arm();
+                self.is_armed = true;
+                return false;
+            }
+            None if sockets.is_empty() => clock::sleep(self.nap),
+            None => rest(sockets, self.nap),
+        }
         self.nap = (self.nap * 2).min(LONGEST_NAP);
         true
+    }
+
+    fn may_yield(&mut self, sockets: &[RawFd]) -> bool {
+        let yields = if sockets.is_empty() { YIELDS } else { YIELDS_BETWEEN_SOCKETS };
+        if self.waited > self.spins + yields {
+            return false;
+        }
+        let now = clock::now();
+        now.saturating_duration_since(*self.yielding.get_or_insert(now)) < YIELDING
     }
 }
 
 /// Sleeps until one of `sockets` can be read, at most for `nap`.
 fn rest(sockets: &[RawFd], nap: Duration) {
-    if sockets.is_empty() {
-        return clock::sleep(nap);
-    }
     let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(nap.subsec_nanos()) };
     let mut polled: SmallVec<[PollFd<'_>; INLINE_SOCKETS]> = sockets
         .iter()

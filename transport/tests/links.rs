@@ -1,7 +1,10 @@
 //! The conformance suite of links over the implementations that live on one host.
 #![allow(clippy::unwrap_used, reason = "what a helper of a test unwraps fails the test")]
 
+use std::time::Duration;
+
 use ccl_core::collective::{Collective, Signature};
+use ccl_transport::bell::Bell;
 use ccl_transport::conformance::check;
 use ccl_transport::ring::RingShape;
 use ccl_transport::{Link, Stamp, TransportError, memory, shm};
@@ -32,9 +35,10 @@ fn shared_memory_links_conform() {
 fn shared_pair(shape: RingShape) -> (Box<dyn Link>, Box<dyn Link>) {
     let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
     let addresses = [0, 1].map(|index: usize| segments[index].address());
-    let a = segments[0].link(0, 1, &addresses[1]).unwrap();
-    let b = segments[1].link(1, 0, &addresses[0]).unwrap();
-    (a, b)
+    let link = |me: usize, peer: usize| {
+        segments[me].link(me, &segments[me].open(peer, &addresses[peer]).unwrap())
+    };
+    (link(0, 1), link(1, 0))
 }
 
 #[test]
@@ -118,12 +122,69 @@ fn a_loan_beyond_the_allocation_is_refused() {
     assert!(shm::Allocation::withdraw(allocation.start().addr().get()).is_some());
 }
 
+/// Longer than anybody sleeps who is woken.
+const LONG: Duration = Duration::from_secs(20);
+const ROUNDS: u32 = 20;
+
+#[test]
+fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
+    let shape = RingShape { tile_bytes: 64, slots: 1 };
+    let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
+    let addresses = [0, 1].map(|index: usize| segments[index].address());
+    let neighbours = [1, 0].map(|peer: usize| segments[1 - peer].open(peer, &addresses[peer]));
+    let [first, second] = neighbours.map(Result::unwrap);
+    let send = |link: &mut dyn Link| {
+        link.reserve().unwrap().unwrap();
+        link.commit(&Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }, 8).unwrap();
+    };
+    let mut to_second = segments[0].link(0, &first);
+    let mut from_first = segments[1].link(1, &second);
+    let mut to_all = segments[0].multicast(std::slice::from_ref(&first));
+    let mut heard = segments[1].listen(1, &second);
+    let bells = segments.each_ref().map(shm::Segment::bell);
+    let overslept = std::thread::scope(|threads| {
+        let reader = threads.spawn(|| {
+            let mut overslept = 0;
+            for _ in 0..ROUNDS {
+                overslept += sleep_until(&bells[1], || from_first.peek().is_some());
+                from_first.release().unwrap();
+                overslept += sleep_until(&bells[1], || heard.peek().is_some());
+                heard.release().unwrap();
+            }
+            overslept
+        });
+        let mut overslept = 0;
+        for _ in 0..ROUNDS {
+            overslept += sleep_until(&bells[0], || to_second.reserve().unwrap().is_some());
+            send(&mut *to_second);
+            overslept += sleep_until(&bells[0], || to_all.reserve().unwrap().is_some());
+            send(&mut *to_all);
+        }
+        overslept + reader.join().unwrap()
+    });
+    // A rank can be overlooked while it arms its bell, but hardly ever.
+    assert!(overslept <= 1, "{overslept} times nobody was woken");
+}
+
+/// As a rank waits: arms its bell, looks, and only then sleeps. Tells how often nobody woke it.
+fn sleep_until(bell: &Bell, mut is_there: impl FnMut() -> bool) -> u32 {
+    let mut overslept = 0;
+    loop {
+        bell.arm();
+        if is_there() {
+            bell.disarm();
+            return overslept;
+        }
+        overslept += u32::from(!bell.sleep(LONG));
+    }
+}
+
 #[test]
 fn a_segment_with_another_cookie_is_refused() {
     let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[1]).unwrap());
     let mut address = segments[1].address();
     address.cookie[3] ^= 1;
-    let refused = segments[0].link(0, 1, &address);
+    let refused = segments[0].open(1, &address);
     assert!(matches!(refused, Err(TransportError::Protocol(_))), "{refused:?}");
 }
 
@@ -132,7 +193,7 @@ fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
     let segment = shm::Segment::create(2, SHAPES[1]).unwrap();
     let mut address = segment.address();
     address.pid = 0x7fff_fff0;
-    let refused = segment.link(0, 1, &address);
+    let refused = segment.open(1, &address);
     assert!(format!("{refused:?}").contains("/proc/2147483632/fd/"), "{refused:?}");
 }
 
