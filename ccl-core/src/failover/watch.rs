@@ -1,19 +1,23 @@
 //! When is a silent path dead?
 //!
 //! A dead path gives no error for a second or more, but a healthy one may be silent for 100 ms and
-//! longer on a host whose processors are all busy. So silence is only a suspicion, and a suspicion
-//! costs a probe, of the suspect and of its siblings at the same moment. What delays everybody (a
-//! busy host, a peer that is stopped) delays the siblings too; a path that stays silent for a grace
-//! period after a sibling has answered is dead. How long the sibling took tells how much delays everybody
-//! now: if it answered at once, a part of the grace is enough. Without an answer of anybody nothing is
-//! decided until a last limit.
+//! longer on a host whose processors are all busy. So silence is only a suspicion, and before it is one
+//! it costs a probe, of the path and of its siblings at the same moment. What delays everybody (a
+//! busy host, a peer that is stopped) delays the siblings too; a suspect that stays silent for a grace
+//! period after a sibling has answered is dead. How long siblings took tells how much delays everybody
+//! now: if they answered at once, a part of the grace is enough; and two of them tell it better than one,
+//! which may have been lucky. Without an answer of anybody nothing is decided until a last limit.
 
 use crate::ids::Timestamp;
 
-/// A suspect gets so many times as long as its sibling took, but no more than the grace, and no less than this
-/// part of it.
+/// A path is asked after this part of the silence that makes it suspect.
+const FIRST_QUESTION: u64 = 3;
+/// After a sibling's answer, a suspect gets so many times as long as it took, but no more than the grace, and no
+/// less than this part of it.
 const TIMES_THE_SIBLING: u64 = 8;
 const LEAST_PART_OF_GRACE: u64 = 4;
+/// The same after the answer of another one.
+const TIMES_THE_SECOND: u64 = 2;
 /// The second probe follows the first after this part of the suspicion, others after twice as long each time, but
 /// never after more than the suspicion: a lost packet should not decide.
 const FIRST_PART_OF_SUSPICION: u64 = 4;
@@ -82,8 +86,10 @@ struct Case {
     unanswered: u32,
     /// When the first of the probes was sent that it has not answered.
     asked: Option<Timestamp>,
-    /// When the first of its siblings answered after that.
-    witnessed: Option<Timestamp>,
+    /// Which of its siblings was the first to answer after that, and when.
+    witnessed: Option<(usize, Timestamp)>,
+    /// When another one did.
+    seconded: Option<Timestamp>,
 }
 
 /// Watches the paths of one link.
@@ -104,10 +110,13 @@ impl Watch {
     pub fn answered(&mut self, now: Timestamp, path: usize) {
         let siblings = self.cases.iter_mut().enumerate().filter(|(index, _)| *index != path);
         for (_, sibling) in siblings.filter(|(_, sibling)| sibling.asked.is_some()) {
-            sibling.witnessed.get_or_insert(now);
+            let (first, _) = *sibling.witnessed.get_or_insert((path, now));
+            if first != path {
+                sibling.seconded.get_or_insert(now);
+            }
         }
-        let case = &mut self.cases[path];
-        (case.unanswered, case.asked, case.witnessed) = (0, None, None);
+        let Case { is_open, probed, .. } = self.cases[path];
+        self.cases[path] = Case { is_open, probed, ..Case::default() };
     }
 
     /// Forgets what was suspected of a path.
@@ -132,6 +141,9 @@ impl Watch {
                 Sight::Silent(silence) if silence >= self.limits.suspicion_ns => {
                     self.suspect(now, path, silence, sights, orders);
                 }
+                Sight::Silent(silence) if silence >= self.limits.suspicion_ns / FIRST_QUESTION => {
+                    self.ask(now, path, sights, orders);
+                }
                 Sight::Closed => self.forget(path),
                 Sight::Calm | Sight::Silent(_) => {
                     let probed = self.cases[path].probed;
@@ -154,6 +166,11 @@ impl Watch {
             return self.forget(path);
         }
         self.cases[path].is_open = true;
+        self.ask(now, path, sights, orders);
+    }
+
+    /// Probes a path and its siblings, if it is time to.
+    fn ask(&mut self, now: Timestamp, path: usize, sights: &[Sight], orders: &mut Vec<Order>) {
         let pause = self.pause(self.cases[path].unanswered);
         let is_due = |probed: Timestamp| now.since(probed) >= pause;
         if !self.cases[path].probed.is_none_or(is_due) {
@@ -178,27 +195,34 @@ impl Watch {
         }
     }
 
-    /// How long a path may stay silent that was asked when a sibling was, which has answered.
-    fn grace(&self, asked: Timestamp, witnessed: Timestamp) -> u64 {
+    /// Whether a path was silent for long enough that was asked when a sibling was, which has answered.
+    fn is_overdue(
+        &self,
+        now: Timestamp,
+        asked: Timestamp,
+        answered: Timestamp,
+        times: u64,
+    ) -> bool {
         let most = self.limits.grace_ns;
-        let as_busy = witnessed.since(asked).saturating_mul(TIMES_THE_SIBLING);
-        as_busy.clamp(most / LEAST_PART_OF_GRACE, most)
+        let as_busy = answered.since(asked).saturating_mul(times);
+        now.since(answered) >= as_busy.clamp(most / LEAST_PART_OF_GRACE, most)
     }
 
     /// Whether the path has to be given up now. Only siblings that answered after the path was asked
     /// say something about it.
     fn verdict(&self, now: Timestamp, path: usize, silence: u64) -> Option<Reason> {
         let Limits { last_ns, stuck_ns, .. } = self.limits;
-        let Case { asked, witnessed, .. } = self.cases[path];
-        match (asked, witnessed) {
-            (None, _) => (silence >= stuck_ns).then_some(Reason::Stuck),
-            (Some(asked), Some(witnessed))
-                if now.since(witnessed) >= self.grace(asked, witnessed) =>
-            {
-                Some(Reason::Silent)
-            }
-            (Some(asked), _) => (now.since(asked) >= last_ns).then_some(Reason::AllSilent),
+        let Case { asked, witnessed, seconded, .. } = self.cases[path];
+        let Some(asked) = asked else {
+            return (silence >= stuck_ns).then_some(Reason::Stuck);
+        };
+        let overdue = |answered, times| self.is_overdue(now, asked, answered, times);
+        if witnessed.is_some_and(|(_, answered)| overdue(answered, TIMES_THE_SIBLING))
+            || seconded.is_some_and(|answered| overdue(answered, TIMES_THE_SECOND))
+        {
+            return Some(Reason::Silent);
         }
+        (now.since(asked) >= last_ns).then_some(Reason::AllSilent)
     }
 }
 
@@ -235,27 +259,38 @@ mod tests {
 
     #[test]
     fn a_path_that_is_silent_while_its_siblings_answer_is_dead() {
-        let transcript = play(200, &[1], |ms, path| path != 1 && ms == 26);
-        assert!(transcript.starts_with("25 Probe(0)\n25 Probe(1)\n25 Probe(2)\n32 Probe(0)"));
-        assert!(transcript.ends_with("39 GiveUp(1, Silent)\n"), "a quarter: {transcript}");
+        let transcript = play(200, &[1], |ms, path| path != 1 && ms == 10);
+        assert!(transcript.starts_with("9 Probe(0)\n9 Probe(1)\n9 Probe(2)\n16 Probe(0)"));
+        assert!(transcript.ends_with("25 GiveUp(1, Silent)\n"), "not before: {transcript}");
+    }
+
+    /// When a path is given up of which one sibling answers at the first of these milliseconds, and another
+    /// one at the second.
+    fn given_up(answers: [u64; 2]) -> u64 {
+        let [one, other] = answers;
+        let answers = |ms, path| (path == 0 && ms == one) || (path == 2 && ms == other);
+        let transcript = play(500, &[1], answers);
+        let last = transcript.strip_suffix(" GiveUp(1, Silent)\n").unwrap();
+        last.rsplit('\n').next().unwrap().parse().unwrap()
     }
 
     #[test]
     fn a_suspect_gets_as_much_longer_as_its_siblings_need() {
-        for (answer, given_up) in [(26, 39), (27, 43), (29, 61), (32, 82), (60, 110)] {
-            let transcript = play(200, &[1], |ms, path| path != 1 && ms == answer);
-            assert!(
-                transcript.ends_with(&format!("{given_up} GiveUp(1, Silent)\n")),
-                "{transcript}"
-            );
+        const NEVER: u64 = 1_000;
+        for (answer, expected) in [(10, 25), (12, 36), (14, 54), (20, 70), (60, 110)] {
+            assert_eq!(given_up([answer, NEVER]), expected, "one answers at {answer}");
         }
+        for (answer, expected) in [(10, 25), (12, 25), (14, 27), (19, 39), (29, 69), (60, 110)] {
+            assert_eq!(given_up([answer, answer]), expected, "both answer at {answer}");
+        }
+        assert_eq!(given_up([10, 60]), 25, "the quick one is enough");
     }
 
     #[test]
     fn a_suspect_is_probed_often_at_first() {
         let transcript = play(150, &[1], |_, _| false);
         let probes = transcript.lines().filter_map(|line| line.strip_suffix(" Probe(1)"));
-        assert_eq!(probes.collect::<Vec<_>>(), ["25", "32", "45", "70", "95", "120", "145"]);
+        assert_eq!(probes.collect::<Vec<_>>(), ["9", "16", "29", "54", "79", "104", "129"]);
     }
 
     #[test]
@@ -268,7 +303,7 @@ mod tests {
     #[test]
     fn silence_of_everybody_ends_at_the_last_limit() {
         let transcript = play(2_000, &[0, 1, 2], |_, _| false);
-        assert!(transcript.ends_with("1025 GiveUp(0, AllSilent)\n"), "{transcript}");
+        assert!(transcript.ends_with("1009 GiveUp(0, AllSilent)\n"), "{transcript}");
     }
 
     #[test]
