@@ -4,6 +4,7 @@
 //! are all read from that row, so they cannot disagree. The names and values come in as an
 //! argument; where they come from (the process environment) is not known here.
 
+mod hca;
 mod table;
 mod values;
 
@@ -12,6 +13,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use hca::HcaFilter;
 pub use table::TABLE;
 pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, Network, PassPhrase};
 
@@ -60,6 +62,8 @@ pub struct Settings {
     pub interfaces: InterfaceFilter,
     /// What carries tiles between hosts.
     pub network: Network,
+    /// Which RDMA devices are used.
+    pub rdma_devices: HcaFilter,
     /// Replaces the identity of the host.
     pub host_identity: Option<String>,
     /// Addresses to use as NICs in place of the discovered ones.
@@ -155,6 +159,7 @@ impl Settings {
             algorithms: Vec::new(),
             interfaces: InterfaceFilter::default(),
             network: Network::default(),
+            rdma_devices: HcaFilter::default(),
             host_identity: None,
             rails: Vec::new(),
             bootstrap: None,
@@ -274,7 +279,8 @@ pub fn reference() -> String {
         "# Configuration\n\n\
          Settings are environment variables, read once when a communicator is created. A value that is\n\
          not allowed is an error; a name with the prefix that is not in this table is reported in the\n\
-         log. Set them alike on all ranks, except `R2CCL_HOST_ID`, `R2CCL_NIC` and `R2CCL_RAILS`.\n\n\
+         log. Set them alike on all ranks, except `R2CCL_HOST_ID`, `R2CCL_NIC`, `R2CCL_IB_HCA` and\n\
+         `R2CCL_RAILS`.\n\n\
          This file is generated from the table in `ccl-core/src/settings.rs`:\n\n\
          ```sh\n\
          cargo run -q -p ccl --example configuration > docs/configuration.md\n\
@@ -333,6 +339,7 @@ mod tests {
             ("R2CCL_ALGO", "allreduce:ring, chain"),
             ("R2CCL_RAILS", "127.0.0.2,::1"),
             ("R2CCL_BOOTSTRAP", "[::1]:4000"),
+            ("R2CCL_IB_HCA", "^mlx5_1:2"),
             ("R2CCL_SHM", "0"),
             ("PATH", "/bin"),
         ])
@@ -343,6 +350,8 @@ mod tests {
         assert_eq!(settings.algorithms.len(), 2);
         assert_eq!(settings.rails, ["127.0.0.2", "::1"].map(|a| a.parse::<IpAddr>().unwrap()));
         assert_eq!(settings.bootstrap, Some(Endpoint { host: "::1".into(), port: 4000 }));
+        assert!(settings.rdma_devices.takes("mlx5_1", 1));
+        assert!(!settings.rdma_devices.takes("mlx5_1", 2));
         assert!(!settings.shared_memory);
     }
 
@@ -364,6 +373,7 @@ mod tests {
             ("R2CCL_FAULT", "silent:host=0,rail=1"),
             ("R2CCL_FAULT", "slow:host=0,rail=1,at=1s,rate=1mbit"),
             ("R2CCL_NIC", "eth0,,eth1"),
+            ("R2CCL_IB_HCA", "mlx5_0:x"),
         ] {
             let message = parse(&[(name, value)]).unwrap_err().to_string();
             let row = TABLE.iter().find(|row| row.name == name).unwrap();

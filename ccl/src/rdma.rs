@@ -3,7 +3,7 @@
 //! A device belongs to the NIC whose address it carries in its GIDs: RoCE. Rails without one use TCP.
 
 use ccl_core::Error;
-use ccl_core::settings::{Network, Settings};
+use ccl_core::settings::{HcaFilter, Network, Settings};
 use ccl_transport::network::{RailAddress, RailDevice};
 
 /// The RDMA device of each rail, as far as the settings want them and there are any.
@@ -17,7 +17,7 @@ pub(crate) fn devices(
     if settings.network == Network::Tcp {
         return Ok(vec![None; rails.len()]);
     }
-    let found = present();
+    let found = present(&settings.rdma_devices);
     if settings.network == Network::Auto {
         return Ok(of_rails(&found.unwrap_or_default(), rails));
     }
@@ -39,22 +39,27 @@ fn of_rails(present: &[RailDevice], rails: &[RailAddress]) -> Vec<RailDevice> {
     rails.iter().map(|rail| present.iter().find(|device| is_of(rail, device))?.clone()).collect()
 }
 
-/// All of this host, or why there are none.
+/// Those of this host that the filter takes, or why there are none.
 #[cfg(feature = "rdma")]
-fn present() -> Result<Vec<RailDevice>, String> {
+fn present(filter: &HcaFilter) -> Result<Vec<RailDevice>, String> {
     use std::sync::Arc;
 
-    use ccl_transport::verbs::ibverbs::{self, HcaFilter};
+    use ccl_transport::verbs::ibverbs;
 
-    let found = ibverbs::devices(&HcaFilter::default()).map_err(|cause| cause.to_string());
-    if let Err(cause) = &found {
-        tracing::debug!(cause, "collectives use TCP");
+    let found = ibverbs::devices(filter).map_err(|cause| cause.to_string());
+    match &found {
+        // Who names devices wants some.
+        Err(cause) if *filter != HcaFilter::default() => {
+            tracing::warn!(cause, "collectives use TCP");
+        }
+        Err(cause) => tracing::debug!(cause, "collectives use TCP"),
+        Ok(_) => {}
     }
     Ok(found?.into_iter().map(|device| -> RailDevice { Some(Arc::new(device)) }).collect())
 }
 
 #[cfg(not(feature = "rdma"))]
-fn present() -> Result<Vec<RailDevice>, String> {
+fn present(_: &HcaFilter) -> Result<Vec<RailDevice>, String> {
     Err("this library was built without the feature rdma".to_owned())
 }
 

@@ -58,6 +58,16 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_IB_HCA",
+        default: "",
+        help: "Which RDMA devices are used, as in `NCCL_IB_HCA`: prefixes (`mlx5`), with a port (`mlx5_1:1`), \
+               exact names (`=mlx5_0,mlx5_1`), or all except (`^mlx5_2`, `^=mlx5_2:1`); empty: all.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.rdma_devices = value),
+            allowed: "device or device:port, separated by commas, after `^`, `=` or `^=`",
+        },
+    },
+    Setting {
         name: "R2CCL_RAILS",
         default: "",
         help: "Local addresses to use as NICs in place of the discovered interfaces.",

@@ -3,7 +3,9 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use super::super::ibverbs::{HcaFilter, IbDevice, devices};
+use ccl_core::settings::HcaFilter;
+
+use super::super::ibverbs::{IbDevice, devices};
 use super::*;
 
 /// The devices of the two ends, one for each rail; a single device is that of both.

@@ -189,6 +189,15 @@ impl IbQueuePair {
         if own.is_ethernet != peer.is_ethernet {
             return self.broke_the_protocol("one end is on Ethernet, the other on InfiniBand");
         }
+        if own.mtu != peer.mtu {
+            let (path, own, peer) = (self.path(), mtu_bytes(own.mtu), mtu_bytes(peer.mtu));
+            tracing::warn!(
+                path,
+                own,
+                peer,
+                "the MTUs of the ends differ, and the smaller one is used"
+            );
+        }
         let Some(endpoint) = self.endpoint.clone() else { return };
         let path = path_to(self.domain.port, own, gid_index, &peer);
         match Resolver::start(endpoint, path, Arc::clone(&self.mailbox)) {
@@ -269,6 +278,11 @@ fn first_packet() -> Result<u32, TransportError> {
     let drawn = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     drawn.map_err(|cause| TransportError::system("draw a random number", cause))?;
     Ok(u32::from_le_bytes(bytes) & 0xff_ffff)
+}
+
+/// Bytes of the packets that a number of the header stands for.
+fn mtu_bytes(mtu: u8) -> u32 {
+    128 << mtu
 }
 
 fn path_to(port: u8, own: &Hello, gid_index: Option<u8>, peer: &Hello) -> Path {

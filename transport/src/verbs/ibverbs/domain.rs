@@ -159,7 +159,9 @@ pub(super) fn look_up(
         TransportError::system(format!("use port {number} of {}", context.name()), cause)
     };
     if !port.is_active {
-        return Err(failed("it has no link".into()));
+        return Err(failed(
+            "it has no link: its cable, its switch or its network interface is off".into(),
+        ));
     }
     if !port.is_ethernet {
         return Ok((port, None));

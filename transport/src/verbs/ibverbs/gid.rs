@@ -7,9 +7,15 @@ use super::sys::{Gid, GidEntry, GidKind};
 /// Why no address can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoGid {
-    #[error("it has no address: its network interface is down, or has no IP address")]
+    #[error(
+        "it has no address: its network interface is down, or has no IP address; switch it on and give it \
+         one (ip link, ip address)"
+    )]
     Empty,
-    #[error("it has addresses of RoCE v1 only, which no router passes on; RoCE v2 is needed")]
+    #[error(
+        "it has addresses of RoCE v1 only, which no router passes on; give its network interface an IP \
+         address, and look whether the device does RoCE v2 (show_gids)"
+    )]
     OnlyOld,
 }
 

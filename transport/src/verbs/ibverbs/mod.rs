@@ -23,7 +23,6 @@
 mod connect;
 mod domain;
 mod ending;
-mod filter;
 mod gid;
 mod hello;
 mod parley;
@@ -37,10 +36,11 @@ mod watch;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ccl_core::settings::HcaFilter;
+
 use super::{Device, Domain};
 use crate::TransportError;
 use domain::{IbDomain, look_up};
-pub use filter::{HcaFilter, HcaFilterError};
 use sys::{Context, Library};
 
 /// A port of an RDMA device.
@@ -52,6 +52,23 @@ pub struct IbDevice {
     /// `device:port`, or just the device if it has one port.
     name: String,
     address: IpAddr,
+    has_atomics: bool,
+}
+
+impl IbDevice {
+    /// Whether it executes atomics, and can have them executed.
+    #[must_use]
+    pub fn has_atomics(&self) -> bool {
+        self.has_atomics
+    }
+}
+
+/// Names of the RDMA devices of this host, whether they can be used or not.
+///
+/// # Errors
+/// There is no libibverbs, or no RDMA device.
+pub fn names() -> Result<Vec<String>, TransportError> {
+    Library::load()?.device_names()
 }
 
 /// The usable ports that the filter takes, in the order of the library. Ports that cannot be used are
@@ -63,8 +80,9 @@ pub fn devices(filter: &HcaFilter) -> Result<Vec<IbDevice>, TransportError> {
     let library = Library::load()?;
     let mut found = Vec::new();
     let mut reasons = Vec::new();
-    for name in library.device_names()? {
-        match ports(&library, &name, filter) {
+    let names = library.device_names()?;
+    for name in &names {
+        match ports(&library, name, filter) {
             Ok(outcomes) => {
                 for outcome in outcomes {
                     match outcome {
@@ -81,7 +99,7 @@ pub fn devices(filter: &HcaFilter) -> Result<Vec<IbDevice>, TransportError> {
     }
     if found.is_empty() {
         if reasons.is_empty() {
-            reasons.push("the filter takes none of this host's".into());
+            reasons.push(format!("{filter} takes none of this host's, {}", names.join(", ")));
         }
         return Err(TransportError::system("find an RDMA device", reasons.join("; ")));
     }
@@ -99,7 +117,8 @@ fn ports(
         return Ok(Vec::new());
     }
     let context = Context::open(library, device)?;
-    let count = context.limits()?.ports;
+    let limits = context.limits()?;
+    let (count, has_atomics) = (limits.ports, limits.has_atomics);
     let wanted = (1..=count).filter(|&port| filter.takes(device, port));
     let found = wanted.map(|port| {
         let (_, gid) = look_up(&context, port)?;
@@ -107,7 +126,7 @@ fn ports(
         let address = gid.map_or(unspecified, |entry| gid::address(&entry.gid));
         let name = if count == 1 { device.to_owned() } else { format!("{device}:{port}") };
         let (library, device) = (Arc::clone(library), device.to_owned());
-        Ok(IbDevice { library, device, port, name, address })
+        Ok(IbDevice { library, device, port, name, address, has_atomics })
     });
     Ok(found.collect())
 }

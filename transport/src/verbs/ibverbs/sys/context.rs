@@ -355,7 +355,10 @@ impl ProtectionDomain {
         let limit = limit.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
         TransportError::system(
             call,
-            format!("{cause} (memory that may be locked, ulimit -l: {limit})"),
+            format!(
+                "{cause} (memory that may be locked, ulimit -l: {limit}; raise it, as with memlock in \
+                 limits.conf or LimitMEMLOCK of systemd)"
+            ),
         )
     }
 }

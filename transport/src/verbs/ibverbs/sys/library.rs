@@ -30,8 +30,10 @@ impl Library {
         // SAFETY: the name ends with a zero; what the library does when it is loaded is up to whoever
         // installed it, as with every library.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let handle = NonNull::new(handle)
-            .ok_or_else(|| TransportError::system("load libibverbs", loader_error()))?;
+        let handle = NonNull::new(handle).ok_or_else(|| {
+            let text = format!("{} (rdma-core has it)", loader_error());
+            TransportError::system("load libibverbs", text)
+        })?;
         // The handle is never closed: drivers that the library loads register themselves in it.
         Ok(Arc::new(Self { functions: Functions::find(handle)? }))
     }
