@@ -4,6 +4,8 @@
  *
  *   vqp             one of two rails fails in the middle: nothing is lost, nothing is done twice
  *   vqp all-fail    both fail: the queue pair ends with a reason, in time
+ *   vqp one-fails DEVICE,DEVICE DEVICE,DEVICE
+ *                   over these devices of the two processes, such as mlx5_0,mlx5_1
  *
  * Build: cc -std=c11 -Iinclude examples/vqp.c -lr2ccl -o vqp
  */
@@ -22,6 +24,7 @@
 enum {
     LIMIT_MS = 60000,
     PATIENCE_MS = 300,
+    GLANCE_MS = 1, /* between two looks whether the peer is done */
     RECORD = 64,      /* bytes of a write and of a message */
     RECORDS = 16,     /* of each, one behind the other */
     WORD = 0,         /* where the counted word is, and the result of counting it */
@@ -179,13 +182,13 @@ static void fail(struct end *end)
     REQUIRE(info.state == CCL_VQP_STATE_ERROR && !info.is_running);
 }
 
-static void connecting_process(const char *address, int all_fail)
+static void connecting_process(const char *address, const char *devices, int all_fail)
 {
     struct end end;
     ccl_vqp_meeting_t meeting;
     uint64_t rounds = 0;
     CHECK(ccl_vqp_meet(&meeting, address, KEY, LIMIT_MS));
-    open_end(&end, meeting, "127.3.2.1,127.3.2.2", all_fail ? ALL_FAIL : ONE_FAILS);
+    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS);
     if (all_fail)
         fail(&end);
     else
@@ -200,6 +203,8 @@ static uint64_t serve(struct end *end, ccl_vqp_meeting_t meeting, int all_fail)
 {
     uint64_t heard = 0;
     int is_done = 0;
+    struct pollfd waited = {.events = POLLIN};
+    CHECK(ccl_vqp_get_descriptor(end->vqp, &waited.fd));
     while (!is_done) {
         ccl_vqp_completion_t done[4];
         size_t count;
@@ -215,13 +220,16 @@ static uint64_t serve(struct end *end, ccl_vqp_meeting_t meeting, int all_fail)
             heard++;
             CHECK(ccl_vqp_post_receive(end->vqp, slot, end->region, SENT + slot * RECORD, RECORD));
         }
-        if (count == 0)
+        if (count == 0) {
             CHECK(ccl_vqp_has_message(meeting, &is_done));
+            CHECK(ccl_vqp_arm(end->vqp));
+            (void)poll(&waited, 1, GLANCE_MS);
+        }
     }
     return heard;
 }
 
-static void accepting_process(ccl_vqp_listener_t listener, int all_fail)
+static void accepting_process(ccl_vqp_listener_t listener, const char *devices, int all_fail)
 {
     struct end end;
     ccl_vqp_meeting_t meeting;
@@ -229,7 +237,7 @@ static void accepting_process(ccl_vqp_listener_t listener, int all_fail)
     size_t bytes;
     CHECK(ccl_vqp_accept(listener, &meeting, LIMIT_MS));
     CHECK(ccl_vqp_listener_close(listener));
-    open_end(&end, meeting, "127.3.1.1,127.3.1.2", all_fail ? ALL_FAIL : ONE_FAILS);
+    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS);
     uint64_t heard = serve(&end, meeting, all_fail);
     CHECK(ccl_vqp_exchange(meeting, NULL, 0, &rounds, sizeof rounds, &bytes, LIMIT_MS));
     REQUIRE(bytes == sizeof rounds);
@@ -242,6 +250,17 @@ static void accepting_process(ccl_vqp_listener_t listener, int all_fail)
     }
     close_end(&end);
     CHECK(ccl_vqp_meeting_close(meeting));
+}
+
+/* There are RDMA devices, or a reason why there are none. */
+static void list_rdma_devices(void)
+{
+    char names[1024];
+    size_t needed = 0;
+    if (ccl_vqp_get_rdma_devices(names, sizeof names, &needed) == CCL_SUCCESS)
+        REQUIRE(needed == strlen(names) + 1 && needed > 1);
+    else
+        REQUIRE(strlen(ccl_get_last_error(NULL)) > 0);
 }
 
 /* Arguments that are impossible are refused, and nothing happens. */
@@ -305,6 +324,8 @@ static void refused(void)
 int main(int argc, char **argv)
 {
     int all_fail = argc > 1 && strcmp(argv[1], "all-fail") == 0;
+    const char *accepting = argc > 3 ? argv[2] : "127.3.1.1,127.3.1.2";
+    const char *connecting = argc > 3 ? argv[3] : "127.3.2.1,127.3.2.2";
     char address[64];
     int ends[2];
     if (pipe(ends) != 0)
@@ -317,17 +338,18 @@ int main(int argc, char **argv)
         close(ends[1]);
         if (read(ends[0], address, sizeof address) != (ssize_t)sizeof address)
             return EXIT_FAILURE;
-        connecting_process(address, all_fail);
+        connecting_process(address, connecting, all_fail);
         return EXIT_SUCCESS;
     }
     close(ends[0]);
     refused();
+    list_rdma_devices();
     ccl_vqp_listener_t listener;
     CHECK(ccl_vqp_listen(&listener, "127.0.0.1:0", KEY));
     CHECK(ccl_vqp_get_address(listener, address, sizeof address, NULL));
     if (write(ends[1], address, sizeof address) != (ssize_t)sizeof address)
         return EXIT_FAILURE;
-    accepting_process(listener, all_fail);
+    accepting_process(listener, accepting, all_fail);
     int status;
     if (waitpid(process, &status, 0) < 0 || status != 0)
         return EXIT_FAILURE;

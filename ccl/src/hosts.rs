@@ -112,6 +112,18 @@ pub fn nics(settings: &Settings) -> Result<Vec<Nic>, Error> {
         .collect())
 }
 
+/// The kernel's names of the interfaces that have an address, up or not.
+///
+/// # Errors
+/// [`Error::System`] if the kernel does not list them.
+pub fn interfaces() -> Result<Vec<String>, Error> {
+    let mut names: Vec<_> =
+        interface_addresses()?.into_iter().map(|entry| entry.interface).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
 fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     let listed = nix::ifaddrs::getifaddrs().map_err(|cause| Error::system("getifaddrs", cause))?;
     Ok(listed

@@ -1,10 +1,23 @@
-//! The RDMA devices of the NICs between hosts.
+//! The RDMA devices of this host: those of the NICs between hosts for collectives, and by name for queue
+//! pairs.
 //!
-//! A device belongs to the NIC whose address it carries in its GIDs: RoCE. Rails without one use TCP.
+//! A device belongs to the NIC whose address it carries in its GIDs: RoCE. In collectives rails without one
+//! use TCP.
+
+use std::sync::Arc;
 
 use ccl_core::Error;
 use ccl_core::settings::{HcaFilter, Network, Settings};
+use ccl_transport::TransportError;
 use ccl_transport::network::{RailAddress, RailDevice};
+use ccl_transport::verbs::Device;
+
+/// A port of an RDMA device.
+#[derive(Clone, Debug)]
+pub(crate) struct RdmaPort {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) has_atomics: bool,
+}
 
 /// The RDMA device of each rail, as far as the settings want them and there are any.
 ///
@@ -17,12 +30,16 @@ pub(crate) fn devices(
     if settings.network == Network::Tcp {
         return Ok(vec![None; rails.len()]);
     }
-    let found = present(&settings.rdma_devices);
+    let found = ports(&settings.rdma_devices);
     if settings.network == Network::Auto {
+        if let Err(cause) = &found {
+            explain(&settings.rdma_devices, cause);
+        }
         return Ok(of_rails(&found.unwrap_or_default(), rails));
     }
     let demanded = |cause| Error::system("use RDMA, as R2CCL_NET=verbs demands", cause);
-    let devices = of_rails(&found.map_err(demanded)?, rails);
+    let found = found.map_err(|cause| demanded(cause.to_string()))?;
+    let devices = of_rails(&found, rails);
     match rails.iter().zip(&devices).find(|(_, device)| device.is_none()) {
         Some((rail, _)) => {
             let RailAddress { name, address, .. } = rail;
@@ -32,41 +49,63 @@ pub(crate) fn devices(
     }
 }
 
-fn of_rails(present: &[RailDevice], rails: &[RailAddress]) -> Vec<RailDevice> {
-    let is_of = |rail: &RailAddress, device: &&RailDevice| {
-        device.as_ref().is_some_and(|device| device.address() == rail.address)
-    };
-    rails.iter().map(|rail| present.iter().find(|device| is_of(rail, device))?.clone()).collect()
+/// Who names devices wants some.
+fn explain(filter: &HcaFilter, cause: &TransportError) {
+    if *filter == HcaFilter::default() {
+        tracing::debug!(%cause, "collectives use TCP");
+    } else {
+        tracing::warn!(%cause, "collectives use TCP");
+    }
 }
 
-/// Those of this host that the filter takes, or why there are none.
+fn of_rails(ports: &[RdmaPort], rails: &[RailAddress]) -> Vec<RailDevice> {
+    let of = |rail: &RailAddress| {
+        let port = ports.iter().find(|port| port.device.address() == rail.address)?;
+        Some(Arc::clone(&port.device))
+    };
+    rails.iter().map(of).collect()
+}
+
+/// Those of this host that the filter takes and that can be used.
+///
+/// # Errors
+/// There are none: it says why.
 #[cfg(feature = "rdma")]
-fn present(filter: &HcaFilter) -> Result<Vec<RailDevice>, String> {
-    use std::sync::Arc;
+pub(crate) fn ports(filter: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
+    use ccl_transport::verbs::ibverbs::{self, IbDevice};
 
-    use ccl_transport::verbs::ibverbs;
-
-    let found = ibverbs::devices(filter).map_err(|cause| cause.to_string());
-    match &found {
-        // Who names devices wants some.
-        Err(cause) if *filter != HcaFilter::default() => {
-            tracing::warn!(cause, "collectives use TCP");
-        }
-        Err(cause) => tracing::debug!(cause, "collectives use TCP"),
-        Ok(_) => {}
-    }
-    Ok(found?.into_iter().map(|device| -> RailDevice { Some(Arc::new(device)) }).collect())
+    let port =
+        |device: IbDevice| RdmaPort { has_atomics: device.has_atomics(), device: Arc::new(device) };
+    Ok(ibverbs::devices(filter)?.into_iter().map(port).collect())
 }
 
 #[cfg(not(feature = "rdma"))]
-fn present(_: &HcaFilter) -> Result<Vec<RailDevice>, String> {
-    Err("this library was built without the feature rdma".to_owned())
+pub(crate) fn ports(_: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
+    Err(left_out())
+}
+
+/// The devices of this host, also those that cannot be used.
+///
+/// # Errors
+/// There are none: it says why.
+#[cfg(feature = "rdma")]
+pub(crate) fn names() -> Result<Vec<String>, TransportError> {
+    ccl_transport::verbs::ibverbs::names()
+}
+
+#[cfg(not(feature = "rdma"))]
+pub(crate) fn names() -> Result<Vec<String>, TransportError> {
+    Err(left_out())
+}
+
+#[cfg(not(feature = "rdma"))]
+fn left_out() -> TransportError {
+    let text = "this library was built without the feature rdma";
+    TransportError::system("find an RDMA device", text)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use ccl_transport::verbs::soft::SoftDevice;
 
     use super::*;
@@ -83,11 +122,11 @@ mod tests {
 
     #[test]
     fn devices_belong_to_the_nic_with_their_address() {
-        let device = |index: u8| -> RailDevice {
-            let name = format!("rdma{index}");
-            Some(Arc::new(SoftDevice::new(name, [127, 0, 0, index].into())))
+        let port = |index: u8| RdmaPort {
+            device: Arc::new(SoftDevice::new(format!("rdma{index}"), [127, 0, 0, index].into())),
+            has_atomics: true,
         };
-        let found = of_rails(&[device(9), device(3), device(1)], &rails());
+        let found = of_rails(&[port(9), port(3), port(1)], &rails());
         let name = |device: &RailDevice| device.as_ref().map(|device| device.name().to_owned());
         let names: Vec<Option<String>> = found.iter().map(name).collect();
         assert_eq!(names, [Some("rdma1".to_owned()), None, Some("rdma3".to_owned())]);

@@ -79,6 +79,7 @@ mod event;
 mod introduction;
 mod meeting;
 mod pair;
+mod plain;
 
 pub use ccl_core::fault::Rehearsal;
 pub use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Limits};
@@ -86,7 +87,7 @@ pub use ccl_transport::verbs::{
     Access, Completion, Depth, LocalKey, Memory, MemoryRegion, Opcode, Operation, PostError,
     ReceiveRequest, RemoteAddress, RemoteKey, Segment, State, Status, WorkId, WorkRequest,
 };
-pub use devices::{SOFT, devices};
+pub use devices::{SOFT, VERBS, devices, rdma_devices};
 pub use domain::{Domain, DomainConfig, MAX_DEPTH, Terms};
 pub use error::Error;
 pub use event::{Event, EventKind};

@@ -610,13 +610,19 @@ typedef struct ccl_vqp_info {
     uint64_t returns;   /* returns to the first rail, counted at the end that leads */
 } ccl_vqp_info_t;
 
-/* Writes the names of the devices that the settings admit, separated by commas. `text`, `capacity` and
- * `needed` are as for ccl_comm_explain(). */
+/* Writes the names of the software devices that the settings admit, separated by commas. `text`,
+ * `capacity` and `needed` are as for ccl_comm_explain(). */
 ccl_result_t ccl_vqp_get_devices(char *text, size_t capacity, size_t *needed);
 
+/* The same of the RDMA devices that the settings admit and that can be used. CCL_SYSTEM_ERROR if there are
+ * none; the last error says why. */
+ccl_result_t ccl_vqp_get_rdma_devices(char *text, size_t capacity, size_t *needed);
+
 /* Opens `devices`, the rails, the first of which is used as long as it works. NULL or "soft": one
- * software device on every NIC that R2CCL_NIC and R2CCL_RAILS admit. Otherwise names of interfaces or
- * addresses, separated by commas; or a filter as in R2CCL_NIC that begins with ^ or =. `faults` are
+ * software device on every NIC that R2CCL_NIC and R2CCL_RAILS admit. "verbs": the RDMA devices (RoCE) that
+ * R2CCL_IB_HCA admits. Otherwise names, separated by commas: of RDMA devices, as mlx5_0 or mlx5_0:1, and of
+ * interfaces or addresses, which get software devices; or a filter as in R2CCL_NIC that begins with ^ or
+ * =. The two ends of a rail have devices of one kind. `faults` are
  * rehearsed as in R2CCL_FAULT, which NULL stands for; host 0 is the process that accepts, host 1 the one
  * that connects, and both say the same. */
 ccl_result_t ccl_vqp_domain_open(ccl_vqp_domain_t *domain, const char *devices, const char *faults,
@@ -683,6 +689,7 @@ ccl_result_t ccl_vqp_create(ccl_vqp_t *vqp, ccl_vqp_domain_t domain,
 ccl_result_t ccl_vqp_connect(ccl_vqp_t vqp, ccl_vqp_meeting_t meeting, int timeout_ms);
 
 /* Posts a request. CCL_IN_PROGRESS: the queue is full, and nothing was posted; poll, and try again.
+ * CCL_INVALID_USAGE: it is an atomic, and a device of one of the ends has none.
  * What goes wrong later is the status of its completion. */
 ccl_result_t ccl_vqp_post_send(ccl_vqp_t vqp, const ccl_vqp_request_t *request);
 

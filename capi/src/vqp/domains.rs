@@ -61,6 +61,24 @@ pub unsafe extern "C" fn ccl_vqp_get_devices(
 ///
 /// # Safety
 ///
+/// `capacity` bytes may be written at `text`; `needed` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_vqp_get_rdma_devices(
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> c_int {
+    entry("ccl_vqp_get_rdma_devices", || {
+        let names = ccl::vqp::rdma_devices()?.join(",");
+        // SAFETY: the caller's promise.
+        unsafe { tell(&names, text, capacity, needed) }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+///
 /// `domain` is null or may be written to; the texts are null or C strings.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ccl_vqp_domain_open(

@@ -1,32 +1,66 @@
 //! Which devices a domain is made over, by what the user calls them.
 
+use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use ccl_core::settings::Settings;
+use ccl_core::settings::{HcaFilter, Settings};
 use ccl_transport::verbs;
 use ccl_transport::verbs::soft::SoftDevice;
 use ccl_transport::verbs::soft::socket::Binding;
+use serde::{Deserialize, Serialize};
 
 use super::Error;
 use crate::hosts::{self, Nic};
+use crate::rdma::{self, RdmaPort};
 
 /// The name of all software devices.
 pub const SOFT: &str = "soft";
+/// The name of all RDMA devices.
+pub const VERBS: &str = "verbs";
 
 /// A device, and how its connections are made.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) device: Arc<dyn verbs::Device>,
+    pub(super) nature: Nature,
     pub(super) binding: Binding,
     pub(super) bytes_per_second: u64,
 }
 
+/// What the other end of a rail has to know of its device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Nature {
+    pub(super) name: String,
+    pub(super) is_rdma: bool,
+    pub(super) has_atomics: bool,
+}
+
+impl fmt::Display for Nature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_rdma { "RDMA" } else { "software" };
+        write!(f, "the {kind} device {}", self.name)
+    }
+}
+
 impl Port {
     fn soft(nic: Nic) -> Self {
-        let device = Arc::new(SoftDevice::new(nic.name, nic.address));
+        let (name, device) = (nic.name.clone(), SoftDevice::new(nic.name.clone(), nic.address));
+        let nature = Nature { name, is_rdma: false, has_atomics: true };
+        Self::new(Arc::new(device), nature, nic)
+    }
+
+    /// An RDMA device and the NIC that has its address.
+    fn rdma(port: RdmaPort, nic: Nic) -> Self {
+        let RdmaPort { device, has_atomics } = port;
+        let nature = Nature { name: device.name().to_owned(), is_rdma: true, has_atomics };
+        Self::new(device, nature, nic)
+    }
+
+    fn new(device: Arc<dyn verbs::Device>, nature: Nature, nic: Nic) -> Self {
         let interface = (!nic.address.is_loopback()).then_some(nic.interface);
         let binding = Binding { address: nic.address, interface };
-        Self { device, binding, bytes_per_second: nic.speed_bytes_per_second }
+        Self { device, nature, binding, bytes_per_second: nic.speed_bytes_per_second }
     }
 }
 
@@ -34,30 +68,73 @@ impl Port {
 /// backups.
 ///
 /// `soft` or nothing stands for one software device on every NIC that the settings admit (`R2CCL_NIC`,
-/// `R2CCL_RAILS`). Otherwise it is a list of interfaces or of addresses, separated by commas, or a
-/// filter of interfaces as in `R2CCL_NIC`, which begins with `^` or `=`.
+/// `R2CCL_RAILS`), `verbs` for the RDMA devices that they admit (`R2CCL_IB_HCA`). Otherwise it is a list,
+/// separated by commas, of interfaces or addresses, which get software devices, and of RDMA devices,
+/// `mlx5_0` or `mlx5_0:1`; or a filter of interfaces as in `R2CCL_NIC`, which begins with `^` or `=`.
 pub(super) fn ports(text: &str, settings: &Settings) -> Result<Vec<Port>, Error> {
-    let nics = match text.trim() {
-        "" | SOFT => hosts::nics(settings)?,
-        filter if filter.starts_with(['^', '=']) => named(filter, "R2CCL_NIC", filter)?,
+    match text.trim() {
+        "" | SOFT => Ok(soft(hosts::nics(settings)?)),
+        VERBS => rdma(text, &settings.rdma_devices),
+        filter if filter.starts_with(['^', '=']) => Ok(soft(named(filter, "R2CCL_NIC", filter)?)),
         list => {
             let names = list.split(',').map(str::trim);
             let found: Result<Vec<_>, _> = names.map(|name| one(list, name)).collect();
-            found?.into_iter().flatten().collect()
+            Ok(found?.into_iter().flatten().collect())
         }
-    };
-    Ok(nics.into_iter().map(Port::soft).collect())
+    }
 }
 
-/// The NIC with this address, or the interface of this name.
-fn one(list: &str, name: &str) -> Result<Vec<Nic>, Error> {
+fn soft(nics: Vec<Nic>) -> Vec<Port> {
+    nics.into_iter().map(Port::soft).collect()
+}
+
+/// The NIC with this address, the interface of this name, or the RDMA device.
+fn one(list: &str, name: &str) -> Result<Vec<Port>, Error> {
+    let wrong = |what: &str| Err(Error::InvalidArgument(format!("devices {list:?}: {what}")));
     if name.is_empty() {
-        return Err(Error::InvalidArgument(format!("devices {list:?}: a name is empty")));
+        return wrong("a name is empty");
     }
-    match name.parse::<std::net::IpAddr>() {
-        Ok(_) => named(list, "R2CCL_RAILS", name),
-        Err(_) => named(list, "R2CCL_NIC", &format!("={name}")),
+    if name.parse::<IpAddr>().is_ok() {
+        return Ok(soft(named(list, "R2CCL_RAILS", name)?));
     }
+    let interfaces = hosts::interfaces()?;
+    if interfaces.iter().any(|interface| interface == name) {
+        return Ok(soft(named(list, "R2CCL_NIC", &format!("={name}"))?));
+    }
+    let devices = rdma::names();
+    let device = name.split_once(':').map_or(name, |(device, _)| device);
+    if devices.as_ref().is_ok_and(|devices| devices.iter().any(|one| one == device)) {
+        return match format!("={name}").parse() {
+            Ok(filter) => rdma(list, &filter),
+            Err(cause) => wrong(&cause),
+        };
+    }
+    let devices = devices.map_or_else(
+        |cause| format!("no RDMA devices: {cause}"),
+        |devices| format!("the RDMA devices {}", devices.join(", ")),
+    );
+    let interfaces = interfaces.join(", ");
+    wrong(&format!(
+        "there is no interface and no RDMA device {name:?}; there are the interfaces {interfaces}, and \
+         {devices}"
+    ))
+}
+
+/// The RDMA devices that the filter takes, each with the NIC that has its address: connections of rails
+/// begin there.
+fn rdma(list: &str, filter: &HcaFilter) -> Result<Vec<Port>, Error> {
+    let with_nic = |port: RdmaPort| {
+        let (name, address) = (port.device.name(), port.device.address());
+        if address.is_unspecified() {
+            return Err(Error::InvalidArgument(format!(
+                "devices {list:?}: {name} is on InfiniBand; queue pairs need devices on Ethernet (RoCE), \
+                 or those of the IP interfaces: {SOFT}"
+            )));
+        }
+        let nic = named(list, "R2CCL_RAILS", &address.to_string())?.swap_remove(0);
+        Ok(Port::rdma(port, nic))
+    };
+    rdma::ports(filter)?.into_iter().map(with_nic).collect()
 }
 
 /// What a setting of this value admits.
@@ -68,14 +145,25 @@ fn named(text: &str, setting: &str, value: &str) -> Result<Vec<Nic>, Error> {
     hosts::nics(&settings).map_err(unknown)
 }
 
-/// Names of the devices of this host that the settings admit.
+/// Names of the software devices of this host that the settings admit.
 ///
 /// # Errors
 /// The settings match nothing, or the kernel does not list its interfaces.
 pub fn devices() -> Result<Vec<String>, Error> {
+    named_by_settings(SOFT)
+}
+
+/// Names of the RDMA devices of this host that the settings admit and that can be used.
+///
+/// # Errors
+/// There are none: it says why.
+pub fn rdma_devices() -> Result<Vec<String>, Error> {
+    named_by_settings(VERBS)
+}
+
+fn named_by_settings(all: &str) -> Result<Vec<String>, Error> {
     let settings = crate::environment::settings()?;
-    let name = |port: &Port| port.device.name().to_owned();
-    Ok(ports(SOFT, &settings)?.iter().map(name).collect())
+    Ok(ports(all, &settings)?.into_iter().map(|port| port.nature.name).collect())
 }
 
 #[cfg(test)]
@@ -99,9 +187,25 @@ mod tests {
 
     #[test]
     fn what_does_not_exist_is_named() {
-        for text in ["nonesuch0", "lo,nonesuch0", "203.0.113.77", "lo,,lo"] {
+        for text in ["nonesuch0", "lo,nonesuch0", "nonesuch_0:1", "203.0.113.77", "lo,,lo"] {
             let error = names(text).unwrap_err();
             assert!(error.contains(&format!("devices {text:?}")), "{error}");
+        }
+        let error = names("nonesuch_0:1").unwrap_err();
+        for named in ["interfaces", "lo", "RDMA devices"] {
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    /// A port without a NIC, as of another network namespace or of InfiniBand, has nowhere to be called
+    /// from.
+    #[test]
+    fn all_rdma_devices_or_the_reason_why_there_are_none() {
+        match (names(VERBS), rdma::names()) {
+            (Ok(found), Ok(names)) => assert!(!found.is_empty() && !names.is_empty()),
+            (Ok(found), Err(cause)) => panic!("{found:?}, although {cause}"),
+            (Err(error), Err(cause)) => assert!(error.contains(&cause.to_string()), "{error}"),
+            (Err(error), Ok(_)) => println!("{error}"),
         }
     }
 }

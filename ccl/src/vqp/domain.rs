@@ -12,7 +12,7 @@ use ccl_transport::verbs::virtual_qp::{
 };
 use ccl_transport::verbs::{self, Access, Depth, Domain as _, Memory, MemoryRegion};
 
-use super::devices::{Port, ports};
+use super::devices::{Nature, Port, ports};
 use super::drill::{Drill, Fragile};
 use super::{Error, Key, QueuePair};
 use crate::driver::lock;
@@ -23,9 +23,12 @@ pub const MAX_DEPTH: usize = 1 << 16;
 /// What a domain is made over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DomainConfig {
-    /// The devices in the order of the rails, the default one first: `soft` for one on every NIC that
-    /// `R2CCL_NIC` and `R2CCL_RAILS` admit; or names of interfaces or addresses, separated by commas; or
-    /// a filter as in `R2CCL_NIC` that begins with `^` or `=`.
+    /// The devices in the order of the rails, the default one first: `soft` for a software device on
+    /// every NIC that `R2CCL_NIC` and `R2CCL_RAILS` admit; `verbs` for all RDMA devices that
+    /// `R2CCL_IB_HCA` admits; or names, separated by commas: of RDMA devices (`mlx5_0`, `mlx5_0:1`), and
+    /// of interfaces or addresses, which get software devices; or a filter as in `R2CCL_NIC` that begins
+    /// with `^` or `=`. An interface goes before an RDMA device of the same name, which can be named with
+    /// its port. A rail has devices of the same kind at both ends.
     pub devices: String,
     /// Queue pairs with atomics that the domain serves over its life, at most; further ones cannot be
     /// made.
@@ -117,6 +120,8 @@ pub struct Domain {
 #[derive(Debug)]
 pub(super) struct Wiring {
     pub(super) bindings: Vec<Binding>,
+    /// What its devices are, by rail.
+    pub(super) natures: Vec<Nature>,
     pub(super) drill: Option<Arc<Drill>>,
     /// Where this process listens for connections of rails, once it accepts any.
     switchboard: Mutex<Option<Arc<Switchboard>>>,
@@ -140,8 +145,8 @@ impl Domain {
     /// A domain over the devices of `config`, whose connections prove `key`.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for a device that does not exist, or a fault of one; or a device
-    /// refused.
+    /// [`Error::InvalidArgument`] for a device that does not exist, or a fault of one; [`Error::System`] for
+    /// one that cannot be used: it names the device and the reason.
     pub fn open(config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let found = ports(&config.devices, &crate::environment::settings()?)?;
         let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
@@ -156,13 +161,11 @@ impl Domain {
         };
         let device = VirtualDevice::new(fragile(&found, drill.as_ref()), settings);
         let bindings = found.iter().map(|port| port.binding.clone()).collect();
-        let wiring = Wiring { bindings, drill, switchboard: Mutex::default(), key: key.0.clone() };
-        Ok(Self {
-            inner: device.virtual_domain()?,
-            names: found.iter().map(|port| port.device.name().to_owned()).collect(),
-            standings,
-            wiring: Arc::new(wiring),
-        })
+        let natures: Vec<_> = found.iter().map(|port| port.nature.clone()).collect();
+        let names = natures.iter().map(|nature| nature.name.clone()).collect();
+        let (switchboard, key) = (Mutex::default(), key.0.clone());
+        let wiring = Wiring { bindings, natures, drill, switchboard, key };
+        Ok(Self { inner: device.virtual_domain()?, names, standings, wiring: Arc::new(wiring) })
     }
 
     /// The devices, by rail.
@@ -175,7 +178,8 @@ impl Domain {
     /// dropped. The peer may do with it what `access` says.
     ///
     /// # Errors
-    /// A device refused, or 64 regions are registered already.
+    /// [`Error::System`]: a device refused, as RDMA devices do when more memory would have to stay in
+    /// place than the process may lock; or 64 regions are registered already.
     pub fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, Error> {
         Ok(self.inner.register(memory, access)?)
     }

@@ -11,6 +11,7 @@ use ccl_transport::verbs::virtual_qp::{
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
 
+use super::devices::Nature;
 use super::drill::Careful;
 use super::meeting::Deadline;
 use super::pair::End;
@@ -23,7 +24,8 @@ pub(super) const OFF: &str = "off";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Introduction {
     evidence: String,
-    rails: usize,
+    /// The devices, by rail.
+    rails: Vec<Nature>,
     /// Faults to rehearse, as they were written.
     faults: String,
     /// How both ends call the queue pair: the accepting end chooses.
@@ -49,6 +51,7 @@ pub(super) fn connect(
     let theirs: Introduction = postcard::from_bytes(&heard)
         .map_err(|_| Error::PeerLost("it does not introduce itself".into()))?;
     mine.agrees(&theirs)?;
+    pair.lacking = pair.lacking.take().or(lacking(&theirs.rails, pair.used_rails(), "the peer"));
     let connector = Shared(Arc::new(wire(pair, side, &mine, theirs)?));
     let first = connector.connect(0, &Attempt::new(deadline.until));
     let connection = first.map_err(|cause| {
@@ -76,7 +79,7 @@ fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
     let faults = pair.wiring.drill.as_ref().map(|drill| drill.plan().to_string());
     Ok(Introduction {
         evidence: pair.terms.evidence.map_or(OFF, Evidence::name).to_owned(),
-        rails: pair.rails(),
+        rails: pair.wiring.natures.clone(),
         faults: faults.unwrap_or_default(),
         name,
         addresses,
@@ -86,7 +89,7 @@ fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
 impl Introduction {
     /// Both ends compare the same values, so they find out the same.
     fn agrees(&self, peer: &Self) -> Result<(), Error> {
-        let (rails, peers_rails) = (self.rails.to_string(), peer.rails.to_string());
+        let (rails, peers_rails) = (self.rails.len().to_string(), peer.rails.len().to_string());
         for (what, here, there) in [
             ("evidence", &self.evidence, &peer.evidence),
             ("number of rails", &rails, &peers_rails),
@@ -97,8 +100,24 @@ impl Introduction {
                 return Err(Error::InvalidUsage(text));
             }
         }
-        Ok(())
+        let mut rails = self.rails.iter().zip(&peer.rails).enumerate();
+        match rails.find(|(_, (here, there))| here.is_rdma != there.is_rdma) {
+            None => Ok(()),
+            Some((rail, (here, there))) => Err(Error::InvalidUsage(format!(
+                "the ends differ: rail {rail} is {here} here, {there} at the peer; a rail needs RDMA \
+                 devices at both ends or at none"
+            ))),
+        }
     }
+}
+
+/// Which of these rails stands in the way of atomics, and why.
+pub(super) fn lacking(rails: &[Nature], used: usize, whose: &str) -> Option<String> {
+    let mut used = rails.iter().take(used).enumerate();
+    let (rail, device) = used.find(|(_, device)| !device.has_atomics)?;
+    Some(format!(
+        "rail {rail}, {device} of {whose}, has no atomics: open domains without it, or use messages"
+    ))
 }
 
 /// What makes the connections of a queue pair.
@@ -171,9 +190,10 @@ mod tests {
 
     #[test]
     fn what_differs_is_named_with_both_values() {
+        let rail = |name: &str, is_rdma| Nature { name: name.into(), is_rdma, has_atomics: true };
         let mine = Introduction {
             evidence: "log".into(),
-            rails: 2,
+            rails: vec![rail("eth0", false), rail("rxe1", true)],
             faults: String::new(),
             name: String::new(),
             addresses: Vec::new(),
@@ -184,12 +204,29 @@ mod tests {
                 Introduction { evidence: OFF.into(), ..mine.clone() },
                 "evidence \"log\" here, \"off\"",
             ),
-            (Introduction { rails: 3, ..mine.clone() }, "number of rails \"2\" here, \"3\""),
+            (Introduction { rails: vec![], ..mine.clone() }, "number of rails \"2\" here, \"0\""),
+            (
+                Introduction { rails: vec![rail("eth4", false); 2], ..mine.clone() },
+                "rail 1 is the RDMA device rxe1 here, the software device eth4 at the peer",
+            ),
             (Introduction { faults: "f".into(), ..mine.clone() }, "faults \"\" here, \"f\""),
         ];
         for (theirs, named) in cases {
             let error = mine.agrees(&theirs).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn the_rail_without_atomics_is_named() {
+        let rail =
+            |name: &str, has_atomics| Nature { name: name.into(), is_rdma: true, has_atomics };
+        let rails = [rail("mlx5_0", true), rail("old_0", false)];
+        assert_eq!(lacking(&rails, 1, "this host"), None);
+        let text = lacking(&rails, 2, "the peer").unwrap();
+        assert!(
+            text.starts_with("rail 1, the RDMA device old_0 of the peer, has no atomics"),
+            "{text}"
+        );
     }
 }

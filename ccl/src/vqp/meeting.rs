@@ -20,11 +20,13 @@ use super::Error;
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Whoever connects to a listener says this first.
-const HELLO: &[u8] = b"r2ccl vqp 1";
+const HELLO: &[u8] = b"r2ccl vqp 2";
 /// How long a stranger may take to say that it is none.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// Between two attempts to reach somebody who does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// Between two things that are done while an exchange waits.
+const MEANWHILE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The secret that both ends have; it never travels.
 #[derive(Clone, Debug)]
@@ -174,13 +176,23 @@ impl Meeting {
     /// # Errors
     /// [`Error::Deadline`], or the peer is gone. The meeting is over then.
     pub fn exchange(&mut self, message: &[u8], limit: Duration) -> Result<Vec<u8>, Error> {
+        let deadline = Deadline::after("exchange", limit);
+        self.exchange_while(message, &deadline, None)
+    }
+
+    /// The same, and does something every now and then while it waits.
+    pub(super) fn exchange_while(
+        &mut self,
+        message: &[u8],
+        deadline: &Deadline,
+        mut meanwhile: Option<&mut dyn FnMut()>,
+    ) -> Result<Vec<u8>, Error> {
         let length =
             u32::try_from(message.len()).ok().filter(|_| message.len() <= MAX_MESSAGE_BYTES);
         let Some(length) = length else {
             let text = format!("a message of {} bytes; {MAX_MESSAGE_BYTES} at most", message.len());
             return Err(Error::InvalidArgument(text));
         };
-        let deadline = Deadline::after("exchange", limit);
         let framed = [&length.to_le_bytes()[..], message].concat();
         let (mut unsent, mut incoming) = (&framed[..], Incoming::default());
         // Both directions at once: a message may be larger than what the kernels hold on the way.
@@ -192,7 +204,11 @@ impl Meeting {
             if !incoming.is_complete() {
                 incoming.read_from(&mut self.stream)?;
             }
-            self.await_change(!unsent.is_empty(), !incoming.is_complete(), left);
+            let pause = meanwhile.as_mut().map_or(left, |meanwhile| {
+                meanwhile();
+                left.min(MEANWHILE_PAUSE)
+            });
+            self.await_change(!unsent.is_empty(), !incoming.is_complete(), pause);
         }
         Ok(incoming.message)
     }

@@ -6,16 +6,17 @@ use std::time::Duration;
 use ccl_transport::clock;
 use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Readiness, SendState, VirtualQp};
 use ccl_transport::verbs::{
-    Completion, Opcode, QueuePair as _, ReceiveRequest, State, Status, WorkRequest,
+    Completion, Opcode, QueuePair as _, ReceiveRequest, State, WorkRequest,
 };
 use ccl_transport::{TransportError, verbs};
 
 use super::domain::Wiring;
 use super::event::{Chronicle, Event, Snapshot};
 use super::meeting::Deadline;
+use super::plain::Plain;
 use super::{Domain, Error, Meeting, Terms, introduction};
 
-/// Polls in vain before the kernel is asked how long the host of the peer has been silent.
+/// Polls at a time for what the peer may still need of an end that is connected.
 const POLLS_PER_LOOK: u32 = 256;
 /// Polls in vain before a waiting thread sleeps.
 const POLLS_BEFORE_SLEEP: u32 = 200;
@@ -43,6 +44,8 @@ pub struct QueuePair {
     chronicle: Chronicle,
     /// Completed while it was connected.
     early: Vec<Completion>,
+    /// Why atomics are impossible.
+    pub(super) lacking: Option<String>,
 }
 
 /// What it is made of.
@@ -52,60 +55,13 @@ pub(super) enum End {
     Plain(Plain),
 }
 
-/// A queue pair of one device, which ends with its rail.
-#[derive(Debug)]
-pub(super) struct Plain {
-    pub(super) pair: Box<dyn verbs::QueuePair>,
-    idle_polls: u32,
-    /// Why this end was given up, where the device does not know.
-    fault: Option<TransportError>,
-    /// The oldest request has still to be told what happened.
-    has_verdict: bool,
-}
-
-impl Plain {
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        let before = completions.len();
-        let moved = self.pair.poll(completions);
-        let is_request = |completion: &&mut Completion| {
-            let opcode = completion.opcode;
-            !matches!(opcode, Opcode::Receive | Opcode::ReceiveWriteWithImmediate)
-        };
-        if self.has_verdict
-            && let Some(oldest) = completions[before..].iter_mut().find(is_request)
-        {
-            oldest.status = Status::RetryExceeded;
-            self.has_verdict = false;
-        }
-        moved
-    }
-
-    fn give_up(&mut self, fault: TransportError) {
-        if self.pair.state() == State::ReadyToSend {
-            self.fault = Some(fault);
-            self.has_verdict = true;
-            self.pair.fail();
-        }
-    }
-
-    /// Does what a NIC does that has repeated itself in vain.
-    fn look_around(&mut self, limit: Duration) {
-        self.idle_polls = 0;
-        if let Some(silence) = self.pair.silence().filter(|silence| *silence > limit) {
-            let text = format!("its host has confirmed nothing for {silence:.1?}");
-            self.give_up(TransportError::TimedOut(text));
-        }
-    }
-}
-
 impl QueuePair {
     pub(super) fn plain(
         domain: &Domain,
         pair: Box<dyn verbs::QueuePair>,
         terms: &Terms,
     ) -> Result<Self, Error> {
-        let plain = Plain { pair, idle_polls: 0, fault: None, has_verdict: false };
-        Self::new(domain, End::Plain(plain), terms)
+        Self::new(domain, End::Plain(Plain::new(pair)), terms)
     }
 
     pub(super) fn surviving(
@@ -117,8 +73,10 @@ impl QueuePair {
     }
 
     fn new(domain: &Domain, mut end: End, terms: &Terms) -> Result<Self, Error> {
-        end.pair().initialise()?;
-        Ok(Self {
+        if let Err(cause) = end.pair().initialise() {
+            return Err(end.pair().fault().map_or(cause.into(), |fault| fault.clone().into()));
+        }
+        let mut pair = Self {
             end,
             terms: *terms,
             wiring: std::sync::Arc::clone(&domain.wiring),
@@ -128,7 +86,15 @@ impl QueuePair {
             severed: vec![false; domain.devices().len()],
             chronicle: Chronicle::default(),
             early: Vec::new(),
-        })
+            lacking: None,
+        };
+        pair.lacking = introduction::lacking(&pair.wiring.natures, pair.used_rails(), "this host");
+        Ok(pair)
+    }
+
+    /// How many of the rails it may come to use.
+    pub(super) fn used_rails(&self) -> usize {
+        if self.terms.evidence.is_some() { self.rails } else { 1 }
     }
 
     /// Connects it with a queue pair of the peer, which does the same over the other end of the
@@ -148,7 +114,13 @@ impl QueuePair {
         let deadline = Deadline::after("connect a queue pair", limit);
         introduction::connect(self, meeting, &deadline)?;
         self.meet_on_default(&deadline)?;
-        meeting.exchange(b"ready", deadline.left("the peer to be ready")?)?;
+        // The peer may still need this end, to hear of it over the rail.
+        let mut early = std::mem::take(&mut self.early);
+        let mut serve = || {
+            let _ = (0..POLLS_PER_LOOK).take_while(|_| self.poll(&mut early)).count();
+        };
+        meeting.exchange_while(b"ready", &deadline, Some(&mut serve))?;
+        self.early = early;
         if let Some(drill) = &self.wiring.drill {
             drill.begin();
         }
@@ -187,9 +159,15 @@ impl QueuePair {
     /// unless it fails.
     ///
     /// # Errors
-    /// [`Error::QueueFull`]: poll first. [`Error::InvalidUsage`] before it is connected. After it has
-    /// failed requests are accepted, and flushed.
+    /// [`Error::QueueFull`]: poll first. [`Error::InvalidUsage`] before it is connected, and for an atomic
+    /// if a device of one of the ends has none, which it names. After it has failed requests are accepted,
+    /// and flushed.
     pub fn post_send(&mut self, request: WorkRequest) -> Result<(), Error> {
+        if let Some(lacking) = &self.lacking
+            && matches!(request.operation.opcode(), Opcode::CompareAndSwap | Opcode::FetchAdd)
+        {
+            return Err(Error::InvalidUsage(lacking.clone()));
+        }
         Ok(self.end.pair().post_send(request)?)
     }
 
@@ -214,8 +192,7 @@ impl QueuePair {
             End::Surviving(pair) => pair.poll(completions),
             End::Plain(plain) => {
                 let moved = plain.poll(completions);
-                plain.idle_polls = if moved { 0 } else { plain.idle_polls + 1 };
-                if plain.idle_polls >= POLLS_PER_LOOK {
+                if plain.has_been_idle(moved) {
                     plain.look_around(self.terms.silence);
                 }
                 moved
@@ -322,12 +299,23 @@ impl QueuePair {
                     self.watched = 1;
                     self.readiness.watch(&[descriptor])?;
                 }
-                (plain.pair.needs_poll() || plain.has_verdict, None)
+                (plain.needs_poll(), None)
             }
         };
         let until = deadline.map(|deadline| deadline.saturating_duration_since(clock::now()));
         let most = if needs_poll { SHORT_PAUSE } else { LOOK_PAUSE };
         Ok(self.readiness.arm(until.map_or(most, |until| until.min(most)))?)
+    }
+
+    /// Sleeps until a poll of one of these is worthwhile, for `limit` at most: an event loop of queue pairs
+    /// alone.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn rest(pairs: &mut [Self], limit: Duration) -> Result<(), Error> {
+        pairs.iter_mut().try_for_each(Self::arm)?;
+        Readiness::rest_on(pairs.iter().map(|pair| &pair.readiness), limit);
+        Ok(())
     }
 
     /// Where it is in its life.
@@ -344,7 +332,7 @@ impl QueuePair {
     pub fn fault(&self) -> Option<String> {
         let fault = match &self.end {
             End::Surviving(pair) => pair.fault(),
-            End::Plain(plain) => plain.fault.as_ref().or_else(|| plain.pair.fault()),
+            End::Plain(plain) => plain.fault(),
         };
         fault.map(TransportError::to_string)
     }

@@ -338,7 +338,8 @@ impl QueuePair for VirtualQp {
     fn initialise(&mut self) -> Result<(), PostError> {
         self.transition(Transition::Initialise)?;
         let prepared = self.rails[0].initialise(self.depth);
-        prepared.map_err(|_| {
+        prepared.map_err(|cause| {
+            self.fault = Some(cause);
             self.state = State::Reset;
             PostError::WrongState(State::Reset)
         })

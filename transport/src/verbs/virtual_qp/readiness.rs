@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
 };
+use smallvec::SmallVec;
 
 use crate::TransportError;
 
@@ -77,7 +78,13 @@ impl Readiness {
 
     /// Sleeps until it is readable, for `limit` at most.
     pub fn rest(&self, limit: Duration) {
-        let mut polled = [PollFd::from_borrowed_fd(self.set.as_fd(), PollFlags::IN)];
+        Self::rest_on([self], limit);
+    }
+
+    /// Sleeps until one of these is readable, for `limit` at most.
+    pub fn rest_on<'a>(these: impl IntoIterator<Item = &'a Self>, limit: Duration) {
+        let watched = |one: &'a Self| PollFd::from_borrowed_fd(one.set.as_fd(), PollFlags::IN);
+        let mut polled: SmallVec<[PollFd<'_>; 1]> = these.into_iter().map(watched).collect();
         // A poll that is interrupted, or fails, is a short rest.
         let _ = poll(&mut polled, Some(&timespec(limit)));
     }
