@@ -76,6 +76,9 @@ pub struct Arguments {
     /// Port of the server
     #[arg(short = 'p', long, default_value_t = 18515)]
     pub port: u16,
+    /// Sleep until something happens, instead of polling all the time; at both ends
+    #[arg(short = 'e', long)]
+    pub events: bool,
     /// Which atomic
     #[arg(
         short = 'A',
@@ -88,8 +91,14 @@ pub struct Arguments {
     /// Bandwidths in Gb/s, not in MiB/s
     #[arg(long = "report_gbits", visible_alias = "report-gbits")]
     pub report_gbits: bool,
-    /// `soft` for all NICs, or names of interfaces or addresses, the default one first
-    #[arg(short = 'd', long = "device", visible_alias = "ib-dev", value_name = "soft|NAME,...")]
+    /// `soft` for all NICs, `verbs` for all RDMA devices, or names of RDMA devices (mlx5_0, mlx5_0:1), interfaces
+    /// or addresses, the default one first
+    #[arg(
+        short = 'd',
+        long = "device",
+        visible_alias = "ib-dev",
+        value_name = "soft|verbs|NAME,..."
+    )]
     pub device: Option<String>,
     /// What is known about requests that were under way at a fault
     #[arg(long, value_enum, default_value = "handshake")]
@@ -198,6 +207,7 @@ mod tests {
         assert_eq!(arguments.device.as_deref(), Some("eth0,eth1"));
         assert_eq!(arguments.server.as_deref(), Some("server1"));
         assert!(arguments.report_gbits && !arguments.local);
+        assert!(!arguments.events && parsed("-e").unwrap().events);
         let seconds = parsed("-D 5").unwrap().duration;
         assert_eq!(seconds, Some(Duration::from_secs(5)));
     }

@@ -89,7 +89,7 @@ fn run(ends: &mut Ends, plan: &Plan, flows: &mut [Flow], meter: &mut Meter) -> O
             return Ok(meter.now_s());
         }
         if !moved {
-            std::thread::yield_now();
+            ends.rest()?;
         }
     }
 }

@@ -142,7 +142,7 @@ fn wait_for(
             return Err(stuck(&ends.pairs[0], 0, plan));
         }
         meter.count(0, 0, ends.pairs[0].active_rail());
-        std::thread::yield_now();
+        ends.rest()?;
     }
     Ok(())
 }

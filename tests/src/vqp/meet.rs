@@ -1,6 +1,7 @@
 //! The two processes of a run, from their meeting to their queue pairs.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ccl::vqp::{
     Access, Completion, Counters, Domain, Key, Listener, Meeting, MemoryRegion, PeerRegion,
@@ -17,6 +18,9 @@ use crate::error::Failure;
 
 /// Where `--local` has its devices: the server, then the client.
 const PRETENDED_HOSTS: [u8; 2] = [1, 2];
+
+/// How long one that sleeps does not look at the line to the other process.
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// Which process this is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -143,7 +147,7 @@ impl Ends {
         test: Test,
         (devices, key): (&str, &Key),
     ) -> Outcome<(Plan, Self)> {
-        let limit = std::time::Duration::from_secs(30);
+        let limit = Duration::from_secs(30);
         let said = json(&test)?;
         let heard = meeting.exchange(&said, limit).map_err(lost)?;
         let plan: Plan = parsed(&heard)?;
@@ -218,6 +222,19 @@ impl Ends {
             return Ok(());
         }
         Err(Failure::Input("the other process is somewhere else".to_owned()))
+    }
+
+    /// Lets others have the processor while nothing moves.
+    ///
+    /// # Errors
+    /// The kernel refused.
+    pub fn rest(&mut self) -> Outcome<()> {
+        if !self.plan.events {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        let rested = QueuePair::rest(&mut self.pairs, PAUSE);
+        rested.map_err(|cause| Failure::system("waiting for a completion", cause))
     }
 
     /// Tells something and hears something.

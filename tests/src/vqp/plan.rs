@@ -99,6 +99,8 @@ pub struct Plan {
     pub faults: String,
     /// Which atomic.
     pub atomic: AtomicType,
+    /// Whether both ends sleep where there is nothing to do.
+    pub events: bool,
     /// See [`Terms::silence`].
     pub silence: Duration,
     /// See [`Limits::patience_ns`].
@@ -129,6 +131,7 @@ impl Plan {
             evidence: arguments.evidence.name().to_owned(),
             faults: arguments.faults.join(";"),
             atomic: arguments.atomic,
+            events: arguments.events,
             silence: arguments.silence,
             patience: arguments.patience,
             settle: arguments.settle,

@@ -161,8 +161,8 @@ impl<'a> Row<'a> {
                 continue;
             }
             idle += 1;
-            std::thread::yield_now();
-            if idle % POLLS_PER_LOOK == 0 {
+            self.ends.rest()?;
+            if self.plan.events || idle % POLLS_PER_LOOK == 0 {
                 if self.ends.meeting.has_message() {
                     break;
                 }
