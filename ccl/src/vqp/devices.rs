@@ -131,6 +131,13 @@ fn rdma(list: &str, filter: &HcaFilter) -> Result<Vec<Port>, Error> {
                  or those of the IP interfaces: {SOFT}"
             )));
         }
+        if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
+            let cause = format!(
+                "its only address, {address}, means nothing beyond its network interface: give that an IP \
+                 address (ip address)"
+            );
+            return Err(Error::system(format!("use the RDMA device {name}"), cause));
+        }
         let nic = named(list, "R2CCL_RAILS", &address.to_string())?.swap_remove(0);
         Ok(Port::rdma(port, nic))
     };

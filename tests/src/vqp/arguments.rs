@@ -76,7 +76,8 @@ pub struct Arguments {
     /// Port of the server
     #[arg(short = 'p', long, default_value_t = 18515)]
     pub port: u16,
-    /// Sleep until something happens, instead of polling all the time; at both ends
+    /// Sleep until something happens, instead of polling all the time; at both ends, but not where a write
+    /// is the answer to a write
     #[arg(short = 'e', long)]
     pub events: bool,
     /// Which atomic

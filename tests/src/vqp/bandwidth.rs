@@ -72,7 +72,9 @@ fn run(ends: &mut Ends, plan: &Plan, flows: &mut [Flow], meter: &mut Meter) -> O
             let was_over = ends.pairs[index].state() == State::Error;
             moved |= ends.pairs[index].poll(&mut completions);
             let done = take(&ends.pairs[index], index, flow, &completions)?;
-            flow.note(done, now_s);
+            if done > 0 {
+                flow.note(done, meter.now_s());
+            }
             meter.count(done, done * flow.slots.bytes as u64, ends.pairs[0].active_rail());
             if done == 0 && was_over {
                 return Err(stuck(&ends.pairs[index], index, plan));
