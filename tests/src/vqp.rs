@@ -10,6 +10,7 @@
 //! | [`meet`], [`local`] | which two processes are there, and how did they get here? |
 //! | [`data`] | what is in memory, and is it right? |
 //! | [`bandwidth`], [`latency`], [`respond`] | who does what? |
+//! | [`verbs`] | what does a single call cost? |
 //! | [`meter`], [`table`] | how fast was it, over time and altogether? |
 
 pub mod arguments;
@@ -22,6 +23,7 @@ pub mod meter;
 pub mod plan;
 pub mod respond;
 pub mod table;
+pub mod verbs;
 
 use std::io::Write as _;
 use std::process::ExitCode;

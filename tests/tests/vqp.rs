@@ -133,6 +133,21 @@ fn every_test_is_right_with_every_evidence() {
 }
 
 #[test]
+fn ends_that_sleep_for_events_are_right_too() {
+    let _turn = turn();
+    for program in ALL {
+        let finished = run(program, "--local -e -n 300 -s 4K -q 2 --evidence log").check();
+        let operations = if name(program).ends_with("_bw") { "600" } else { "300" };
+        assert_eq!(finished.rows()[0][1], operations, "{finished:#?}");
+    }
+    // Somebody who sleeps wakes up for a fault.
+    let fault = "admin:host=1,rail=0,at=300ms";
+    let line = format!("--local -e -D 1500ms --evidence handshake --fault {fault}");
+    let finished = run(SEND_BW, &line).check();
+    assert!(finished.output.contains("queue pair 0 resumed on rail 1"), "{finished:#?}");
+}
+
+#[test]
 fn all_sizes_and_several_queue_pairs_are_right() {
     let _turn = turn();
     for program in [WRITE_BW, SEND_BW, READ_BW] {
@@ -324,6 +339,7 @@ fn impossible_command_lines_are_refused() {
         ("-s 0", 2, "0 bytes"),
         ("--local server", 2, "cannot be used with"),
         ("--local -d nonesuch0", 3, "nonesuch0"),
+        ("--local -d nonesuch_0:1", 3, "no RDMA device \"nonesuch_0:1\""),
         ("--local --fault silent:host=0,rail=2,at=0s", 3, "there is no host 0 rail 2"),
         ("--local --fault silent:host=2,rail=0,at=0s", 3, "there is no host 2 rail 0"),
         ("127.0.0.1 -p 1 --limit 100ms", 3, "127.0.0.1:1"),

@@ -213,8 +213,18 @@ pub fn summary(ends: &Ends, meter: &Meter) -> Outcome<()> {
         counters.recovered,
         counters.returns
     ))?;
+    if let Some(mebibytes) = resident_mebibytes() {
+        say(&format!("# resident memory of this process, at most: {mebibytes:.1} MiB"))?;
+    }
     let (length, start) = (gap.seconds * 1e3, gap.start_s);
     say(&format!("# longest time without a completion: {length:.3} ms, from {start:.6} s on"))
+}
+
+/// As the kernel tells it.
+fn resident_mebibytes() -> Option<f64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<f64>().ok().map(|kibibytes| kibibytes / 1024.0)
 }
 
 fn say(line: &str) -> Outcome<()> {
