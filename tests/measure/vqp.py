@@ -2,15 +2,28 @@
 """What queue pairs that survive their NIC cost, and what they carry over time.
 
     tests/measure/vqp.py cost [--sizes 16,64,4K,64K,1M] [--rounds 5]
+    tests/measure/vqp.py latency [--sizes 1,2,4,8,16] [--rounds 5]
+    tests/measure/vqp.py verbs
+    tests/measure/vqp.py failover [--fault FAULT] [--rounds 3] -- FLAGS
+    tests/measure/vqp.py memory [--pairs 4096]
     tests/measure/vqp.py timeline --svg FILE [--test vqp_write_bw] [--fault FAULT] -- FLAGS
 
 `cost` measures each size with every evidence beside a plain queue pair (`off`), all in turns in every
 round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round.
 
+`latency` is `ib_write_lat` with small messages: mean and standard deviation. `verbs` tells what single calls
+cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long nothing completed,
+and what was sent again. `memory` compares processes that have one queue pair with those that have many.
+
 `timeline` runs a bandwidth test once with each evidence while a NIC fails, and draws its throughput over
 time, a curve each; needs matplotlib. FLAGS are passed on, such as `-D 6s --interval 50ms`.
 
-Both run `--local`, two processes on pretended NICs of this machine; see docs/virtual-queue-pair.md.
+Two processes run `--local`, on pretended NICs of this machine. With `--devices` they use other ones, as in the
+guest with soft-RoCE (docs/rdma.md):
+
+    tests/guest/guest.py -- tests/measure/vqp.py --devices rxe_h0n0,rxe_h0n1 rxe_h1n0,rxe_h1n1 latency
+
+See docs/virtual-queue-pair.md.
 """
 
 import argparse
@@ -31,6 +44,9 @@ MIB = 1 << 20
 # Column of what counts: the average bandwidth, and the median latency.
 BANDWIDTH_COLUMN = 3
 LATENCY_COLUMN = 4
+MEAN_COLUMN = 5
+DEVIATION_COLUMN = 6
+PORT = 18515
 # A failed run has a reason to end so; the library's error is shown in its place.
 ENDED_WITH_AN_ERROR = 3
 
@@ -39,12 +55,29 @@ def arguments() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("target/release"))
+    parser.add_argument("--devices", nargs=2, metavar=("SERVER", "CLIENT"), help="of the two processes")
     commands = parser.add_subparsers(dest="command", required=True)
     cost = commands.add_parser("cost")
     cost.add_argument("--sizes", default=SIZES)
     cost.add_argument("--rounds", type=int, default=5)
     cost.add_argument("--duration", default="500ms", help="of each bandwidth")
     cost.add_argument("--iterations", type=int, default=3000, help="of each latency")
+    latency = commands.add_parser("latency")
+    latency.add_argument("--sizes", default="1,2,4,8,16")
+    latency.add_argument("--rounds", type=int, default=5)
+    latency.add_argument("--iterations", type=int, default=3000)
+    latency.add_argument("--evidence", default=f"{PLAIN},handshake")
+    verbs = commands.add_parser("verbs")
+    verbs.add_argument("--rounds", type=int, default=11)
+    failover = commands.add_parser("failover")
+    failover.add_argument("--fault", default=DEFAULT_FAULT)
+    failover.add_argument("--rounds", type=int, default=3)
+    failover.add_argument("--tests", default="vqp_write_bw,vqp_send_bw,vqp_read_bw")
+    failover.add_argument("--evidence", default=",".join(EVIDENCES))
+    failover.add_argument("flags", nargs="*", default=["-D", "6s"])
+    memory = commands.add_parser("memory")
+    memory.add_argument("--pairs", type=int, default=4096)
+    memory.add_argument("--depth", type=int, default=64)
     timeline = commands.add_parser("timeline")
     timeline.add_argument("--svg", type=pathlib.Path, required=True)
     timeline.add_argument("--test", default="vqp_write_bw")
@@ -56,8 +89,18 @@ def arguments() -> argparse.Namespace:
 
 def run(options: argparse.Namespace, test: str, flags: Sequence[str], may_fail: bool = False) -> str:
     """Output of a benchmark; ends this program if that fails."""
-    command = [str(options.build / test), "--local", *flags]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    program = str(options.build / test)
+    if options.devices is None:
+        command = [program, "--local", *flags]
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    else:
+        near, far = options.devices
+        answering = [program, "-p", str(PORT), "-d", near]
+        command = [program, "127.0.0.1", "-p", str(PORT), "-d", far, *flags]
+        with subprocess.Popen(answering, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            finished = subprocess.run(command, capture_output=True, text=True, check=False)
+            if finished.returncode != 0:
+                server.kill()
     if finished.returncode == 0:
         return finished.stdout
     if may_fail and finished.returncode == ENDED_WITH_AN_ERROR:
@@ -123,6 +166,65 @@ def cells(numbers: dict[str, list[float]]) -> list[str]:
     return written
 
 
+def latency(options: argparse.Namespace) -> None:
+    """Prints means and standard deviations of small writes."""
+    evidences = options.evidence.split(",")
+    print("| bytes | " + " | ".join(evidences) + " |\n|" + "---|" * (len(evidences) + 1))
+    for size in options.sizes.split(","):
+        found: dict[str, list[tuple[float, float]]] = {evidence: [] for evidence in evidences}
+        for _ in range(options.rounds):
+            for evidence in evidences:
+                flags = ["-s", size, "-n", str(options.iterations), "--evidence", evidence]
+                output = run(options, "vqp_write_lat", flags)
+                found[evidence].append((column(output, MEAN_COLUMN), column(output, DEVIATION_COLUMN)))
+        middle = [sorted(found[evidence])[options.rounds // 2] for evidence in evidences]
+        print(f"| {size} | " + " | ".join(f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in middle) + " |")
+
+
+def verbs(options: argparse.Namespace) -> None:
+    """Prints what single calls cost."""
+    command = [str(options.build / "vqp_verbs"), "--rounds", str(options.rounds)]
+    if options.devices is not None:
+        command += ["--peer-device", options.devices[0], "-d", options.devices[1]]
+    subprocess.run(command, check=True)
+
+
+def failover(options: argparse.Namespace) -> None:
+    """Prints what a fault in the middle costs."""
+    print(f"{options.fault}; medians of {options.rounds}\n")
+    print("| | evidence | longest gap, ms | sent again, KiB | spared | end |\n|---|---|---|---|---|---|")
+    for test in options.tests.split(","):
+        for evidence in options.evidence.split(","):
+            flags = [*options.flags, "--evidence", evidence, "--fault", options.fault]
+            outputs = [run(options, test, flags, may_fail=True) for _ in range(options.rounds)]
+            gaps, bytes_again, spared = (
+                statistics.median(number(output, before, after) for output in outputs)
+                for before, after in [("completion: ", " ms"), ("requests of ", " bytes"), ("spared ", ",")]
+            )
+            goes_on = all(" failed on rail" not in output for output in outputs)
+            end = "goes on" if goes_on else "an error"
+            shown = f"{gaps:.1f} | {bytes_again / 1024:.0f} | {spared:.0f}" if goes_on else "– | – | –"
+            print(f"| {test} | {evidence} | {shown} | {end} |")
+
+
+def number(output: str, before: str, after: str) -> float:
+    """The number between two texts."""
+    return float(output.split(before)[1].split(after)[0])
+
+
+def memory(options: argparse.Namespace) -> None:
+    """Prints how much larger a process with many queue pairs is."""
+    print(f"| | MiB with 1 | MiB with {options.pairs} | KiB for each |\n|---|---|---|---|")
+    for evidence in EVIDENCES:
+        flags = ["-s", "64", "-n", "1", "-t", str(options.depth), "--limit", "600s", "--evidence", evidence]
+        one, many = (
+            number(run(options, "vqp_write_bw", [*flags, "-q", str(pairs)]), "at most: ", " MiB")
+            for pairs in (1, options.pairs)
+        )
+        each = (many - one) * 1024 / (options.pairs - 1)
+        print(f"| {evidence} | {one:.1f} | {many:.1f} | {each:.1f} |")
+
+
 def timeline(options: argparse.Namespace) -> None:
     """Runs each evidence and draws the curves."""
     curves = {}
@@ -164,4 +266,6 @@ def draw(options: argparse.Namespace, curves: dict[str, list[dict]]) -> None:
 
 if __name__ == "__main__":
     chosen = arguments()
-    {"cost": cost, "timeline": timeline}[chosen.command](chosen)
+    {
+        "cost": cost, "latency": latency, "verbs": verbs, "failover": failover, "memory": memory, "timeline": timeline
+    }[chosen.command](chosen)  # fmt: skip
