@@ -211,6 +211,27 @@ fn ends_that_repair_differently_do_not_work_together() {
     );
 }
 
+/// Until then memory may still be read and filled.
+#[test]
+fn nothing_is_given_back_before_the_devices_have_given_it_back() {
+    let (near, far) = places(&settings(Evidence::Handshake, 2, LIMIT));
+    let mut pair = Pair::new(&near, &far, DEPTH);
+    until(&mut pair, |pair| pair.near.is_running() && pair.far.is_running());
+    near.weather.is_kept.store(true, Ordering::Relaxed);
+    pair.post(1, write(&near, &far));
+    pair.near.post_receive(ReceiveRequest { id: WorkId(3), target: None }).unwrap();
+    pair.near.fail();
+    pair.post(2, write(&near, &far));
+    for _ in 0..100 {
+        pair.poll();
+    }
+    assert_eq!((pair.near.state(), &pair.near_done[..]), (State::Error, &[][..]));
+    assert!(pair.near.needs_poll());
+    near.weather.is_kept.store(false, Ordering::Relaxed);
+    until(&mut pair, |pair| pair.near_done.len() == 3);
+    assert_eq!(statuses(&pair.near_done), [1, 2, 3].map(|id| (id, Status::Flushed)));
+}
+
 /// Four queue pairs, and four spare connections for them: two for each end to claim.
 #[test]
 fn spares_are_for_whoever_needs_one() {

@@ -245,7 +245,7 @@ impl QueuePair {
         let mut idle = 0u32;
         loop {
             // One that fails in a poll still has something to say in the next.
-            let was_over = self.state() == State::Error;
+            let was_over = self.is_over();
             let moved = self.poll(completions);
             if completions.len() > before {
                 return Ok(true);
@@ -325,6 +325,17 @@ impl QueuePair {
             End::Surviving(pair) => pair.state(),
             End::Plain(plain) => plain.pair.state(),
         }
+    }
+
+    /// Whether it has failed and everything that was outstanding has come back from its devices, which may
+    /// take RDMA devices a moment.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        let is_drained = match &self.end {
+            End::Surviving(pair) => !pair.needs_poll(),
+            End::Plain(plain) => !plain.pair.needs_poll(),
+        };
+        is_drained && self.state() == State::Error
     }
 
     /// Why it has failed.

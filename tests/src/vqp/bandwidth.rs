@@ -1,6 +1,6 @@
 //! The initiator of a bandwidth test: as many operations on the way as the depth allows.
 
-use ccl::vqp::{Completion, Operation, QueuePair, State, WorkId, WorkRequest};
+use ccl::vqp::{Completion, Operation, QueuePair, WorkId, WorkRequest};
 
 use super::data::Slots;
 use super::meet::{Ends, stuck, succeeded, unsuccessful};
@@ -69,7 +69,7 @@ fn run(ends: &mut Ends, plan: &Plan, flows: &mut [Flow], meter: &mut Meter) -> O
                 post(ends, plan, (index, flow))?;
             }
             // One that fails in a poll still has something to say in the next.
-            let was_over = ends.pairs[index].state() == State::Error;
+            let was_over = ends.pairs[index].is_over();
             moved |= ends.pairs[index].poll(&mut completions);
             let done = take(&ends.pairs[index], index, flow, &completions)?;
             if done > 0 {

@@ -1,6 +1,6 @@
 //! The initiator of a latency test: one operation at a time.
 
-use ccl::vqp::{Completion, Operation, State, WorkId, WorkRequest};
+use ccl::vqp::{Completion, Operation, WorkId, WorkRequest};
 
 use super::data::Slots;
 use super::meet::{Ends, stuck, succeeded, unsuccessful};
@@ -127,7 +127,7 @@ fn wait_for(
     let mut completions: Vec<Completion> = Vec::new();
     while !(has_completed && is_there(ends)) {
         // One that fails in a poll still has something to say in the next.
-        let was_over = ends.pairs[0].state() == State::Error;
+        let was_over = ends.pairs[0].is_over();
         let moved = ends.pairs[0].poll(&mut completions);
         for completion in completions.drain(..) {
             if !succeeded(&completion) {

@@ -41,6 +41,8 @@ pub(super) struct Weather {
     pub(super) is_deaf: AtomicBool,
     /// A bit for each rail that does nothing any more and does not say so.
     pub(super) frozen: AtomicU64,
+    /// What has failed is not given back yet.
+    pub(super) is_kept: AtomicBool,
 }
 
 /// A device whose rails have the weather of their place.
@@ -142,6 +144,9 @@ impl QueuePair for Deaf {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
         if self.is_frozen() && self.inner.state() == State::ReadyToSend {
+            return false;
+        }
+        if self.weather.is_kept.load(Ordering::Relaxed) && self.inner.state() == State::Error {
             return false;
         }
         let mut arrived = Vec::new();

@@ -5,10 +5,10 @@ use ccl_core::failover::queue::{
     atomic::{Answer, Step},
 };
 
-use super::super::{Completion, Opcode, State, Status};
+use super::super::{Completion, Opcode, ReceiveRequest, State, Status, WorkRequest};
 use super::control::{HELLO_WORDS, Hello, WORD, load_words, read_mail};
 use super::queue_pair::{VirtualQp, rail_name};
-use super::rail::{Condition, Tag};
+use super::rail::{Condition, RailEnd, Tag};
 use crate::TransportError;
 
 impl VirtualQp {
@@ -196,8 +196,12 @@ impl VirtualQp {
         self.finish(culprit);
     }
 
-    /// Goes to the error state. Rails that are in theirs already may still have to say why.
+    /// Goes to the error state. Rails that are in theirs already may still have to say why. What is
+    /// outstanding is given back when no device has anything of it any more.
     pub(super) fn finish(&mut self, culprit: Option<(Sequence, Status)>) {
+        if self.state == State::Error {
+            return;
+        }
         self.state = State::Error;
         self.dismiss_shadow();
         for rail in &mut self.rails {
@@ -208,6 +212,30 @@ impl VirtualQp {
                 pair.fail();
             }
         }
+        self.parting = Some(Parting { culprit });
+        self.part();
+    }
+
+    /// Gives back what is posted after the end, behind what was posted before.
+    pub(super) fn give_back(&mut self, request: WorkRequest) {
+        match self.parting {
+            Some(_) => self.requests.push_back(request),
+            None => self.ready.push(Completion::of(&request, Status::Flushed)),
+        }
+    }
+
+    /// The same for a receive.
+    pub(super) fn give_back_receive(&mut self, request: ReceiveRequest) {
+        match self.parting {
+            Some(_) => self.receives.push_back(request),
+            None => self.ready.push(Completion::flushed_receive(request.id)),
+        }
+    }
+
+    /// Gives back what is outstanding, once the devices have; tells whether that has happened now.
+    pub(super) fn part(&mut self) -> bool {
+        let is_drained = self.rails.iter().all(RailEnd::is_drained);
+        let Some(Parting { culprit }) = self.parting.take_if(|_| is_drained) else { return false };
         for (index, request) in self.requests.drain(..).enumerate() {
             let number = self.first_request + index as u64;
             let status = match culprit {
@@ -218,5 +246,13 @@ impl VirtualQp {
         }
         self.ready
             .extend(self.receives.drain(..).map(|receive| Completion::flushed_receive(receive.id)));
+        true
     }
+}
+
+/// It has ended, and the devices have not given everything back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parting {
+    /// The request that is to blame, and what it is told.
+    culprit: Option<(Sequence, Status)>,
 }

@@ -13,6 +13,7 @@ use super::super::{
     Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, State, Status,
     Transition, WorkRequest,
 };
+use super::complete::Parting;
 use super::control::Hello;
 use super::rail::{Condition, RailEnd};
 use super::shadow::Shadow;
@@ -57,6 +58,7 @@ pub struct VirtualQp {
     pub(super) ready: Vec<Completion>,
     /// Which request was refused, and how.
     pub(super) refusal: Option<(Sequence, Status)>,
+    pub(super) parting: Option<Parting>,
     arrived: Vec<Completion>,
     outputs: Vec<Output>,
     started: Instant,
@@ -94,6 +96,7 @@ impl VirtualQp {
             first_receive: 0,
             ready: Vec::new(),
             refusal: None,
+            parting: None,
             arrived: Vec::new(),
             outputs: Vec::new(),
             started: clock::now(),
@@ -370,7 +373,7 @@ impl QueuePair for VirtualQp {
                 Ok(())
             }
             State::Error => {
-                self.ready.push(Completion::of(&request, Status::Flushed));
+                self.give_back(request);
                 Ok(())
             }
         }
@@ -380,7 +383,7 @@ impl QueuePair for VirtualQp {
         match self.state {
             State::Reset => Err(PostError::WrongState(self.state)),
             State::Error => {
-                self.ready.push(Completion::flushed_receive(request.id));
+                self.give_back_receive(request);
                 Ok(())
             }
             _ if self.receives.len() >= self.depth.receives => Err(PostError::QueueFull),
@@ -402,6 +405,7 @@ impl QueuePair for VirtualQp {
             moved |= self.poll_rail(rail, &mut arrived);
         }
         self.arrived = arrived;
+        moved |= self.part();
         if self.machine.deadline().is_some_and(|deadline| deadline <= self.now()) {
             self.feed(Input::Tick);
             moved = true;
@@ -436,7 +440,8 @@ impl QueuePair for VirtualQp {
         self.receives.clear();
         self.ready.clear();
         (self.first_request, self.first_receive) = (0, 0);
-        (self.fault, self.peer, self.refusal) = (None, None, None);
+        (self.fault, self.peer) = (None, None);
+        (self.refusal, self.parting) = (None, None);
         // With none left it keeps the old number, whose record is free again.
         self.client = self.shared.next_client().unwrap_or(self.client);
         self.state = State::Reset;
@@ -466,8 +471,8 @@ impl QueuePair for VirtualQp {
     fn needs_poll(&self) -> bool {
         let mut pairs = self.rails.iter().filter_map(|rail| rail.pair.as_ref());
         let is_repairing = self.state == State::ReadyToSend && !self.machine.is_running();
-        let has_finds = self.has_finds();
-        !self.ready.is_empty() || has_finds || is_repairing || pairs.any(|pair| pair.needs_poll())
+        let is_due = !self.ready.is_empty() || self.parting.is_some() || self.has_finds();
+        is_due || is_repairing || pairs.any(|pair| pair.needs_poll())
     }
 }
 

@@ -238,13 +238,18 @@ impl RailEnd {
         self.mail.unsent.clear();
     }
 
+    /// Whether everything posted has come back.
+    pub(super) fn is_drained(&self) -> bool {
+        self.outstanding == 0
+    }
+
     /// Whether everything posted before the fence has come back, for the first time.
     pub(super) fn finish_fence(&mut self) -> bool {
-        let is_drained = self.condition == Condition::Fencing && self.outstanding == 0;
-        if is_drained {
+        let is_fenced = self.condition == Condition::Fencing && self.is_drained();
+        if is_fenced {
             self.condition = Condition::Fenced;
         }
-        is_drained
+        is_fenced
     }
 
     /// As if it had never been used.
