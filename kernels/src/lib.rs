@@ -19,6 +19,7 @@
 //! is written. No alignment is needed.
 
 mod copies;
+pub mod cuda;
 mod divide;
 mod fold;
 mod format;

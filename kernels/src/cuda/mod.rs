@@ -1,0 +1,14 @@
+//! Kernels for CUDA devices: their text, and what they are given.
+//!
+//! The [text](Module::source) is compiled for a GPU when a program runs, and for a processor by the
+//! tests, which compare it with the scalar oracle bit for bit. What is here needs neither CUDA nor a
+//! GPU; see docs/cuda.md.
+
+mod parameters;
+mod text;
+
+pub use parameters::{
+    Arithmetic, CopyParameters, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Operands,
+    Parameters, PushParameters, ReduceParameters, RelayParameters, Ring, State,
+};
+pub use text::{Entry, Family, Module, Operation};

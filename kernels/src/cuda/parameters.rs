@@ -1,0 +1,197 @@
+//! What kernels are given: one structure each, by value, laid out as in `text/parameters.cuh`.
+//!
+//! Addresses are those of the device, as numbers: only a launch can say whether they are valid.
+
+/// Sources or destinations of a kernel, and ranks of a protocol, at most.
+pub const MOST_RANKS: usize = 8;
+
+/// Blocks that a rank launches for an AllReduce on mapped buffers, at most.
+pub const MOST_BLOCKS: usize = 64;
+
+/// A structure that a kernel takes by value.
+///
+/// # Safety
+///
+/// The type is `repr(C)`, has no padding, and consists of integers.
+pub unsafe trait Parameters: Copy {
+    /// The bytes, as the kernel finds them.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the type has no padding, so all of its bytes are initialised; it outlives the
+        // slice, which borrows it.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+/// What is done to contributions besides combining them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arithmetic {
+    /// Bits of an element each, in the low bytes.
+    pub scalars: [u64; MOST_RANKS],
+    /// Bit k: source k is multiplied by scalar k, and rounded to its type, first. For
+    /// [`Operation::Scaled`](super::Operation::Scaled) only.
+    pub scaled: u32,
+    /// By what [`Operation::Mean`](super::Operation::Mean) divides; not zero there.
+    pub divisor: u32,
+}
+
+/// Sources that are combined in their order, and where the result goes. Sources and destinations
+/// overlap only if they are the same bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Operands {
+    /// Addresses, of which the first `source_count` are used.
+    pub sources: [u64; MOST_RANKS],
+    /// Addresses, of which the first `destination_count` are used.
+    pub destinations: [u64; MOST_RANKS],
+    /// From 1 to [`MOST_RANKS`]. NaNs of a single source become the one NaN: a copy keeps them.
+    pub source_count: u32,
+    /// From 1 to [`MOST_RANKS`].
+    pub destination_count: u32,
+    /// What else is done.
+    pub arithmetic: Arithmetic,
+}
+
+/// Of [`Family::Reduce`](super::Family::Reduce).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReduceParameters {
+    /// From where to where.
+    pub operands: Operands,
+    /// Elements.
+    pub count: u64,
+}
+
+/// Of the copy.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CopyParameters {
+    /// Address.
+    pub source: u64,
+    /// Addresses, of which the first `destination_count` are used.
+    pub destinations: [u64; MOST_RANKS],
+    /// Bytes.
+    pub bytes: u64,
+    /// From 1 to [`MOST_RANKS`].
+    pub destination_count: u32,
+    /// Nothing.
+    pub unused: u32,
+}
+
+/// How far a protocol has come, in the memory of the rank's device. Zero before the first call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct State {
+    /// Calls that have finished; of a relay, tiles.
+    pub calls: u64,
+    /// Flag of the last call of the low-latency protocol.
+    pub flag: u32,
+    /// Blocks of the call that runs.
+    pub finished: u32,
+}
+
+/// Of [`Family::LowLatency`](super::Family::LowLatency).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LowLatencyParameters {
+    /// This rank's contribution.
+    pub input: u64,
+    /// The result; may be the input.
+    pub output: u64,
+    /// Of all ranks: two boxes of `ranks` slots. Zero before the first call.
+    pub mailboxes: [u64; MOST_RANKS],
+    /// Address of this rank's [`State`].
+    pub state: u64,
+    /// Address of a 32-bit word: not zero means give up.
+    pub abort: u64,
+    /// Elements; not zero.
+    pub count: u64,
+    /// Bytes of a slot: two for each byte of the largest call, in whole lines of 16.
+    pub slot_bytes: u64,
+    /// What is done to this rank's contribution, which is source `rank`.
+    pub arithmetic: Arithmetic,
+    /// This rank.
+    pub rank: u32,
+    /// All ranks, from 2 to [`MOST_RANKS`].
+    pub ranks: u32,
+}
+
+/// Of [`Family::Push`](super::Family::Push).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PushParameters {
+    /// Inputs and outputs of all ranks, in their order.
+    pub operands: Operands,
+    /// Of all ranks: counters of 64 bits, [`MOST_BLOCKS`] rows of [`MOST_RANKS`]. Zero before the
+    /// first call.
+    pub arrivals: [u64; MOST_RANKS],
+    /// Address of this rank's [`State`].
+    pub state: u64,
+    /// Address of a 32-bit word: not zero means give up.
+    pub abort: u64,
+    /// Elements.
+    pub count: u64,
+    /// This rank.
+    pub rank: u32,
+    /// Nothing.
+    pub unused: u32,
+}
+
+/// One end of a ring of staging slots that host and device share. Tile t lies in slot t modulo the
+/// number of slots.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ring {
+    /// Address of the first slot; 0 if there is no such ring.
+    pub slots: u64,
+    /// Address of a 64-bit counter: tiles that the consumer has done with.
+    pub head: u64,
+    /// Address of a 64-bit counter: tiles that the producer has filled.
+    pub tail: u64,
+}
+
+/// Of [`Family::Relay`](super::Family::Relay). Where nothing is combined, the bytes are moved with
+/// the sum of `uint8`, which leaves them alone.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RelayParameters {
+    /// Where tiles come from.
+    pub incoming: Ring,
+    /// Where they go.
+    pub outgoing: Ring,
+    /// This rank's contribution, or 0.
+    pub local: u64,
+    /// Where the result is put too, or 0; may be the contribution.
+    pub output: u64,
+    /// Address of a [`State`] for this pair of rings.
+    pub state: u64,
+    /// Address of a 32-bit word: not zero means give up.
+    pub abort: u64,
+    /// Elements.
+    pub count: u64,
+    /// Elements of a slot: a multiple of 16 bytes.
+    pub tile_count: u64,
+    /// Slots of each ring.
+    pub slots: u64,
+    /// What is done to the contribution, which is source 0.
+    pub arithmetic: Arithmetic,
+}
+
+/// The sizes are those of the structures without padding, so there is none.
+macro_rules! parameters {
+    ($($type:ty: $bytes:expr;)*) => {$(
+        const _: () = assert!(size_of::<$type>() == $bytes);
+        // SAFETY: the type is `repr(C)` and consists of integers, and its size is that of its fields
+        // (asserted).
+        unsafe impl Parameters for $type {}
+    )*};
+}
+
+parameters! {
+    ReduceParameters: 8 * 16 + 8 + 72 + 8;
+    CopyParameters: 8 * 9 + 16;
+    State: 16;
+    LowLatencyParameters: 8 * 10 + 8 * 4 + 72 + 8;
+    PushParameters: 8 * 16 + 8 + 72 + 8 * 8 + 8 * 4;
+    RelayParameters: 8 * 13 + 72;
+}

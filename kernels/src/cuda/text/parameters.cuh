@@ -1,0 +1,84 @@
+// What kernels are given: one structure each, by value. `parameters.rs` has the same ones.
+
+namespace r2ccl {
+
+const u32 MOST_RANKS = 8;
+
+// What is done to contributions besides combining them.
+struct Arithmetic {
+    u64 scalars[MOST_RANKS];  // bits of an element each
+    u32 scaled;               // bit k: source k is multiplied by scalar k first
+    u32 divisor;              // of the kernels named mean
+};
+
+// Sources that are combined in their order, and where the result goes.
+struct Operands {
+    const u8 *sources[MOST_RANKS];
+    u8 *destinations[MOST_RANKS];
+    u32 source_count, destination_count;
+    Arithmetic arithmetic;
+};
+
+struct ReduceParameters {
+    Operands operands;
+    u64 count;  // elements
+};
+
+struct CopyParameters {
+    const u8 *source;
+    u8 *destinations[MOST_RANKS];
+    u64 bytes;
+    u32 destination_count;
+    u32 unused;
+};
+
+// How far a protocol has come: in the memory of this rank's GPU, so that a graph that is replayed
+// goes on counting. Zero before the first call.
+struct State {
+    u64 calls;     // that have finished
+    u32 flag;      // of the last call of the low-latency protocol
+    u32 finished;  // blocks of the call that runs
+};
+
+struct LowLatencyParameters {
+    const u8 *input;
+    u8 *output;
+    u8 *mailboxes[MOST_RANKS];  // of all ranks: two boxes of a slot per rank; zero before the first call
+    State *state;
+    const u32 *abort;           // not zero: give up
+    u64 count;                  // elements; not zero
+    u64 slot_bytes;             // two for each byte of the largest call, whole lines of 16
+    Arithmetic arithmetic;
+    u32 rank, ranks;
+};
+
+struct PushParameters {
+    Operands operands;          // inputs and outputs of all ranks, mapped here
+    u64 *arrivals[MOST_RANKS];  // of all ranks: a row of MOST_RANKS per block; zero at first
+    State *state;
+    const u32 *abort;           // not zero: give up
+    u64 count;                  // elements
+    u32 rank, unused;
+};
+
+// One end of a ring of staging slots in memory that host and GPU share. Tile t lies in slot t modulo
+// the number of slots.
+struct Ring {
+    u8 *slots;  // null: there is no such ring
+    u64 *head;  // tiles that the consumer has done with
+    u64 *tail;  // tiles that the producer has filled
+};
+
+struct RelayParameters {
+    Ring incoming, outgoing;
+    const u8 *local;   // this rank's contribution, or null
+    u8 *output;        // or null
+    State *state;      // `calls` counts tiles
+    const u32 *abort;  // not zero: give up
+    u64 count;         // elements
+    u64 tile_count;    // elements of a slot, a multiple of 16 bytes
+    u64 slots;
+    Arithmetic arithmetic;  // the contribution is source 0
+};
+
+}  // namespace r2ccl
