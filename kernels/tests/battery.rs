@@ -1,7 +1,8 @@
 //! One battery for all implementations: each must give the oracle's bits, for every type and
 //! operation, size, alignment, number of operands and way to be in place, and touch nothing else.
 
-use std::io::Write as _;
+mod inputs;
+
 use std::sync::Once;
 
 use ccl_core::datatype::DataType;
@@ -9,85 +10,10 @@ use ccl_kernels::{
     Combine, Implementation, Kernel, Region, Source, Target, copy, copy_streaming, reciprocal,
 };
 
-const SIZES: [usize; 16] = [0, 1, 2, 3, 7, 15, 16, 17, 31, 33, 63, 64, 65, 127, 1000, 4097];
+use inputs::{GUARD_BYTES, Random, SIZES, bits, bytes, delicate, elements, oracle, reduced, skip};
+
 const MISALIGNMENTS: [usize; 5] = [0, 1, 3, 4, 7];
 const OPERAND_COUNTS: [usize; 8] = [1, 2, 3, 4, 5, 8, 9, 17];
-const GUARD_BYTES: usize = 64;
-
-/// Splitmix64: the same inputs on every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
-
-/// Exponent and mantissa bits of the float types.
-fn fields(datatype: DataType) -> Option<(u32, u32)> {
-    match datatype {
-        DataType::Float16 => Some((5, 10)),
-        DataType::Float32 => Some((8, 23)),
-        DataType::Float64 => Some((11, 52)),
-        DataType::Bfloat16 => Some((8, 7)),
-        DataType::Float8E4m3 => Some((4, 3)),
-        DataType::Float8E5m2 => Some((5, 2)),
-        DataType::Int8
-        | DataType::Uint8
-        | DataType::Int32
-        | DataType::Uint32
-        | DataType::Int64
-        | DataType::Uint64 => None,
-    }
-}
-
-/// The bits where arithmetic is delicate: zeros, subnormals, infinities, NaNs, extremes of integers.
-fn delicate(datatype: DataType) -> Vec<u64> {
-    let sign = 1 << (8 * datatype.bytes() - 1);
-    let magnitudes = match fields(datatype) {
-        Some((exponent, mantissa)) => {
-            let infinity = ((1 << exponent) - 1) << mantissa;
-            let one = ((1 << (exponent - 1)) - 1) << mantissa;
-            let (step, quiet) = (1 << mantissa, 1 << (mantissa - 1));
-            let specials = [infinity - 1, infinity, infinity + 1, infinity | quiet, sign - 1];
-            [&[0, 1, 2, step - 1, step, step + 1, one, one + 1], specials.as_slice()].concat()
-        }
-        None => vec![0, 1, 2, sign - 1],
-    };
-    magnitudes.iter().flat_map(|&bits| [bits, bits | sign]).collect()
-}
-
-/// Elements of which a third are delicate, a third have similar magnitudes, and a third are anything.
-fn elements(random: &mut Random, datatype: DataType, count: usize) -> Vec<u8> {
-    let delicate = delicate(datatype);
-    let mut bytes = Vec::new();
-    for _ in 0..count {
-        let anything = random.next();
-        let element = match (random.below(3), fields(datatype)) {
-            (0, _) => random.pick(&delicate),
-            (1, Some((exponent, mantissa))) => {
-                let near_one = ((1 << (exponent - 1)) - 3 + anything % 5) << mantissa;
-                let keep = ((1 << mantissa) - 1) | (1 << (exponent + mantissa));
-                near_one | ((anything >> 3) & keep)
-            }
-            _ => anything,
-        };
-        bytes.extend_from_slice(&element.to_le_bytes()[..datatype.bytes()]);
-    }
-    bytes
-}
-
 /// Memory in which every operand and the target have a place of their own, between guard bytes.
 struct Arena {
     memory: Vec<u8>,
@@ -121,21 +47,15 @@ impl Arena {
     }
 }
 
-fn oracle() -> Implementation {
-    Implementation::available()[0]
-}
-
 /// All but the oracle. What cannot run here is reported once.
 fn implementations() -> Vec<Implementation> {
     static REPORTED: Once = Once::new();
-    REPORTED.call_once(|| Implementation::unavailable().into_iter().for_each(skip));
+    REPORTED.call_once(|| {
+        for name in Implementation::unavailable() {
+            skip(&format!("kernels {name}: this processor cannot run them"));
+        }
+    });
     Implementation::available().split_off(1)
-}
-
-/// Writes past the harness, which hides what tests that pass print. See docs/testing.md.
-fn skip(name: &str) {
-    let line = format!("skip: kernels {name}: this processor cannot run them\n");
-    std::io::stderr().write_all(line.as_bytes()).expect("somebody listens");
 }
 
 /// Every implementation does to a copy of the arena what the oracle does.
@@ -177,26 +97,6 @@ fn every_implementation_reduces_as_the_oracle() {
             }
         }
     }
-}
-
-/// The bits of each element.
-fn bits(datatype: DataType, bytes: &[u8]) -> Vec<u64> {
-    let element =
-        |chunk: &[u8]| chunk.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte));
-    bytes.chunks_exact(datatype.bytes()).map(element).collect()
-}
-
-/// The bytes of elements given as bits.
-fn bytes(datatype: DataType, bits: &[u64]) -> Vec<u8> {
-    bits.iter().flat_map(|bits| bits.to_le_bytes()[..datatype.bytes()].to_vec()).collect()
-}
-
-fn reduced(by: Implementation, kernel: Kernel, operands: &[Vec<u8>]) -> Vec<u8> {
-    let mut target = vec![0; operands[0].len()];
-    let operands: Vec<Source<'_>> =
-        operands.iter().map(|operand| operand.as_slice().into()).collect();
-    by.reduce(kernel, &operands, target.as_mut_slice().into());
-    target
 }
 
 /// Requires `expected` of every implementation, the oracle too, in every lane of a vector.
