@@ -1,0 +1,6 @@
+//! One battery and one suite of protocols for everything that runs the CUDA kernels.
+#![allow(dead_code, reason = "every test uses a part of it")]
+
+pub(crate) mod battery;
+pub(crate) mod host;
+pub(crate) mod machine;
