@@ -4,10 +4,10 @@ mod cuda;
 mod inputs;
 
 use ccl_core::datatype::DataType;
-use ccl_kernels::cuda::Module;
+use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::battery;
 use cuda::host::Host;
+use cuda::{battery, suite};
 use inputs::skip;
 
 /// The processor with these modules, or a report that they are not tested.
@@ -57,4 +57,55 @@ every_reduction! {
 fn copies() {
     let Some(host) = host(&[Module::Copies]) else { return };
     assert!(right(battery::copies(&host, 100)) > 0);
+}
+
+/// Every type with one operation, and every operation with some types.
+fn combinations() -> Vec<(DataType, Operation)> {
+    let types = DataType::ALL.map(|datatype| (datatype, Operation::Sum));
+    let some = [DataType::Int8, DataType::Bfloat16, DataType::Float64];
+    let operations = |datatype: DataType| Operation::ALL[1..].iter().map(move |&o| (datatype, o));
+    let of_types = some.into_iter().flat_map(operations).filter(|(d, o)| o.is_of(*d));
+    types.into_iter().chain(of_types).collect()
+}
+
+fn all_reduces(family: Family) {
+    for (seed, (datatype, operation)) in (0..).zip(combinations()) {
+        let modules = [Module::Copies, Module::Elements(datatype)];
+        let Some(host) = host(&modules) else { return };
+        let seeds = 4 * seed..4 * seed + 4;
+        assert!(right(suite::all_reduces(&host, family, datatype, operation, seeds)) > 0);
+    }
+}
+
+#[test]
+fn all_reduces_with_low_latency() {
+    all_reduces(Family::LowLatency);
+}
+
+#[test]
+fn all_reduces_by_pushing() {
+    all_reduces(Family::Push);
+}
+
+#[test]
+fn flags_return_without_harm() {
+    let modules = [Module::Copies, Module::Elements(DataType::Float32)];
+    let Some(host) = host(&modules) else { return };
+    right(suite::flags_return(&host, 12));
+}
+
+#[test]
+fn who_waits_in_vain_gives_up() {
+    let Some(host) = host(&[Module::Elements(DataType::Float32)]) else { return };
+    right(suite::all_give_up(&host));
+}
+
+#[test]
+fn relays_hand_on() {
+    for (datatype, operation) in combinations() {
+        let modules =
+            [DataType::Uint8, datatype].map(Module::Elements).into_iter().chain([Module::Copies]);
+        let Some(host) = host(&modules.collect::<Vec<_>>()) else { return };
+        right(suite::relays(&host, datatype, operation, 6));
+    }
 }

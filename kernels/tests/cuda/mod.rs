@@ -4,3 +4,5 @@
 pub(crate) mod battery;
 pub(crate) mod host;
 pub(crate) mod machine;
+pub(crate) mod protocols;
+pub(crate) mod suite;

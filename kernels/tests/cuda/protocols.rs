@@ -1,0 +1,396 @@
+//! The kernels that wait for each other: ranks are streams, and nothing but the protocol orders them.
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::{
+    Arithmetic, CopyParameters, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
+    Operands, Operation, Parameters as _, PushParameters, RelayParameters, Ring, State,
+};
+
+use super::battery::{arithmetic, expected};
+use super::machine::{Job, Launch, Machine};
+use crate::inputs::{Random, elements};
+
+pub(crate) const LAST_FLAG: u32 = u32::MAX;
+const LINE_BYTES: usize = 16;
+
+/// Several calls of an AllReduce, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Scene {
+    pub(crate) family: Family,
+    pub(crate) datatype: DataType,
+    pub(crate) operation: Operation,
+    pub(crate) ranks: usize,
+    /// Blocks and threads of every rank.
+    pub(crate) shape: (u32, u32),
+    /// Elements of each call.
+    pub(crate) counts: Vec<usize>,
+    pub(crate) in_place: bool,
+    /// Whether buffers begin anywhere.
+    pub(crate) anywhere: bool,
+    /// Calls and flag from which on the ranks count.
+    pub(crate) state: State,
+    /// Whether mailboxes hold lines with the flags that come next after the last flag.
+    pub(crate) is_stale: bool,
+    pub(crate) seed: u64,
+}
+
+impl Scene {
+    fn entry(&self) -> Entry {
+        let Self { family, operation, datatype, .. } = *self;
+        Entry::Elements { family, operation, datatype }
+    }
+
+    fn bytes(&self, call: usize) -> usize {
+        self.counts[call] * self.datatype.bytes()
+    }
+
+    fn largest(&self) -> usize {
+        self.counts.iter().max().map_or(0, |count| count * self.datatype.bytes())
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.largest().next_multiple_of(8) * 2
+    }
+}
+
+/// Addresses of what the ranks of a scene have.
+struct Stage {
+    inputs: Vec<u64>,
+    outputs: Vec<u64>,
+    /// Mailboxes, or counters of arrivals.
+    meetings: Vec<u64>,
+    states: Vec<u64>,
+    abort: u64,
+    arithmetic: Arithmetic,
+}
+
+impl Stage {
+    fn new(machine: &dyn Machine, scene: &Scene, random: &mut Random) -> Self {
+        let bytes = scene.largest() + LINE_BYTES;
+        let mut buffers = || -> Vec<u64> {
+            let shift = |random: &mut Random| {
+                if scene.anywhere { random.below(LINE_BYTES) as u64 } else { 0 }
+            };
+            (0..scene.ranks).map(|_| machine.allocate(bytes) + shift(random)).collect()
+        };
+        let inputs = buffers();
+        let outputs = if scene.in_place { inputs.clone() } else { buffers() };
+        let meeting_bytes = match scene.family {
+            Family::LowLatency => 2 * scene.ranks * scene.slot_bytes(),
+            Family::Push => MOST_BLOCKS * MOST_RANKS * 8,
+            Family::Reduce | Family::Relay => unreachable!("no AllReduce"),
+        };
+        let meetings = (0..scene.ranks).map(|_| machine.allocate(meeting_bytes)).collect();
+        let states = (0..scene.ranks).map(|_| machine.allocate(size_of::<State>())).collect();
+        let abort = machine.allocate(4);
+        let arithmetic = arithmetic(random, scene.datatype);
+        let stage = Self { inputs, outputs, meetings, states, abort, arithmetic };
+        stage.states.iter().for_each(|&state| machine.write(state, scene.state.bytes()));
+        if scene.is_stale {
+            stage.fill_boxes(machine, scene);
+        }
+        stage
+    }
+
+    /// Lines of calls that were made as long ago as flags take to return.
+    fn fill_boxes(&self, machine: &dyn Machine, scene: &Scene) {
+        let first_again = scene.state.calls + u64::from(LAST_FLAG - scene.state.flag);
+        let box_bytes = scene.ranks * scene.slot_bytes();
+        for (flag, call) in [(1u32, first_again), (2, first_again + 1)] {
+            let half = [0x5a5a_5a5au32.to_le_bytes(), flag.to_le_bytes()].concat();
+            let lines = half.repeat(box_bytes / half.len());
+            for &mailbox in &self.meetings {
+                machine.write(mailbox + call % 2 * box_bytes as u64, &lines);
+            }
+        }
+    }
+
+    fn launch(&self, scene: &Scene, call: usize, rank: usize) -> Launch {
+        let all = |of: &[u64]| std::array::from_fn(|k| of.get(k).copied().unwrap_or(0));
+        let (stream, count) = (rank as u32, scene.counts[call] as u64);
+        if scene.family == Family::Push {
+            let operands = Operands {
+                sources: all(&self.inputs),
+                destinations: all(&self.outputs),
+                source_count: scene.ranks as u32,
+                destination_count: scene.ranks as u32,
+                arithmetic: self.arithmetic,
+            };
+            let parameters = PushParameters {
+                operands,
+                arrivals: all(&self.meetings),
+                state: self.states[rank],
+                abort: self.abort,
+                count,
+                rank: rank as u32,
+                unused: 0,
+            };
+            return Launch::new(stream, scene.entry(), scene.shape, &parameters);
+        }
+        let parameters = LowLatencyParameters {
+            input: self.inputs[rank],
+            output: self.outputs[rank],
+            mailboxes: all(&self.meetings),
+            state: self.states[rank],
+            abort: self.abort,
+            count,
+            slot_bytes: scene.slot_bytes() as u64,
+            arithmetic: self.arithmetic,
+            rank: rank as u32,
+            ranks: scene.ranks as u32,
+        };
+        Launch::new(stream, scene.entry(), scene.shape, &parameters)
+    }
+}
+
+fn copy(stream: u32, from: u64, to: u64, bytes: usize) -> Launch {
+    let destinations = std::array::from_fn(|k| if k == 0 { to } else { 0 });
+    let bytes = bytes as u64;
+    let parameters =
+        CopyParameters { source: from, destinations, bytes, destination_count: 1, unused: 0 };
+    Launch::new(stream, Entry::Copy, (1, 16), &parameters)
+}
+
+/// All calls of a scene, by all ranks: before each the input is overwritten, and after each the output
+/// is copied away, so that whoever is too early or too late gives a wrong result.
+pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), String> {
+    let mut random = Random(scene.seed);
+    let stage = Stage::new(machine, scene, &mut random);
+    let mut launches = Vec::new();
+    let mut results = Vec::new();
+    for call in 0..scene.counts.len() {
+        let bytes = scene.bytes(call);
+        let contributions: Vec<Vec<u8>> = (0..scene.ranks)
+            .map(|_| elements(&mut random, scene.datatype, scene.counts[call]))
+            .collect();
+        let result = expected(scene.datatype, scene.operation, &stage.arithmetic, &contributions);
+        for (rank, contribution) in contributions.iter().enumerate() {
+            let (ready, kept) = (machine.allocate(bytes), machine.allocate(bytes));
+            machine.write(ready, contribution);
+            let stream = rank as u32;
+            launches.push(copy(stream, ready, stage.inputs[rank], bytes));
+            launches.push(stage.launch(scene, call, rank));
+            launches.push(copy(stream, stage.outputs[rank], kept, bytes));
+            results.push((format!("call {call}, rank {rank}"), kept, result.clone()));
+        }
+    }
+    let ended = machine.run(Job::new(&launches, scene.seed));
+    let outcome = ended.and_then(|()| compare(machine, &results));
+    machine.release();
+    outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))
+}
+
+/// Whether there is at each address what should be.
+fn compare(machine: &dyn Machine, results: &[(String, u64, Vec<u8>)]) -> Result<(), String> {
+    for (label, address, result) in results {
+        let memory = machine.read(*address, result.len());
+        let wrong = memory.iter().zip(result).position(|(is, should)| is != should);
+        if let Some(at) = wrong {
+            return Err(format!("{label}: byte {at} is {:#x}, not {:#x}", memory[at], result[at]));
+        }
+    }
+    Ok(())
+}
+
+/// Rank 0 never comes; the others must end when they are told to give up.
+pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), String> {
+    let mut random = Random(scene.seed);
+    let stage = Stage::new(machine, scene, &mut random);
+    let launches: Vec<Launch> = (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank)).collect();
+    let mut turns = 0;
+    let mut meanwhile = || {
+        turns += 1;
+        if turns == 100 {
+            machine.write(stage.abort, &1u32.to_le_bytes());
+        }
+    };
+    let job = Job { meanwhile: Some(&mut meanwhile), ..Job::new(&launches, scene.seed) };
+    let ended = machine.run(job);
+    machine.release();
+    ended.map_err(|wrong| format!("{wrong}: {scene:?}"))?;
+    if turns < 100 { Err("a rank did not wait".into()) } else { Ok(()) }
+}
+
+/// A chain of ranks that hand on what they have so far: the first sends, those between add their own,
+/// the last but one keeps the result too, and the last receives it.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    pub(crate) datatype: DataType,
+    pub(crate) operation: Operation,
+    /// At least 3.
+    pub(crate) ranks: usize,
+    pub(crate) threads: u32,
+    /// Elements of each call.
+    pub(crate) counts: Vec<usize>,
+    /// Elements of a slot.
+    pub(crate) tile_count: usize,
+    pub(crate) slots: usize,
+    pub(crate) in_place: bool,
+    pub(crate) seed: u64,
+}
+
+/// A ring and where its parts lie.
+fn ring(machine: &dyn Machine, bytes: usize) -> Ring {
+    Ring { slots: machine.allocate(bytes), head: machine.allocate(8), tail: machine.allocate(8) }
+}
+
+fn counter(machine: &dyn Machine, address: u64) -> u64 {
+    u64::from_le_bytes(machine.read(address, 8).try_into().expect("eight bytes"))
+}
+
+/// What a network does: takes filled tiles from one ring into another, one at a time.
+fn carry(machine: &dyn Machine, from: Ring, to: Ring, slot_bytes: usize, slots: u64) {
+    let done = counter(machine, from.head);
+    let is_full = done - counter(machine, to.head) == slots;
+    if counter(machine, from.tail) == done || is_full {
+        return;
+    }
+    let slot = done % slots * slot_bytes as u64;
+    let tile = machine.read(from.slots + slot, slot_bytes);
+    machine.write(to.slots + slot, &tile);
+    machine.write(to.tail, &(done + 1).to_le_bytes());
+    // The producer may overwrite the slot from here on.
+    machine.write(from.head, &(done + 1).to_le_bytes());
+}
+
+/// Where a rank of a chain reads and writes.
+struct Member {
+    local: u64,
+    output: u64,
+    state: u64,
+    incoming: Ring,
+    outgoing: Ring,
+}
+
+impl Chain {
+    fn slot_bytes(&self) -> usize {
+        self.tile_count * self.datatype.bytes()
+    }
+
+    /// The operation on a rank: only the last that combines divides; who combines nothing moves bytes.
+    fn operation_of(&self, rank: usize) -> (Operation, DataType) {
+        let is_mean = self.operation == Operation::Mean;
+        let moves = (Operation::Sum, DataType::Uint8);
+        match rank {
+            0 if self.operation == Operation::Scaled => (Operation::Scaled, self.datatype),
+            0 => moves,
+            _ if rank == self.ranks - 1 => moves,
+            _ if is_mean && rank < self.ranks - 2 => (Operation::Sum, self.datatype),
+            _ => (self.operation, self.datatype),
+        }
+    }
+
+    fn members(&self, machine: &dyn Machine, links: &[(Ring, Ring)]) -> Vec<Member> {
+        let largest = self.counts.iter().max().map_or(0, |count| count * self.datatype.bytes());
+        let member = |rank: usize| {
+            let local = if rank < self.ranks - 1 { machine.allocate(largest) } else { 0 };
+            let keeps = rank + 2 >= self.ranks;
+            let output = match () {
+                () if !keeps => 0,
+                () if self.in_place && local != 0 => local,
+                () => machine.allocate(largest),
+            };
+            let state = machine.allocate(size_of::<State>());
+            let incoming = if rank > 0 { links[rank - 1].1 } else { Ring::default() };
+            let outgoing = links.get(rank).map_or(Ring::default(), |link| link.0);
+            Member { local, output, state, incoming, outgoing }
+        };
+        (0..self.ranks).map(member).collect()
+    }
+
+    fn launch(
+        &self,
+        member: &Member,
+        rank: usize,
+        count: usize,
+        rest: (Arithmetic, u64),
+    ) -> Launch {
+        let (operation, datatype) = self.operation_of(rank);
+        // Of bytes there are as many more as elements are large.
+        let per_element = (self.datatype.bytes() / datatype.bytes()) as u64;
+        let parameters = RelayParameters {
+            incoming: member.incoming,
+            outgoing: member.outgoing,
+            local: member.local,
+            output: member.output,
+            state: member.state,
+            abort: rest.1,
+            count: count as u64 * per_element,
+            tile_count: self.tile_count as u64 * per_element,
+            slots: self.slots as u64,
+            arithmetic: rest.0,
+        };
+        let entry = Entry::Elements { family: Family::Relay, operation, datatype };
+        Launch::new(rank as u32, entry, (1, self.threads), &parameters)
+    }
+
+    /// What goes out of a rank, and into its output.
+    fn result(
+        &self,
+        rank: usize,
+        local: &[u8],
+        incoming: &[u8],
+        arithmetic: &Arithmetic,
+    ) -> Vec<u8> {
+        let (operation, datatype) = self.operation_of(rank);
+        if rank == self.ranks - 1 {
+            return incoming.to_vec();
+        }
+        if rank == 0 && operation != Operation::Scaled {
+            return local.to_vec();
+        }
+        // Only this rank's contribution, source 0, is scaled.
+        let arithmetic = Arithmetic { scaled: arithmetic.scaled & 1, ..*arithmetic };
+        if rank == 0 {
+            return expected(datatype, operation, &arithmetic, &[local.to_vec()]);
+        }
+        expected(datatype, operation, &arithmetic, &[local.to_vec(), incoming.to_vec()])
+    }
+}
+
+/// All calls of a chain. Every second pair of ranks has the network between it, the others share a
+/// ring.
+pub(crate) fn relay(machine: &dyn Machine, chain: &Chain) -> Result<(), String> {
+    let mut random = Random(chain.seed);
+    let slots_bytes = chain.slots * chain.slot_bytes();
+    let link = |index: usize| {
+        let near = ring(machine, slots_bytes);
+        (near, if index % 2 == 1 { ring(machine, slots_bytes) } else { near })
+    };
+    let links: Vec<(Ring, Ring)> = (0..chain.ranks - 1).map(link).collect();
+    let members = chain.members(machine, &links);
+    let abort = machine.allocate(4);
+    let (mut launches, mut results) = (Vec::new(), Vec::new());
+    for (call, &count) in chain.counts.iter().enumerate() {
+        let bytes = count * chain.datatype.bytes();
+        let mut arriving = Vec::new();
+        for (rank, member) in members.iter().enumerate() {
+            let stream = rank as u32;
+            let mut own = arithmetic(&mut random, chain.datatype);
+            own.scaled &= 1;
+            let local = elements(&mut random, chain.datatype, count);
+            if member.local != 0 {
+                let ready = machine.allocate(bytes);
+                machine.write(ready, &local);
+                launches.push(copy(stream, ready, member.local, bytes));
+            }
+            launches.push(chain.launch(member, rank, count, (own, abort)));
+            arriving = chain.result(rank, &local, &arriving, &own);
+            if member.output != 0 {
+                let kept = machine.allocate(bytes);
+                launches.push(copy(stream, member.output, kept, bytes));
+                results.push((format!("call {call}, rank {rank}"), kept, arriving.clone()));
+            }
+        }
+    }
+    let mut network = || {
+        for (near, far) in links.iter().filter(|(near, far)| near.slots != far.slots) {
+            carry(machine, *near, *far, chain.slot_bytes(), chain.slots as u64);
+        }
+    };
+    let job = Job { meanwhile: Some(&mut network), ..Job::new(&launches, chain.seed) };
+    let ended = machine.run(job);
+    let outcome = ended.and_then(|()| compare(machine, &results));
+    machine.release();
+    outcome.map_err(|wrong| format!("{wrong}: {chain:?}"))
+}
