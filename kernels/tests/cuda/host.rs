@@ -20,8 +20,8 @@ const RUNNERS: &str = include_str!("host/runners.cpp");
 /// Neither fused operations nor assumptions about types behind addresses: a device makes none. What
 /// one thread has is reached without a call.
 #[rustfmt::skip]
-const FLAGS: [&str; 9] = [
-    "-std=c++17", "-O1", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing",
+const FLAGS: [&str; 8] = [
+    "-std=c++17", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing",
     "-fvisibility-inlines-hidden", "-ftls-model=initial-exec", "-U_FORTIFY_SOURCE",
 ];
 
@@ -67,15 +67,23 @@ pub(crate) struct Host {
 impl Host {
     /// Compiles the modules, or takes what was compiled of the same text. None if there is no g++.
     pub(crate) fn new(modules: &[Module]) -> Option<Self> {
-        Self::with_text(modules, |text| text)
+        Self::with_text(modules, "-O1", |text| text)
     }
 
-    /// As [`Host::new`], with a changed text.
-    pub(crate) fn with_text(modules: &[Module], change: impl Fn(String) -> String) -> Option<Self> {
-        let runners = compile("runners", &format!("{PORT}{RUNNERS}"))?;
+    /// As [`Host::new`], with a changed text, compiled without optimisation: it is used once.
+    pub(crate) fn mutant(modules: &[Module], change: impl Fn(String) -> String) -> Option<Self> {
+        Self::with_text(modules, "-O0", change)
+    }
+
+    fn with_text(
+        modules: &[Module],
+        optimisation: &str,
+        change: impl Fn(String) -> String,
+    ) -> Option<Self> {
+        let runners = compile("runners", "-O1", &format!("{PORT}{RUNNERS}"))?;
         let runners = Rc::new(Runners::load(&runners));
         let load = |&module: &Module| {
-            let compiled = compile(module.name(), &change(module.source_with(PORT)))?;
+            let compiled = compile(module.name(), optimisation, &change(module.source_with(PORT)))?;
             // SAFETY: the library was just made of our text and runs no code when it is loaded.
             let library = unsafe { Library::open(Some(compiled), RTLD_NOW | RTLD_LOCAL) };
             Some((module, library.expect("what was compiled can be loaded")))
@@ -212,10 +220,10 @@ impl Runners {
 }
 
 /// A shared library of this text, made now or by an earlier test. None if there is no g++.
-fn compile(name: &str, text: &str) -> Option<PathBuf> {
+fn compile(name: &str, optimisation: &str, text: &str) -> Option<PathBuf> {
     static MADE: AtomicU64 = AtomicU64::new(0);
     let mut hasher = DefaultHasher::new();
-    (text, FLAGS).hash(&mut hasher);
+    (text, optimisation, FLAGS).hash(&mut hasher);
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cuda-host");
     fs::create_dir_all(&folder).expect("the target folder can be written");
     let library = folder.join(format!("{name}-{:016x}.so", hasher.finish()));
@@ -225,7 +233,9 @@ fn compile(name: &str, text: &str) -> Option<PathBuf> {
     let own = format!("{name}-{}-{}", std::process::id(), MADE.fetch_add(1, Ordering::Relaxed));
     let (source, made) = (folder.join(format!("{own}.cpp")), folder.join(&own));
     fs::write(&source, text).expect("the target folder can be written");
-    let output = match Command::new("g++").args(FLAGS).arg(&source).arg("-o").arg(&made).output() {
+    let mut compiler = Command::new("g++");
+    compiler.args(FLAGS).arg(optimisation).arg(&source).arg("-o").arg(&made);
+    let output = match compiler.output() {
         Err(error) if error.kind() == ErrorKind::NotFound => return None,
         output => output.expect("g++ can be started"),
     };

@@ -12,6 +12,8 @@ use crate::inputs::{Random, elements};
 
 pub(crate) const LAST_FLAG: u32 = u32::MAX;
 const LINE_BYTES: usize = 16;
+/// Bytes behind a result, which must stay.
+const GUARD: [u8; 8] = [0xa5; 8];
 
 /// Several calls of an AllReduce, one after the other.
 #[derive(Clone, Debug)]
@@ -66,7 +68,7 @@ struct Stage {
 
 impl Stage {
     fn new(machine: &dyn Machine, scene: &Scene, random: &mut Random) -> Self {
-        let bytes = scene.largest() + LINE_BYTES;
+        let bytes = scene.largest() + GUARD.len() + LINE_BYTES;
         let mut buffers = || -> Vec<u64> {
             let shift = |random: &mut Random| {
                 if scene.anywhere { random.below(LINE_BYTES) as u64 } else { 0 }
@@ -159,16 +161,20 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
     let mut launches = Vec::new();
     let mut results = Vec::new();
     for call in 0..scene.counts.len() {
-        let bytes = scene.bytes(call);
+        let bytes = scene.bytes(call) + GUARD.len();
         let contributions: Vec<Vec<u8>> = (0..scene.ranks)
             .map(|_| elements(&mut random, scene.datatype, scene.counts[call]))
             .collect();
         let result = expected(scene.datatype, scene.operation, &stage.arithmetic, &contributions);
+        let result = [result.as_slice(), &GUARD].concat();
         for (rank, contribution) in contributions.iter().enumerate() {
             let (ready, kept) = (machine.allocate(bytes), machine.allocate(bytes));
-            machine.write(ready, contribution);
+            machine.write(ready, &[contribution.as_slice(), &GUARD].concat());
             let stream = rank as u32;
             launches.push(copy(stream, ready, stage.inputs[rank], bytes));
+            if !scene.in_place {
+                launches.push(copy(stream, ready, stage.outputs[rank], bytes));
+            }
             launches.push(stage.launch(scene, call, rank));
             launches.push(copy(stream, stage.outputs[rank], kept, bytes));
             results.push((format!("call {call}, rank {rank}"), kept, result.clone()));

@@ -1,0 +1,167 @@
+//! Bugs on purpose in the CUDA kernels: the battery and the protocols must find every one.
+//!
+//! Missing fences are not among them: on a processor, fibers see memory in one order.
+
+mod cuda;
+mod inputs;
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::{Family, Module, Operation};
+
+use cuda::host::Host;
+use cuda::{battery, suite};
+use inputs::skip;
+
+/// What must find a bug.
+#[derive(Clone, Copy, Debug)]
+enum Finder {
+    Copies,
+    Reduces(DataType),
+    AllReduces(Family, DataType, Operation),
+    Flags,
+    GivingUp,
+    Relays,
+}
+
+/// What the bug is, the text that becomes another one, and who finds it.
+type Mutant = (&'static str, &'static str, &'static str, Finder);
+
+const LOW_LATENCY: Finder = Finder::AllReduces(Family::LowLatency, Float32, Operation::Sum);
+const PUSH: Finder = Finder::AllReduces(Family::Push, Float32, Operation::Sum);
+
+use DataType::{
+    Bfloat16, Float8E4m3, Float8E5m2, Float16, Float32, Float64, Int8, Int64, Uint8, Uint64,
+};
+use Finder::{Copies, Flags, GivingUp, Reduces, Relays};
+
+#[rustfmt::skip]
+const LOOPS: [Mutant; 22] = [
+    ("the last element is left out",
+     "ends = count - parts.tail + parts.head;", "ends = count - parts.tail + parts.head - (count != 0);", Reduces(Uint8)),
+    ("the head is one too long",
+     "(VECTOR_BYTES - into) / size : 0)", "(VECTOR_BYTES - into) / size + 1 : 0)", Reduces(Float32)),
+    ("vectors begin before a source", " + (apart ? per_vector : 0);", ";", Reduces(Float32)),
+    ("vectors end behind a source", "behind = apart ? per_vector : 0;", "behind = 0;", Reduces(Int8)),
+    ("destinations are taken for aligned alike",
+     "together = together && is_beside(at, operands.destinations[d]);", ";", Reduces(Float32)),
+    ("sources are taken for aligned alike",
+     "apart = apart || !is_beside(at, operands.sources[s]);", ";", Reduces(Float32)),
+    ("elements across vectors are taken for whole", "into % size != 0 || ", "", Reduces(Float64)),
+    ("the far half of a joined vector", "a = far ? first.units[1] : first.units[0];", "a = first.units[0];", Reduces(Uint8)),
+    ("half of the shift in a joined vector", "8 * (shift % 8)", "8 * (shift % 4)", Reduces(Uint8)),
+    ("the last source is read twice", "operands.sources[s + 1] + offset", "operands.sources[s] + offset", Reduces(Int8)),
+    ("an element of another source", "load_bytes<F::L::BYTES>(operands.sources[s] + offset)", "load_bytes<F::L::BYTES>(operands.sources[1] + offset)", Reduces(Int8)),
+    ("one destination gets no elements", "d < operands.destination_count; d++)\n        store_bytes", "d + 1 < operands.destination_count; d++)\n        store_bytes", Reduces(Int8)),
+    ("one destination gets no vectors", "d < operands.destination_count; d++)\n        R2CCL_UNROLL", "d + 1 < operands.destination_count; d++)\n        R2CCL_UNROLL", Reduces(Int8)),
+    ("vectors of a thread overlap those of others",
+     "stride = static_cast<u64>(threads()) * VECTOR_BYTES;\n    const u64 per_block = static_cast<u64>(threads()) * IN_FLIGHT;",
+     "stride = VECTOR_BYTES;\n    const u64 per_block = static_cast<u64>(threads()) * IN_FLIGHT;", Reduces(Int8)),
+    ("a single vector is left out", "rounds * per_block + self; v < parts.vectors; v += grid)\n        reduce", "rounds * per_block + self + 1; v < parts.vectors; v += grid)\n        reduce", Reduces(Uint64)),
+    ("threads skip elements", "e < ends; e += grid) {\n        const u64 element", "e < ends; e += grid + 1) {\n        const u64 element", Reduces(Uint64)),
+    ("a block repeats its first round", "round * per_block + thread();\n        reduce", "block() * per_block + thread();\n        reduce", Reduces(Uint8)),
+    ("bytes of an unaligned element", "<< 8 * k;\n    return value;", "<< 8;\n    return value;", Reduces(Int64)),
+    ("destinations of a copy are taken for aligned alike", "if (together) return copy_pass", "return copy_pass", Copies),
+    ("the first destination of a copy only", "copy_pass(p, d, d + 1)", "copy_pass(p, 0, 1)", Copies),
+    ("the end of a copy is left out", "ends = p.bytes - parts.tail + parts.head;", "ends = parts.head;", Copies),
+    ("vectors of a copy come from its beginning", "p.source + offset, stride);", "p.source, stride);", Copies),
+];
+
+#[rustfmt::skip]
+const NUMBERS: [Mutant; 20] = [
+    ("NaNs keep their bits", "value != value ? 0x7fc00000u : bits_of(value)", "bits_of(value)", Reduces(Float32)),
+    ("NaNs of 64 bits keep their bits", "lanes[0] != lanes[0] ? 0x7ff8000000000000ull : bits_of(lanes[0])", "bits_of(lanes[0])", Reduces(Float64)),
+    ("the NaN of an odd lane", "| NOT_A_NUMBER << LANE", "| NOT_A_NUMBER", Reduces(Float16)),
+    ("the NaN of e5m2", "narrow_e5m2, 0x7eu", "narrow_e5m2, 0x7fu", Reduces(Float8E5m2)),
+    ("ties away from zero", "(1u << (SHIFT - 1)) - 1 + odd", "(1u << (SHIFT - 1))", Reduces(Float8E4m3)),
+    ("an overflow becomes infinite", "0x7c, 0x7b, 0x7e>", "0x7c, 0x7c, 0x7e>", Reduces(Float8E5m2)),
+    ("subnormals are rounded as others", "magnitude < SMALLEST_NORMAL ? subnormal : normal", "normal", Reduces(Float8E4m3)),
+    ("subnormals are read as others", "magnitude < 1u << MANTISSA ? bits_of(excess) : normal", "normal", Reduces(Float8E4m3)),
+    ("infinities are read as numbers", "magnitude >= SPECIAL ? finite | 0x7f800000u : finite", "finite", Reduces(Float8E5m2)),
+    ("lanes of a pair are swapped", "float_of(pair << 16);\n    numbers[1] = float_of(pair & 0xffff0000u);", "float_of(pair & 0xffff0000u);\n    numbers[1] = float_of(pair << 16);", Reduces(Bfloat16)),
+    ("numbers without sign", "R2CCL_FN T larger(T a, T b) { return a < b ? b : a; }", "R2CCL_FN T larger(T a, T b) { return static_cast<u64>(a) < static_cast<u64>(b) ? b : a; }", Reduces(Int64)),
+    ("numbers with sign", "R2CCL_FN T smaller(T a, T b) { return b < a ? b : a; }", "R2CCL_FN T smaller(T a, T b) { return static_cast<i64>(b) < static_cast<i64>(a) ? b : a; }", Reduces(Uint64)),
+    ("zeros without order", "if (a == b) return bits_of(a) >> 63 ? b : a;", "", Reduces(Float64)),
+    ("a NaN loses", "if (a != a || b != b) return a != a ? a : b;\n    if (a == b) return bits_of(a) >> 63 ? a : b;", "if (a == b) return bits_of(a) >> 63 ? a : b;", Reduces(Float64)),
+    ("all sources are scaled, or none", "arithmetic.scaled >> index & 1", "arithmetic.scaled & 1", Reduces(Float32)),
+    ("one scalar for all", "arithmetic.scalars[index]", "arithmetic.scalars[0]", Reduces(Float32)),
+    ("contributions are scaled twice", "scale_unit<T>(unit, arithmetic.scalars[index]) : unit", "scale_unit<T>(scale_unit<T>(unit, arithmetic.scalars[index]), arithmetic.scalars[index]) : unit", Reduces(Bfloat16)),
+    ("a quotient loses its sign", "negative ? 0u - magnitude : magnitude", "magnitude", Reduces(Int8)),
+    ("a quotient of 64 bits loses its sign", "negative ? 0 - magnitude : magnitude", "magnitude", Reduces(Int64)),
+    ("a mean without division", "divide_unit<T>(unit, arithmetic.divisor)", "unit", Reduces(Uint8)),
+];
+
+#[rustfmt::skip]
+const PROTOCOLS: [Mutant; 24] = [
+    ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
+    ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
+    ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
+    ("the flag of an empty line", "flag == LAST_FLAG ? 1 : flag + 1", "flag + 1", Flags),
+    ("boxes are never emptied", "if (flag >= LAST_FLAG - 1) empty_box(p, box);", "", Flags),
+    ("one box is never emptied", "flag >= LAST_FLAG - 1", "flag >= LAST_FLAG", Flags),
+    ("half a box is emptied", "at < p.ranks * p.slot_bytes", "at < p.slot_bytes", Flags),
+    ("every block counts the call", "if (count_up(&state->finished) != blocks() - 1) return false;", "count_up(&state->finished);", LOW_LATENCY),
+    ("finished blocks are not forgotten", "state->finished = 0;", "", LOW_LATENCY),
+    ("a call ends before its threads", "meet_block(false);\n    if (thread() != 0) return false;", "if (thread() != 0) return false;", LOW_LATENCY),
+    ("the last unit is taken for whole", "bytes = rest < 8 ? rest : 8,", "bytes = 8,", LOW_LATENCY),
+    ("a peer gets nothing", "k < p.ranks; k++) {\n        u8 *mailbox", "k + 1 < p.ranks; k++) {\n        u8 *mailbox", LOW_LATENCY),
+    ("the abort word is not looked at", "load_volatile(abort) != 0) return false;", "false) return false;", GivingUp),
+    ("inputs are not waited for", "if (meet_ranks(p, 2 * calls + 1)) {", "{", PUSH),
+    ("outputs are not waited for", "meet_ranks(p, 2 * calls + 2);", "", PUSH),
+    ("both meetings have one ticket", "2 * calls + 2", "2 * calls + 1", PUSH),
+    ("one peer is not waited for", "peer < p.operands.source_count &&", "peer + 1 < p.operands.source_count &&", PUSH),
+    ("a block arrives before its threads", "meet_block(false);\n    const u32 peer", "const u32 peer", PUSH),
+    ("threads go on before their block", "return !meet_block(gave_up);", "return !gave_up;", PUSH),
+    ("a peer that is ahead is missed", "while (load_acquire(counter) < value)", "while (load_acquire(counter) != value)", PUSH),
+    ("the last slice is cut", "(p.count + ranks * per_vector - 1)", "p.count", PUSH),
+    ("full rings are overwritten", "p.outgoing.slots && is_ready && tile >= p.slots", "false", Relays),
+    ("a slot too many", "tile + 1 - p.slots", "tile - p.slots", Relays),
+    ("a tile is announced before it is there", "meet_block(false);\n        if (thread() == 0) {\n            fence_system();", "if (thread() == 0) {\n            fence_system();", Relays),
+];
+
+/// What the finder says about kernels of this text; None if there is no compiler.
+fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), String>> {
+    let host = |modules: &[Module]| Host::mutant(modules, &change);
+    let elements = Module::Elements;
+    Some(match finder {
+        Copies => battery::copies(&host(&[Module::Copies])?, 100).map(drop),
+        Reduces(datatype) => battery::reduces(&host(&[elements(datatype)])?, datatype, 4).map(drop),
+        Finder::AllReduces(family, datatype, operation) => {
+            let host = host(&[Module::Copies, elements(datatype)])?;
+            suite::all_reduces(&host, family, datatype, operation, 0..30).map(drop)
+        }
+        Flags => suite::flags_return(&host(&[Module::Copies, elements(Float32)])?, 12),
+        GivingUp => suite::all_give_up(&host(&[elements(Float32)])?),
+        Relays => {
+            let host = host(&[Module::Copies, elements(Uint8), elements(Float32)])?;
+            suite::relays(&host, Float32, Operation::Sum, 20)
+        }
+    })
+}
+
+fn all_are_found(mutants: &[Mutant]) {
+    for &(name, from, to, finder) in mutants {
+        let change = |text: String| {
+            assert_eq!(text.matches(from).count(), 1, "{name}: {from}");
+            text.replace(from, to)
+        };
+        match find(finder, change) {
+            None => return skip("bugs in CUDA kernels: there is no g++"),
+            Some(found) => assert!(found.is_err(), "{name}: {finder:?} did not find it"),
+        }
+    }
+}
+
+#[test]
+fn bugs_in_loops_are_found() {
+    all_are_found(&LOOPS);
+}
+
+#[test]
+fn bugs_in_numbers_are_found() {
+    all_are_found(&NUMBERS);
+}
+
+#[test]
+fn bugs_in_protocols_are_found() {
+    all_are_found(&PROTOCOLS);
+}
