@@ -1,17 +1,19 @@
 //! The CUDA kernels on this processor: the text that a GPU compiles, behind a port of C++.
 
 mod cuda;
+#[path = "cuda/host.rs"]
+mod host;
 mod inputs;
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::host::Host;
 use cuda::{battery, suite};
+use host::Host;
 use inputs::skip;
 
 /// The processor with these modules, or a report that they are not tested.
-fn host(modules: &[Module]) -> Option<Host> {
+fn processor(modules: &[Module]) -> Option<Host> {
     let host = Host::new(modules);
     if host.is_none() {
         skip("CUDA kernels on a processor: there is no g++");
@@ -29,7 +31,7 @@ macro_rules! every_reduction {
         #[test]
         fn $name() {
             let datatype = DataType::$datatype;
-            let Some(host) = host(&[Module::Elements(datatype)]) else { return };
+            let Some(host) = processor(&[Module::Elements(datatype)]) else { return };
             assert!(right(battery::reduces(&host, datatype, 4)) > 0);
             if datatype.is_float() && datatype.bytes() < 4 {
                 assert!(right(battery::pairs(&host, datatype)) > 0);
@@ -55,7 +57,7 @@ every_reduction! {
 
 #[test]
 fn copies() {
-    let Some(host) = host(&[Module::Copies]) else { return };
+    let Some(host) = processor(&[Module::Copies]) else { return };
     assert!(right(battery::copies(&host, 100)) > 0);
 }
 
@@ -71,7 +73,7 @@ fn combinations() -> Vec<(DataType, Operation)> {
 fn all_reduces(family: Family) {
     for (seed, (datatype, operation)) in (0..).zip(combinations()) {
         let modules = [Module::Copies, Module::Elements(datatype)];
-        let Some(host) = host(&modules) else { return };
+        let Some(host) = processor(&modules) else { return };
         let seeds = 4 * seed..4 * seed + 4;
         assert!(right(suite::all_reduces(&host, family, datatype, operation, seeds)) > 0);
     }
@@ -90,13 +92,13 @@ fn all_reduces_by_pushing() {
 #[test]
 fn flags_return_without_harm() {
     let modules = [Module::Copies, Module::Elements(DataType::Float32)];
-    let Some(host) = host(&modules) else { return };
+    let Some(host) = processor(&modules) else { return };
     right(suite::flags_return(&host, 12));
 }
 
 #[test]
 fn who_waits_in_vain_gives_up() {
-    let Some(host) = host(&[Module::Elements(DataType::Float32)]) else { return };
+    let Some(host) = processor(&[Module::Elements(DataType::Float32)]) else { return };
     right(suite::all_give_up(&host));
 }
 
@@ -105,7 +107,7 @@ fn relays_hand_on() {
     for (datatype, operation) in combinations() {
         let modules =
             [DataType::Uint8, datatype].map(Module::Elements).into_iter().chain([Module::Copies]);
-        let Some(host) = host(&modules.collect::<Vec<_>>()) else { return };
+        let Some(host) = processor(&modules.collect::<Vec<_>>()) else { return };
         right(suite::relays(&host, datatype, operation, 6));
     }
 }

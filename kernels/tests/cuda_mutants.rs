@@ -3,13 +3,15 @@
 //! Missing fences are not among them: on a processor, fibers see memory in one order.
 
 mod cuda;
+#[path = "cuda/host.rs"]
+mod host;
 mod inputs;
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::host::Host;
 use cuda::{battery, suite};
+use host::Host;
 use inputs::skip;
 
 /// What must find a bug.

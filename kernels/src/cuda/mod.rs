@@ -2,8 +2,10 @@
 //!
 //! The [text](Module::source) is compiled for a GPU when a program runs, and for a processor by the
 //! tests, which compare it with the scalar oracle bit for bit. What is here needs neither CUDA nor a
-//! GPU; see docs/cuda.md.
+//! GPU; `gpu`, behind the feature `cuda`, opens devices. See docs/cuda.md.
 
+#[cfg(feature = "cuda")]
+pub mod gpu;
 mod parameters;
 mod text;
 

@@ -1,4 +1,5 @@
 //! The kernels on this processor: their text behind a port of C++, compiled by g++ when a test runs.
+#![allow(dead_code, reason = "every test uses a part of it")]
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fs;
@@ -9,10 +10,10 @@ use std::process::Command;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ccl_kernels::cuda::{Family, Module};
+use ccl_kernels::cuda::{Entry, Family, Module};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_LOCAL, RTLD_NOW, Symbol};
 
-use super::machine::{HostMemory, Job, Launch, Machine};
+use crate::cuda::machine::{HostMemory, Job, Launch, Machine};
 
 const PORT: &str = include_str!("host/port.h");
 const RUNNERS: &str = include_str!("host/runners.cpp");
@@ -137,7 +138,6 @@ unsafe extern "C" fn call_meanwhile(stirred: *mut c_void) {
 
 /// Whether threads of the kernel wait for each other or for somebody else.
 fn waits(launch: &Launch) -> bool {
-    use ccl_kernels::cuda::Entry;
     !matches!(launch.entry, Entry::Copy | Entry::Elements { family: Family::Reduce, .. })
 }
 

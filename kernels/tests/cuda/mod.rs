@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "every test uses a part of it")]
 
 pub(crate) mod battery;
-pub(crate) mod host;
+pub(crate) mod device;
 pub(crate) mod machine;
 pub(crate) mod protocols;
 pub(crate) mod suite;

@@ -1,0 +1,444 @@
+//! A GPU: first the battery and the protocols, bit for bit against the oracle, then rates. Bytes read
+//! and written count, as a share of the driver's own copy in the same run.
+//!
+//! `gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small]`
+//!
+//! `--kernels` names what the example `cuda_modules` made, so that nothing has to be compiled.
+//! `--small` uses a little memory: it tries the program where a GPU is imitated, and measures nothing.
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
+#![allow(clippy::print_stdout, reason = "its result is what it prints")]
+
+#[path = "../tests/cuda/mod.rs"]
+mod cuda;
+#[path = "../tests/inputs/mod.rs"]
+mod inputs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::gpu::{
+    Buffer, DeviceRegion, Error, Gpu, Graph, Pinned, Shape, Stream, Supply,
+};
+use ccl_kernels::cuda::{
+    Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Module, Operands,
+    Operation, PushParameters, State,
+};
+
+use cuda::device::Device;
+use cuda::{battery, suite};
+use inputs::{Random, elements};
+
+const USAGE: &str = "gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small]";
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Runs of which the median counts.
+const RUNS: usize = 9;
+/// Bytes of a result that are compared with the oracle.
+const WINDOW: usize = 16 * KIB;
+/// Calls of one graph.
+const CALLS: usize = 50;
+/// Ranks that wait longer for each other are told to give up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+type Outcome<T> = Result<T, String>;
+
+fn main() -> ExitCode {
+    // SAFETY: no other thread runs yet. Ranks are streams that wait for each other, so none may stand
+    // behind another in one queue.
+    unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
+    let Some((supply, small)) = arguments(std::env::args().skip(1)) else {
+        println!("{USAGE}");
+        return ExitCode::FAILURE;
+    };
+    let measured = match Gpu::open(0, supply) {
+        Ok(gpu) => measure(gpu, small),
+        Err(error) => Err(described(error)),
+    };
+    match measured {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(wrong) => {
+            println!("{wrong}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn described(error: Error) -> String {
+    format!("{error}; {}", error.remedy())
+}
+
+fn arguments(mut given: impl Iterator<Item = String>) -> Option<(Supply, bool)> {
+    let (mut supply, mut small) = (Supply::default(), false);
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--kernels" => supply.prebuilt = Some(PathBuf::from(given.next()?)),
+            "--nvrtc" => supply.nvrtc = Some(PathBuf::from(given.next()?)),
+            "--small" => small = true,
+            _ => return None,
+        }
+    }
+    Some((supply, small))
+}
+
+fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
+    let name = gpu.name().map_err(described)?;
+    let (architecture, driver, processors) = (gpu.architecture(), gpu.driver(), gpu.processors());
+    println!("{name}, architecture {architecture}, driver {driver}, {processors} processors");
+    let device = Device::new(gpu).map_err(described)?;
+    check(&device, small)?;
+    let bench = Bench::new(&device.gpu, if small { 16 * KIB } else { 256 * MIB })?;
+    let ceiling = bench.ceiling()?;
+    bench.copies(ceiling)?;
+    bench.reductions(ceiling)?;
+    bench.replays()?;
+    for ranks in [2, 4, 8] {
+        for bytes in [KIB, 4 * KIB, 16 * KIB, 64 * KIB] {
+            if !small || bytes == KIB {
+                low_latency(&device.gpu, ranks, bytes)?;
+            }
+        }
+    }
+    for ranks in [2, 4, 8] {
+        push(&device.gpu, ranks, if small { 64 * KIB } else { 256 * MIB }, ceiling)?;
+    }
+    Ok(())
+}
+
+/// The battery and the protocols.
+fn check(device: &Device, small: bool) -> Outcome<()> {
+    let repeats = if small { 1 } else { 4 };
+    println!("copies: {} bytes are right", battery::copies(device, 25 * repeats)?);
+    for datatype in DataType::ALL {
+        let mut checked = battery::reduces(device, datatype, repeats)?;
+        if !small && datatype.is_float() && datatype.bytes() < 4 {
+            checked += battery::pairs(device, datatype)?;
+        }
+        println!("{}: {checked} elements are right", datatype.name());
+    }
+    for family in [Family::LowLatency, Family::Push] {
+        let mut scenes = 0;
+        for (seed, datatype) in (0..).zip([DataType::Float32, DataType::Bfloat16, DataType::Int8]) {
+            let seeds = seed * 20..seed * 20 + if small { 1 } else { 20 };
+            for operation in [Operation::Sum, Operation::Scaled] {
+                scenes += suite::all_reduces(device, family, datatype, operation, seeds.clone())?;
+            }
+        }
+        println!("{family:?}: {scenes} series of AllReduce are right");
+    }
+    suite::flags_return(device, 2)?;
+    suite::all_give_up(device)?;
+    suite::relays(device, DataType::Bfloat16, Operation::Sum, 2)?;
+    println!("flags return, ranks give up, relays hand on");
+    Ok(())
+}
+
+/// Memory for operands, and a stream.
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    stream: Stream,
+    pool: Buffer,
+    operand_bytes: usize,
+}
+
+impl<'a> Bench<'a> {
+    fn new(gpu: &'a Gpu, operand_bytes: usize) -> Outcome<Self> {
+        let pool = gpu.allocate(operand_bytes * 9).map_err(described)?;
+        let stream = gpu.stream().map_err(described)?;
+        let bench = Self { gpu, stream, pool, operand_bytes };
+        bench.fill(DataType::Float32)?;
+        Ok(bench)
+    }
+
+    /// Elements of the type everywhere, similar ones and delicate ones.
+    fn fill(&self, datatype: DataType) -> Outcome<()> {
+        let bytes = self.operand_bytes.min(MIB);
+        let inputs = elements(&mut Random(5), datatype, bytes / datatype.bytes());
+        let piece = |index: usize| inputs[index % 7 * 64..].iter().chain(&inputs[..index % 7 * 64]);
+        for (index, offset) in (0..self.pool.region().bytes()).step_by(bytes).enumerate() {
+            let turned: Vec<u8> = piece(index).copied().collect();
+            self.pool.write(offset, &turned).map_err(described)?;
+        }
+        Ok(())
+    }
+
+    fn operand(&self, index: usize, bytes: usize) -> DeviceRegion<'_> {
+        self.pool.region().part(index * self.operand_bytes, bytes)
+    }
+
+    /// Median seconds of the work.
+    fn seconds(&self, work: impl Fn() -> Result<(), Error>) -> Outcome<f64> {
+        let once = || {
+            let begin = self.stream.record()?;
+            work()?;
+            let end = self.stream.record()?;
+            end.synchronise()?;
+            begin.seconds_until(&end)
+        };
+        once().map_err(described)?;
+        let mut all =
+            (0..RUNS).map(|_| once()).collect::<Result<Vec<_>, _>>().map_err(described)?;
+        all.sort_by(f64::total_cmp);
+        Ok(all[RUNS / 2])
+    }
+
+    /// Bytes per second, read and written, of the driver's copy.
+    fn ceiling(&self) -> Outcome<f64> {
+        let bytes = self.operand_bytes;
+        let (from, to) = (self.operand(0, bytes), self.operand(1, bytes));
+        let seconds = self.seconds(|| self.gpu.copy_plainly(&self.stream, from, to))?;
+        let rate = 2.0 * bytes as f64 / seconds;
+        println!("\ncopy of the driver, {} KiB: {:.1} GB/s", bytes / KIB, rate / 1e9);
+        Ok(rate)
+    }
+
+    fn copies(&self, ceiling: f64) -> Outcome<()> {
+        for (count, shift) in [(1, 0), (2, 0), (4, 0), (8, 0), (1, 5)] {
+            let bytes = self.operand_bytes - 64;
+            let source = self.operand(0, bytes + shift).part(shift, bytes);
+            let targets: Vec<DeviceRegion<'_>> =
+                (1..=count).map(|index| self.operand(index, bytes)).collect();
+            let seconds = self.seconds(|| self.gpu.copy(&self.stream, source, &targets))?;
+            let label = format!("copy 1 -> {count}, source {shift} bytes beside");
+            report(&label, (1 + count) * bytes, seconds, ceiling);
+            let [mut sent, mut arrived] = [vec![0; WINDOW / 2], vec![0; WINDOW / 2]];
+            self.pool.read(shift, &mut sent).map_err(described)?;
+            self.pool.read(count * self.operand_bytes, &mut arrived).map_err(described)?;
+            expect(sent == arrived, &label)?;
+        }
+        Ok(())
+    }
+
+    fn reductions(&self, ceiling: f64) -> Outcome<()> {
+        for datatype in DataType::ALL {
+            self.fill(datatype)?;
+            let operations = Operation::ALL.into_iter().filter(|o| o.is_of(datatype));
+            for operation in operations {
+                self.reduction((operation, datatype), (2, 1), ceiling)?;
+            }
+            for counts in [(4, 1), (7, 1), (2, 2), (2, 4)] {
+                self.reduction((Operation::Sum, datatype), counts, ceiling)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reduction(
+        &self,
+        (operation, datatype): (Operation, DataType),
+        counts: (usize, usize),
+        ceiling: f64,
+    ) -> Outcome<()> {
+        let bytes = self.operand_bytes;
+        let arithmetic = battery::arithmetic(&mut Random(9), datatype);
+        let region = |index| self.operand(index, bytes);
+        let sources: Vec<DeviceRegion<'_>> = (0..counts.0).map(region).collect();
+        let targets: Vec<DeviceRegion<'_>> = (counts.0..counts.0 + counts.1).map(region).collect();
+        let kernel = (operation, datatype);
+        let reduce = || self.gpu.reduce(&self.stream, kernel, arithmetic, &sources, &targets);
+        let seconds = self.seconds(reduce)?;
+        let label = format!("{operation:?} {} {} -> {}", datatype.name(), counts.0, counts.1);
+        report(&label, (counts.0 + counts.1) * bytes, seconds, ceiling);
+        let read = |index: usize| {
+            let mut window = vec![0; WINDOW];
+            let end = (index + 1) * bytes - WINDOW;
+            self.pool.read(end, &mut window).map(|()| window).map_err(described)
+        };
+        let contributions = (0..counts.0).map(read).collect::<Outcome<Vec<_>>>()?;
+        let right = battery::expected(datatype, operation, &arithmetic, &contributions);
+        for target in counts.0..counts.0 + counts.1 {
+            expect(read(target)? == right, &label)?;
+        }
+        Ok(())
+    }
+
+    /// Small reductions, many in one graph: their launches cost the host nothing.
+    fn replays(&self) -> Outcome<()> {
+        for datatype in [DataType::Float32, DataType::Bfloat16, DataType::Float8E4m3] {
+            let bytes = (64 * KIB).min(self.operand_bytes);
+            let region = |index| self.operand(index, bytes);
+            let kernel = (Operation::Sum, datatype);
+            let describe = || {
+                (0..CALLS).try_for_each(|_| {
+                    let sources = [region(0), region(1)];
+                    let none = Arithmetic::default();
+                    self.gpu.reduce(&self.stream, kernel, none, &sources, &[region(2)])
+                })
+            };
+            self.gpu.prepare(Module::Elements(datatype)).map_err(described)?;
+            let graph = self.stream.capture(describe).map_err(described)?;
+            let seconds = self.seconds(|| graph.launch())? / CALLS as f64;
+            let label = datatype.name();
+            println!("{label} 2 -> 1, {} KiB in a graph: {:.2} us", bytes / KIB, seconds * 1e6);
+        }
+        Ok(())
+    }
+}
+
+fn report(label: &str, bytes: usize, seconds: f64, ceiling: f64) {
+    let rate = bytes as f64 / seconds;
+    println!(
+        "{label}: {:.1} GB/s, {:.1} % of the driver's copy",
+        rate / 1e9,
+        100.0 * rate / ceiling
+    );
+}
+
+fn expect(is_right: bool, label: &str) -> Outcome<()> {
+    if is_right { Ok(()) } else { Err(format!("{label}: the result is wrong")) }
+}
+
+/// Ranks as streams of this process.
+struct Ranks<'a> {
+    gpu: &'a Gpu,
+    streams: Vec<Stream>,
+    inputs: Vec<Buffer>,
+    outputs: Vec<Buffer>,
+    /// Mailboxes or counters.
+    meetings: Vec<Buffer>,
+    states: Vec<Buffer>,
+    abort: Pinned,
+    count: usize,
+}
+
+impl<'a> Ranks<'a> {
+    /// Rank r contributes r + 1 everywhere.
+    fn new(gpu: &'a Gpu, ranks: usize, bytes: usize, meeting_bytes: usize) -> Result<Self, Error> {
+        let buffers =
+            |bytes| (0..ranks).map(|_| gpu.allocate(bytes)).collect::<Result<Vec<_>, _>>();
+        let streams = (0..ranks).map(|_| gpu.stream()).collect::<Result<_, _>>()?;
+        let inputs = buffers(bytes)?;
+        for (rank, input) in inputs.iter().enumerate() {
+            input.write(0, &(rank as f32 + 1.0).to_le_bytes().repeat(bytes / 4))?;
+        }
+        let (outputs, meetings) = (buffers(bytes)?, buffers(meeting_bytes)?);
+        let states = buffers(size_of::<State>())?;
+        let abort = gpu.pin(4)?;
+        let count = bytes / 4;
+        Ok(Self { gpu, streams, inputs, outputs, meetings, states, abort, count })
+    }
+
+    fn addresses(buffers: &[Buffer]) -> [u64; MOST_RANKS] {
+        std::array::from_fn(|k| buffers.get(k).map_or(0, |buffer| buffer.region().address()))
+    }
+
+    fn low_latency(&self, rank: usize, shape: Shape) -> Result<(), Error> {
+        let parameters = LowLatencyParameters {
+            input: self.inputs[rank].region().address(),
+            output: self.outputs[rank].region().address(),
+            mailboxes: Self::addresses(&self.meetings),
+            state: self.states[rank].region().address(),
+            abort: self.abort.region().address(),
+            count: self.count as u64,
+            slot_bytes: self.count as u64 * 8,
+            arithmetic: Arithmetic::default(),
+            rank: rank as u32,
+            ranks: self.streams.len() as u32,
+        };
+        let entry = sum(Family::LowLatency);
+        // SAFETY: the memory outlives the calls, which `run` waits for.
+        unsafe { self.gpu.launch(&self.streams[rank], entry, shape, &parameters) }
+    }
+
+    fn push(&self, rank: usize, shape: Shape) -> Result<(), Error> {
+        let operands = Operands {
+            sources: Self::addresses(&self.inputs),
+            destinations: Self::addresses(&self.outputs),
+            source_count: self.streams.len() as u32,
+            destination_count: self.streams.len() as u32,
+            arithmetic: Arithmetic::default(),
+        };
+        let parameters = PushParameters {
+            operands,
+            arrivals: Self::addresses(&self.meetings),
+            state: self.states[rank].region().address(),
+            abort: self.abort.region().address(),
+            count: self.count as u64,
+            rank: rank as u32,
+            unused: 0,
+        };
+        // SAFETY: as above.
+        unsafe { self.gpu.launch(&self.streams[rank], sum(Family::Push), shape, &parameters) }
+    }
+
+    /// Median seconds from before the first launch until all ranks are through.
+    fn seconds(&self, launch: impl Fn(usize) -> Result<(), Error>) -> Outcome<f64> {
+        self.run(&launch)?;
+        let mut all = (0..RUNS).map(|_| self.run(&launch)).collect::<Outcome<Vec<_>>>()?;
+        all.sort_by(f64::total_cmp);
+        Ok(all[RUNS / 2])
+    }
+
+    fn run(&self, launch: &impl Fn(usize) -> Result<(), Error>) -> Outcome<f64> {
+        let begin = Instant::now();
+        (0..self.streams.len()).try_for_each(launch).map_err(described)?;
+        for stream in &self.streams {
+            let end = stream.record().map_err(described)?;
+            while !end.has_happened().map_err(described)? {
+                if begin.elapsed() > PATIENCE {
+                    self.abort.word(0).store(1, Ordering::SeqCst);
+                }
+            }
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        expect(self.abort.word(0).load(Ordering::SeqCst) == 0, "ranks waited in vain")?;
+        Ok(seconds)
+    }
+
+    /// Every rank has the sum of all.
+    fn check(&self, label: &str) -> Outcome<()> {
+        let ranks = self.streams.len();
+        let sum = ((ranks * (ranks + 1) / 2) as f32).to_le_bytes().repeat(self.count);
+        for output in &self.outputs {
+            let mut result = vec![0; sum.len()];
+            output.read(0, &mut result).map_err(described)?;
+            expect(result == sum, label)?;
+        }
+        Ok(())
+    }
+}
+
+fn sum(family: Family) -> Entry {
+    Entry::Elements { family, operation: Operation::Sum, datatype: DataType::Float32 }
+}
+
+/// AllReduce of small messages: every rank is a graph of many calls.
+fn low_latency(gpu: &Gpu, ranks: usize, bytes: usize) -> Outcome<()> {
+    let label = format!("AllReduce with low latency, {ranks} ranks, {} KiB", bytes / KIB);
+    let group = Ranks::new(gpu, ranks, bytes, 2 * ranks * 2 * bytes).map_err(described)?;
+    gpu.prepare(sum(Family::LowLatency).module()).map_err(described)?;
+    // A thread has a unit of eight bytes, as long as there are few blocks.
+    let blocks = (bytes / 8).div_ceil(512).clamp(1, 16) as u32;
+    let shape = Shape { blocks, threads: 512 };
+    let capture = |rank: usize| {
+        let describe = || (0..CALLS).try_for_each(|_| group.low_latency(rank, shape));
+        group.streams[rank].capture(describe)
+    };
+    let graphs: Vec<Graph> =
+        (0..ranks).map(capture).collect::<Result<_, _>>().map_err(described)?;
+    let seconds = group.seconds(|rank| graphs[rank].launch())? / CALLS as f64;
+    group.check(&label)?;
+    println!("{label}: {:.2} us a call, in graphs of {CALLS}", seconds * 1e6);
+    Ok(())
+}
+
+/// AllReduce of large messages on mapped buffers.
+fn push(gpu: &Gpu, ranks: usize, bytes: usize, ceiling: f64) -> Outcome<()> {
+    let label = format!("AllReduce by pushing, {ranks} ranks, {} KiB", bytes / KIB);
+    let counters = MOST_BLOCKS * MOST_RANKS * 8;
+    let group = Ranks::new(gpu, ranks, bytes, counters).map_err(described)?;
+    gpu.prepare(sum(Family::Push).module()).map_err(described)?;
+    // All blocks of all ranks run together.
+    let blocks = (gpu.processors() / ranks as u32).clamp(1, MOST_BLOCKS as u32);
+    let shape = Shape { blocks, threads: 512 };
+    let seconds = group.seconds(|rank| group.push(rank, shape))?;
+    group.check(&label)?;
+    let algbw = bytes as f64 / seconds;
+    // Every rank's data is read once and written once by all together.
+    let most = ceiling / (2 * ranks) as f64;
+    let share = 100.0 * algbw / most;
+    println!("{label}: algbw {:.1} GB/s, {share:.1} % of what memory allows", algbw / 1e9);
+    Ok(())
+}
