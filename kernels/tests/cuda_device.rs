@@ -82,6 +82,7 @@ fn nvrtc_finds_the_parameters_that_rust_describes() {
         assert_eq!(found, entries);
         assert!(!text.contains(".ftz"), "subnormals are numbers");
         assert!(!text.contains("fma.rn"), "every operation rounds");
+        assert!(!text.contains("ld.global.nc"), "others write meanwhile");
     }
 }
 
