@@ -14,7 +14,7 @@ mod cuda;
 mod inputs;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use ccl_kernels::cuda::{
 };
 
 use cuda::device::Device;
-use cuda::{battery, suite};
+use cuda::{battery, neighbours, suite};
 use inputs::{Random, elements};
 
 const USAGE: &str = "gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small]";
@@ -49,13 +49,14 @@ fn main() -> ExitCode {
     // SAFETY: no other thread runs yet. Ranks are streams that wait for each other, so none may stand
     // behind another in one queue.
     unsafe { std::env::set_var("CUDA_DEVICE_MAX_CONNECTIONS", "32") };
-    let Some((supply, small)) = arguments(std::env::args().skip(1)) else {
+    let Some(request) = arguments(std::env::args().skip(1)) else {
         println!("{USAGE}");
         return ExitCode::FAILURE;
     };
-    let measured = match Gpu::open(0, supply) {
-        Ok(gpu) => measure(gpu, small),
-        Err(error) => Err(described(error)),
+    let measured = match (Gpu::open(0, request.supply), request.neighbour) {
+        (Ok(gpu), Some(path)) => neighbours::follow(&gpu, &path),
+        (Ok(gpu), None) => measure(gpu, request.small),
+        (Err(error), _) => Err(described(error)),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,17 +71,27 @@ fn described(error: Error) -> String {
     format!("{error}; {}", error.remedy())
 }
 
-fn arguments(mut given: impl Iterator<Item = String>) -> Option<(Supply, bool)> {
-    let (mut supply, mut small) = (Supply::default(), false);
+/// What was asked for.
+#[derive(Default)]
+struct Request {
+    supply: Supply,
+    small: bool,
+    /// Where the process waits that started this one to be its neighbour.
+    neighbour: Option<PathBuf>,
+}
+
+fn arguments(mut given: impl Iterator<Item = String>) -> Option<Request> {
+    let mut request = Request::default();
     while let Some(argument) = given.next() {
         match argument.as_str() {
-            "--kernels" => supply.prebuilt = Some(PathBuf::from(given.next()?)),
-            "--nvrtc" => supply.nvrtc = Some(PathBuf::from(given.next()?)),
-            "--small" => small = true,
+            "--kernels" => request.supply.prebuilt = Some(PathBuf::from(given.next()?)),
+            "--nvrtc" => request.supply.nvrtc = Some(PathBuf::from(given.next()?)),
+            "--small" => request.small = true,
+            "--neighbour" => request.neighbour = Some(PathBuf::from(given.next()?)),
             _ => return None,
         }
     }
-    Some((supply, small))
+    Some(request)
 }
 
 fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
@@ -132,7 +143,21 @@ fn check(device: &Device, small: bool) -> Outcome<()> {
     suite::all_give_up(device)?;
     suite::relays(device, DataType::Bfloat16, Operation::Sum, 2)?;
     println!("flags return, ranks give up, relays hand on");
+    two_processes(&device.gpu)?;
+    println!("two processes are ranks of each other");
     Ok(())
+}
+
+/// This program again, beside this one.
+fn two_processes(gpu: &Gpu) -> Outcome<()> {
+    let meeting = std::env::temp_dir().join(format!("gpu_bench-{}", std::process::id()));
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut neighbour = Command::new(program);
+    neighbour.args(std::env::args().skip(1)).arg("--neighbour").arg(&meeting);
+    let met = neighbours::lead(gpu, &meeting, &mut neighbour);
+    // Whoever bound it removes it.
+    let _ = std::fs::remove_file(meeting);
+    met
 }
 
 /// Memory for operands, and a stream.

@@ -7,6 +7,8 @@ mod inputs;
 mod nvrtc;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 use std::sync::Once;
 
 use ccl_core::datatype::DataType;
@@ -14,7 +16,7 @@ use ccl_kernels::cuda::gpu::{Error, Gpu, Supply, Target, compile_into};
 use ccl_kernels::cuda::{Family, Module, Operation};
 
 use cuda::device::Device;
-use cuda::{battery, suite};
+use cuda::{battery, neighbours, suite};
 use inputs::skip;
 
 /// The first device, or None where there is none, which was reported.
@@ -128,6 +130,23 @@ fn ranks_on_a_device_meet() {
     }
     right(suite::flags_return(&device, 2));
     right(suite::all_give_up(&device));
+}
+
+/// Where the neighbour of a test is to go; set in that process only.
+const MEETING: &str = "R2CCL_TEST_NEIGHBOUR";
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "a process of a test is told its part so")]
+fn two_processes_are_ranks_of_each_other() {
+    let Some(device) = device() else { return };
+    if let Some(path) = std::env::var_os(MEETING) {
+        return right(neighbours::follow(&device.gpu, Path::new(&path)));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("meeting");
+    let mut neighbour = Command::new(std::env::current_exe().unwrap());
+    neighbour.args(["two_processes_are_ranks_of_each_other", "--exact"]).env(MEETING, &path);
+    right(neighbours::lead(&device.gpu, &path, &mut neighbour));
 }
 
 #[test]

@@ -4,5 +4,6 @@
 pub(crate) mod battery;
 pub(crate) mod device;
 pub(crate) mod machine;
+pub(crate) mod neighbours;
 pub(crate) mod protocols;
 pub(crate) mod suite;
