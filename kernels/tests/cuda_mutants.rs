@@ -1,6 +1,7 @@
 //! Bugs on purpose in the CUDA kernels: the battery and the protocols must find every one.
 //!
-//! Missing fences are not among them: on a processor, fibers see memory in one order.
+//! Missing order in memory is among them, because fibers have a weak memory. A fence beside a release is
+//! not: either of them is enough by the memory model of PTX.
 
 mod cuda;
 #[path = "cuda/host.rs"]
@@ -93,7 +94,7 @@ const NUMBERS: [Mutant; 20] = [
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 24] = [
+const PROTOCOLS: [Mutant; 29] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
@@ -117,6 +118,13 @@ const PROTOCOLS: [Mutant; 24] = [
     ("the last slice is cut", "(p.count + ranks * per_vector - 1)", "p.count", PUSH),
     ("full rings are overwritten", "p.outgoing.slots && is_ready && tile >= p.slots", "false", Relays),
     ("a slot too many", "tile + 1 - p.slots", "tile - p.slots", Relays),
+    ("an arrival overtakes outputs", "fence_system();\n        store_release(p.arrivals[peer] + row + p.rank, ticket);",
+     "store_aligned<8>(reinterpret_cast<u8 *>(p.arrivals[peer] + row + p.rank), ticket);", PUSH),
+    ("a tile is seen as it was", "load_acquire(counter)", "load_aligned<8>(reinterpret_cast<const u8 *>(counter))", Relays),
+    ("a tile is seen as it was, though it is waited for", "load_acquire(counter)", "load_volatile(reinterpret_cast<const u32 *>(counter))", Relays),
+    ("a tile overtakes its data", "fence_system();\n            if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_release(p.outgoing.tail, tile + 1);",
+     "if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_aligned<8>(reinterpret_cast<u8 *>(p.outgoing.tail), tile + 1);", Relays),
+    ("the counter of calls is behind", "p.state->calls = calls + 1;\n    }", "if (block() == 0) p.state->calls = calls + 1;\n    }", LOW_LATENCY),
     ("a tile is announced before it is there", "meet_block(false);\n        if (thread() == 0) {\n            fence_system();", "if (thread() == 0) {\n            fence_system();", Relays),
 ];
 

@@ -43,9 +43,14 @@ struct Range {
     u64 start, bytes;
 };
 
+// Memory as the threads of one block see it; see runners.cpp.
+struct View;
+
 struct Host {
     const Thread *here;
     const Runner *runner;
+    // Null: memory is what it is.
+    View *view;
     const Range *allowed;
     u64 allowed_count;
     // The first access that was wrong, or null.
@@ -54,6 +59,13 @@ struct Host {
 };
 
 extern __thread Host host;
+
+// Up to eight bytes that do not cross a multiple of eight. What is `fresh` was not seen before.
+extern "C" void r2ccl_host_load(View *view, const void *at, void *to, u32 bytes, bool is_fresh);
+extern "C" void r2ccl_host_store(View *view, void *at, const void *from, u32 bytes);
+// What the block has stored is seen by all, and what it has seen is forgotten.
+extern "C" void r2ccl_host_publish(View *view);
+extern "C" void r2ccl_host_forget(View *view);
 
 inline u32 thread() { return host.here->thread; }
 inline u32 threads() { return host.here->threads; }
@@ -81,22 +93,36 @@ inline bool is_allowed(const void *at, u64 bytes, const char *what)
     return false;
 }
 
+inline void load_part(const void *at, void *to, u32 bytes, bool is_fresh)
+{
+    if (host.view) return r2ccl_host_load(host.view, at, to, bytes, is_fresh);
+    std::memcpy(to, at, bytes);
+}
+
+inline void store_part(void *at, const void *from, u32 bytes)
+{
+    if (host.view) return r2ccl_host_store(host.view, at, from, bytes);
+    std::memcpy(at, from, bytes);
+}
+
 template <u32 BYTES> inline u64 load_aligned(const u8 *at)
 {
     u64 value = 0;
-    if (is_allowed(at, BYTES, "load")) std::memcpy(&value, at, BYTES);
+    if (is_allowed(at, BYTES, "load")) load_part(at, &value, BYTES, false);
     return value;
 }
 
 template <u32 BYTES> inline void store_aligned(u8 *at, u64 value)
 {
-    if (is_allowed(at, BYTES, "store")) std::memcpy(at, &value, BYTES);
+    if (is_allowed(at, BYTES, "store")) store_part(at, &value, BYTES);
 }
 
 inline Vector load_once(const u8 *at)
 {
     Vector vector = {};
-    if (is_allowed(at, 16, "load of a vector")) std::memcpy(&vector, at, 16);
+    if (!is_allowed(at, 16, "load of a vector")) return vector;
+    load_part(at, &vector.units[0], 8, false);
+    load_part(at + 8, &vector.units[1], 8, false);
     return vector;
 }
 
@@ -104,7 +130,9 @@ inline Vector load_shared(const u8 *at) { return load_once(at); }
 
 inline void store(u8 *at, Vector vector)
 {
-    if (is_allowed(at, 16, "store of a vector")) std::memcpy(at, &vector, 16);
+    if (!is_allowed(at, 16, "store of a vector")) return;
+    store_part(at, &vector.units[0], 8);
+    store_part(at + 8, &vector.units[1], 8);
 }
 
 // Half a line at a time, in either order, and another thread may come between.
@@ -114,9 +142,9 @@ inline void store_line(u8 *at, u64 unit, u32 flag)
     const u64 halves[2] = {(unit & 0xffffffffu) | static_cast<u64>(flag) << 32,
                            unit >> 32 | static_cast<u64>(flag) << 32};
     const bool second = host.runner->tear();
-    std::memcpy(at + 8 * second, &halves[second], 8);
+    store_part(at + 8 * second, &halves[second], 8);
     host.runner->tear();
-    std::memcpy(at + 8 * !second, &halves[!second], 8);
+    store_part(at + 8 * !second, &halves[!second], 8);
 }
 
 inline u64 load_line(const u8 *at, u32 &first, u32 &second)
@@ -125,26 +153,36 @@ inline u64 load_line(const u8 *at, u32 &first, u32 &second)
     if (!is_allowed(at, 16, "load of a line")) return 0;
     u64 halves[2];
     const bool last = host.runner->tear();
-    std::memcpy(&halves[last], at + 8 * last, 8);
+    load_part(at + 8 * last, &halves[last], 8, true);
     host.runner->tear();
-    std::memcpy(&halves[!last], at + 8 * !last, 8);
+    load_part(at + 8 * !last, &halves[!last], 8, true);
     first = static_cast<u32>(halves[0] >> 32);
     second = static_cast<u32>(halves[1] >> 32);
     return (halves[0] & 0xffffffffu) | halves[1] << 32;
 }
 
-inline void fence_system() {}
+inline void fence_system()
+{
+    if (!host.view) return;
+    r2ccl_host_publish(host.view);
+    r2ccl_host_forget(host.view);
+}
 
 inline void store_release(u64 *at, u64 value)
 {
     host.runner->tear();
-    if (is_allowed(at, 8, "store of a counter")) __atomic_store_n(at, value, __ATOMIC_RELEASE);
+    if (!is_allowed(at, 8, "store of a counter")) return;
+    if (host.view) r2ccl_host_publish(host.view);
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 
 inline u64 load_acquire(const u64 *at)
 {
     host.runner->tear();
-    return is_allowed(at, 8, "load of a counter") ? __atomic_load_n(at, __ATOMIC_ACQUIRE) : 0;
+    if (!is_allowed(at, 8, "load of a counter")) return 0;
+    const u64 value = __atomic_load_n(at, __ATOMIC_ACQUIRE);
+    if (host.view) r2ccl_host_forget(host.view);
+    return value;
 }
 
 inline u32 load_volatile(const u32 *at)

@@ -3,6 +3,12 @@
 // A kernel whose threads never wait runs as a loop over them. Kernels that wait for each other run as
 // one fiber per thread, all in one thread of the processor, in an order drawn from a seed: what
 // depends on luck is found again with the seed.
+//
+// Fibers have a weak memory, as GPUs do. What a block stores reaches memory later, in any order. What
+// it has read it may read again as it was, and it may read ahead of time what it read before. A
+// release or a fence publishes its stores, an acquire or a fence forgets what it has read, and so does
+// the end of a kernel. The threads of one block see each other's stores at once, which on a GPU only
+// their barrier promises.
 
 #include <csetjmp>
 #include <cstdlib>
@@ -61,10 +67,37 @@ struct Meeting {
     bool any = false, result = false;
 };
 
+struct Store {
+    u64 address;
+    u32 bytes;
+    u8 value[8];
+};
+
+// Eight bytes as they were when they were read.
+struct Memory {
+    u64 address;
+    u8 value[8];
+};
+
+const u64 MOST_STORES = 24;
+const u64 MOST_MEMORIES = 64;
+
+}  // namespace
+
+struct View {
+    std::vector<Store> stores;     // not seen by others yet, in their order
+    std::vector<Memory> memories;  // that may be out of date
+    std::vector<u64> read;         // addresses, some of them
+    u32 threads_left;
+};
+
+namespace {
+
 struct Fiber {
     Thread self;
     const Launch *launch;
     Meeting *meeting;
+    View *view;
     std::unique_ptr<char[]> stack;
     ucontext_t beginning;
     std::jmp_buf place;
@@ -76,11 +109,58 @@ struct Scheduler {
     Random random;
     std::vector<std::unique_ptr<Fiber>> fibers;  // that are not done
     std::deque<Meeting> meetings;
+    std::deque<View> views;
     std::jmp_buf place;
     Fiber *current = nullptr;
 };
 
 __thread Scheduler *scheduler = nullptr;
+
+void apply(const Store &store)
+{
+    std::memcpy(reinterpret_cast<void *>(store.address), store.value, store.bytes);
+}
+
+// Lets others see one store; those before it to the same eight bytes come first.
+void publish_one(View &view)
+{
+    u64 which = scheduler->random.next() % view.stores.size();
+    for (u64 k = 0; k < which; k++)
+        if (view.stores[k].address / 8 == view.stores[which].address / 8) which = k;
+    apply(view.stores[which]);
+    view.stores.erase(view.stores.begin() + static_cast<i64>(which));
+}
+
+Memory *remembered(View &view, u64 address)
+{
+    for (Memory &memory : view.memories)
+        if (memory.address == address) return &memory;
+    return nullptr;
+}
+
+// The eight bytes at this address, as they are or as they were.
+Memory &recall(View &view, u64 address)
+{
+    Memory *memory = remembered(view, address);
+    if (memory && scheduler->random.next() % 2) return *memory;
+    if (view.read.size() < MOST_MEMORIES) view.read.push_back(address);
+    else view.read[scheduler->random.next() % MOST_MEMORIES] = address;
+    if (!memory && view.memories.size() < MOST_MEMORIES) {
+        view.memories.push_back({});
+        memory = &view.memories.back();
+    }
+    if (!memory) memory = &view.memories[scheduler->random.next() % MOST_MEMORIES];
+    memory->address = address;
+    std::memcpy(memory->value, reinterpret_cast<const void *>(address), 8);
+    return *memory;
+}
+
+// Reads something ahead of time.
+void read_ahead(View &view)
+{
+    const u64 address = view.read[scheduler->random.next() % view.read.size()];
+    if (!remembered(view, address)) recall(view, address);
+}
 
 // Fibers change without system calls; only the first entry needs a context.
 void yield()
@@ -127,6 +207,7 @@ void resume(Fiber *fiber)
 {
     scheduler->current = fiber;
     host.here = &fiber->self;
+    host.view = fiber->view;
     if (_setjmp(scheduler->place) != 0) return;
     if (fiber->has_begun) _longjmp(fiber->place, 1);
     fiber->has_begun = true;
@@ -145,11 +226,13 @@ void start(const Launch &launch, u64 seed)
 {
     for (u32 block = 0; block < launch.blocks; block++) {
         scheduler->meetings.push_back(Meeting{launch.threads});
+        scheduler->views.push_back(View{{}, {}, {}, launch.threads});
         for (u32 thread = 0; thread < launch.threads; thread++) {
             auto fiber = std::make_unique<Fiber>();
             fiber->self = {thread, launch.threads, block, launch.blocks};
             fiber->launch = &launch;
             fiber->meeting = &scheduler->meetings.back();
+            fiber->view = &scheduler->views.back();
             fiber->stack.reset(new char[STACK_BYTES]);
             fiber->is_starved = is_unlucky(seed, launch, block);
             getcontext(&fiber->beginning);
@@ -174,6 +257,37 @@ void start_next(const Launch *launches, u64 count, u64 after, u32 stream, u64 se
 
 using namespace r2ccl;
 
+extern "C" void r2ccl_host_load(View *view, const void *at, void *to, u32 bytes, bool is_fresh)
+{
+    const u64 address = reinterpret_cast<u64>(at);
+    u8 word[8];
+    // A word that is not all memory of the test is read as it is.
+    if (is_fresh || bytes < 8) std::memcpy(word + address % 8, at, bytes);
+    else std::memcpy(word, recall(*view, address).value, 8);
+    for (const Store &store : view->stores)
+        if (store.address / 8 == address / 8)
+            std::memcpy(word + store.address % 8, store.value, store.bytes);
+    std::memcpy(to, word + address % 8, bytes);
+}
+
+extern "C" void r2ccl_host_store(View *view, void *at, const void *from, u32 bytes)
+{
+    Store store = {reinterpret_cast<u64>(at), bytes, {}};
+    std::memcpy(store.value, from, bytes);
+    if (Memory *memory = remembered(*view, store.address / 8 * 8))
+        std::memcpy(memory->value + store.address % 8, from, bytes);
+    if (view->stores.size() == MOST_STORES) publish_one(*view);
+    view->stores.push_back(store);
+}
+
+extern "C" void r2ccl_host_publish(View *view)
+{
+    for (const Store &store : view->stores) apply(store);
+    view->stores.clear();
+}
+
+extern "C" void r2ccl_host_forget(View *view) { view->memories.clear(); }
+
 extern "C" void r2ccl_host_allow(const Range *ranges, u64 count)
 {
     host.allowed = ranges;
@@ -195,6 +309,7 @@ extern "C" void r2ccl_host_loop(const Launch *launch, u64 step)
 {
     Thread self = {0, launch->threads, 0, launch->blocks};
     host.here = &self;
+    host.view = nullptr;
     host.runner = &LOOP;
     const u64 total = static_cast<u64>(launch->blocks) * launch->threads;
     for (u64 k = 0, index = step % total; k < total; k++, index = (index + step) % total) {
@@ -227,7 +342,12 @@ extern "C" bool r2ccl_host_fibers(const Launch *launches, u64 count, u64 seed, u
         Fiber *fiber = own.fibers[index].get();
         if (fiber->is_starved && own.random.next() % 16 != 0) continue;
         resume(fiber);
+        View &view = *fiber->view;
+        while (!view.stores.empty() && own.random.next() % 4 == 0) publish_one(view);
+        if (!view.read.empty() && own.random.next() % 2 == 0) read_ahead(view);
         if (!fiber->is_done) continue;
+        // A kernel ends when all of its stores are there.
+        if (--view.threads_left == 0) r2ccl_host_publish(&view);
         const u64 which = static_cast<u64>(fiber->launch - launches);
         std::swap(own.fibers[index], own.fibers.back());
         own.fibers.pop_back();
