@@ -98,6 +98,9 @@ fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
     let name = gpu.name().map_err(described)?;
     let (architecture, driver, processors) = (gpu.architecture(), gpu.driver(), gpu.processors());
     println!("{name}, architecture {architecture}, driver {driver}, {processors} processors");
+    if small {
+        println!("small: this tries the program, and measures nothing");
+    }
     let device = Device::new(gpu).map_err(described)?;
     check(&device, small)?;
     let bench = Bench::new(&device.gpu, if small { 16 * KIB } else { 256 * MIB })?;
@@ -181,10 +184,16 @@ impl<'a> Bench<'a> {
     fn fill(&self, datatype: DataType) -> Outcome<()> {
         let bytes = self.operand_bytes.min(MIB);
         let inputs = elements(&mut Random(5), datatype, bytes / datatype.bytes());
-        let piece = |index: usize| inputs[index % 7 * 64..].iter().chain(&inputs[..index % 7 * 64]);
-        for (index, offset) in (0..self.pool.region().bytes()).step_by(bytes).enumerate() {
-            let turned: Vec<u8> = piece(index).copied().collect();
-            self.pool.write(offset, &turned).map_err(described)?;
+        // Operands differ from each other.
+        let turned = [0, 1, 2, 3, 4].map(|turn| {
+            let mut piece = inputs.clone();
+            piece.rotate_left(turn * 64);
+            piece
+        });
+        for (offset, piece) in
+            (0..self.pool.region().bytes()).step_by(bytes).zip(turned.iter().cycle())
+        {
+            self.pool.write(offset, piece).map_err(described)?;
         }
         Ok(())
     }

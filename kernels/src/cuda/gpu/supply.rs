@@ -84,7 +84,8 @@ impl Supply {
     }
 }
 
-/// Compiles modules into a folder, for programs that bring them along as [`Supply::prebuilt`].
+/// Compiles modules into a folder, for programs that bring them along as
+/// [`Supply::prebuilt`](field@Supply::prebuilt).
 /// Returns the files.
 ///
 /// # Errors
