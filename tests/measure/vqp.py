@@ -11,9 +11,9 @@
 `cost` measures each size with every evidence beside a plain queue pair (`off`), all in turns in every
 round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round.
 
-`latency` is `ib_write_lat` with small messages: mean and standard deviation. `verbs` tells what single calls
-cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long nothing completed,
-and what was sent again. `memory` compares processes that have one queue pair with those that have many.
+`latency` is `ib_write_lat` with small messages: median, and mean and standard deviation, of the middle round. `verbs`
+tells what single calls cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long
+nothing completed, and what was sent again. `memory` compares processes that have one queue pair with those that have many.
 
 `timeline` runs a bandwidth test once with each evidence while a NIC fails, and draws its throughput over
 time, a curve each; needs matplotlib. FLAGS are passed on, such as `-D 6s --interval 50ms`.
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace, test: str, flags: Sequence[str], may_fail: 
     if finished.returncode == 0:
         return finished.stdout
     if may_fail and finished.returncode == ENDED_WITH_AN_ERROR:
-        print(f"{' '.join(command)}\n  {finished.stderr.strip().splitlines()[-1]}")
+        print(f"{' '.join(command)}\n  {finished.stderr.strip().splitlines()[-1]}", file=sys.stderr)
         return finished.stdout
     sys.exit(f"{' '.join(command)}: status {finished.returncode}\n{finished.stdout}{finished.stderr}")
 
@@ -167,18 +167,20 @@ def cells(numbers: dict[str, list[float]]) -> list[str]:
 
 
 def latency(options: argparse.Namespace) -> None:
-    """Prints means and standard deviations of small writes."""
+    """Prints how long small writes take."""
     evidences = options.evidence.split(",")
     print("| bytes | " + " | ".join(evidences) + " |\n|" + "---|" * (len(evidences) + 1))
     for size in options.sizes.split(","):
-        found: dict[str, list[tuple[float, float]]] = {evidence: [] for evidence in evidences}
+        found: dict[str, list[list[float]]] = {evidence: [] for evidence in evidences}
         for _ in range(options.rounds):
             for evidence in evidences:
                 flags = ["-s", size, "-n", str(options.iterations), "--evidence", evidence]
                 output = run(options, "vqp_write_lat", flags)
-                found[evidence].append((column(output, MEAN_COLUMN), column(output, DEVIATION_COLUMN)))
+                columns = (LATENCY_COLUMN, MEAN_COLUMN, DEVIATION_COLUMN)
+                found[evidence].append([column(output, index) for index in columns])
         middle = [sorted(found[evidence])[options.rounds // 2] for evidence in evidences]
-        print(f"| {size} | " + " | ".join(f"{mean:.2f} ± {deviation:.2f}" for mean, deviation in middle) + " |")
+        shown = [f"{median:.2f} ({mean:.2f} ± {deviation:.2f})" for median, mean, deviation in middle]
+        print(f"| {size} | " + " | ".join(shown) + " |")
 
 
 def verbs(options: argparse.Namespace) -> None:
