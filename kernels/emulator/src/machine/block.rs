@@ -1,0 +1,296 @@
+//! A block of threads: its warps, its shared memory, its barriers.
+
+use std::sync::Arc;
+
+use ccl_core::random::Random;
+
+use super::turn::{Stop, Surroundings, Trouble, Turn};
+use super::warp::{Mask, Warp, lanes};
+use crate::arithmetic::WIDTH;
+use crate::error::Reason;
+use crate::memory::{Range, Reach, Words};
+use crate::program::{Barrier, Kernel, Motion, Operation, Tally};
+
+/// Barriers of a block.
+const BARRIERS: usize = 16;
+
+/// What a block is part of.
+#[derive(Debug)]
+pub(crate) struct Grid {
+    pub(crate) kernel: Kernel,
+    pub(crate) size: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared_bytes: usize,
+    pub(crate) parameters: Words,
+}
+
+/// Threads that have come to a barrier, and what they said.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrivals {
+    threads: u32,
+    holds: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Block {
+    pub(crate) grid: Arc<Grid>,
+    surroundings: Surroundings,
+    warps: Vec<Warp>,
+    locals: Vec<Words>,
+    shared: Words,
+    barriers: [Arrivals; BARRIERS],
+    /// Threads that have not ended.
+    living: u32,
+}
+
+/// How warps are run.
+#[derive(Debug)]
+pub(crate) struct Means<'a> {
+    pub(crate) ranges: &'a [Range],
+    pub(crate) random: &'a mut Random,
+    pub(crate) torn: bool,
+    pub(crate) split: bool,
+    pub(crate) executed: u64,
+    pub(crate) changed: u64,
+}
+
+/// How a turn of a warp ended.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// The warp cannot go on by itself.
+    pub(crate) blocked: bool,
+    /// Other warps can go on again.
+    pub(crate) released: bool,
+    /// All threads of the block have ended.
+    pub(crate) finished: bool,
+}
+
+impl Block {
+    pub(crate) fn new(grid: &Arc<Grid>, number: u32) -> Self {
+        let function = grid.kernel.function();
+        let threads: u32 = grid.block.iter().product();
+        let of_warp = |warp: u32| (threads - warp * WIDTH as u32).min(WIDTH as u32) as usize;
+        let warps = threads.div_ceil(WIDTH as u32);
+        let dynamic_shared = function.shared_bytes.next_multiple_of(16);
+        let shared_bytes = dynamic_shared + grid.dynamic_shared_bytes;
+        let mut block = Self {
+            grid: Arc::clone(grid),
+            surroundings: Surroundings {
+                grid: grid.size,
+                block: grid.block,
+                number,
+                shared_bytes,
+                dynamic_shared: dynamic_shared as u64,
+            },
+            warps: (0..warps).map(|warp| Warp::new(of_warp(warp), function)).collect(),
+            locals: (0..warps).map(|_| Words::new(function.local_bytes() * WIDTH)).collect(),
+            shared: Words::new(shared_bytes),
+            barriers: [Arrivals::default(); BARRIERS],
+            living: threads,
+        };
+        let mut random = Random::new(0);
+        let mut means = Means {
+            ranges: &[],
+            random: &mut random,
+            torn: false,
+            split: false,
+            executed: 0,
+            changed: 0,
+        };
+        let grid = Arc::clone(grid);
+        for warp in 0..warps as usize {
+            block.turn(&grid, warp, &mut means).fill(function, 0, Mask::MAX);
+        }
+        block
+    }
+
+    pub(crate) fn warps(&self) -> usize {
+        self.warps.len()
+    }
+
+    pub(crate) fn threads(&self) -> u32 {
+        self.surroundings.block.iter().product()
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.surroundings.number
+    }
+
+    pub(crate) fn is_ready(&self, warp: usize) -> bool {
+        self.warps[warp].ready != 0
+    }
+
+    fn turn<'a>(&'a mut self, grid: &'a Grid, warp: usize, means: &'a mut Means<'_>) -> Turn<'a> {
+        let function = grid.kernel.function();
+        Turn {
+            module: &grid.kernel.module,
+            kernel: function,
+            warp: &mut self.warps[warp],
+            reach: Reach {
+                ranges: means.ranges,
+                last: 0,
+                shared: &self.shared,
+                parameters: &grid.parameters,
+                local: &self.locals[warp],
+                local_bytes: function.local_bytes(),
+            },
+            surroundings: &self.surroundings,
+            number: warp as u32,
+            random: &mut *means.random,
+            torn: means.torn,
+            split: means.split,
+            executed: means.executed,
+            changed: means.changed,
+        }
+    }
+
+    /// Runs a warp for so many instructions, or until it cannot go on.
+    pub(crate) fn run(
+        &mut self,
+        warp: usize,
+        budget: u64,
+        means: &mut Means<'_>,
+    ) -> Result<Outcome, Trouble> {
+        let grid = Arc::clone(&self.grid);
+        let end = means.executed + budget;
+        let mut outcome = Outcome::default();
+        while means.executed < end {
+            let mut turn = self.turn(&grid, warp, means);
+            let stop = turn.run(end - turn.executed);
+            let (executed, changed) = (turn.executed, turn.changed);
+            (means.executed, means.changed) = (executed, changed);
+            match stop? {
+                Stop::Budget | Stop::Pause => break,
+                Stop::Blocked => {
+                    outcome.blocked = true;
+                    break;
+                }
+                Stop::Barrier(place, who) => {
+                    let operation = &grid.kernel.module.code[place as usize].operation;
+                    if let Operation::Motion(Motion::Barrier(barrier)) = operation {
+                        outcome.released |= self.arrive(warp, barrier, who, means)?;
+                    }
+                }
+                Stop::Ended(who) => {
+                    means.changed = means.executed;
+                    self.living -= who.count_ones();
+                    outcome.finished = self.living == 0;
+                    if outcome.finished {
+                        break;
+                    }
+                    outcome.released |= self.release_all(means);
+                }
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Threads of a warp come to a barrier. Says whether anybody can go on.
+    fn arrive(
+        &mut self,
+        warp: usize,
+        barrier: &Barrier,
+        who: Mask,
+        means: &mut Means<'_>,
+    ) -> Result<bool, Trouble> {
+        for lane in lanes(who) {
+            let state = &mut self.warps[warp];
+            let number = state.value(lane, barrier.number) as u32 as usize;
+            let holds = state.value(lane, barrier.predicate) & 1;
+            if !barrier.waits {
+                state.at_barrier &= !(1 << lane);
+                state.ready |= 1 << lane;
+            }
+            let Some(arrivals) = self.barriers.get_mut(number) else {
+                let reason = Reason::OutOfRange(number as u64);
+                return Err(Trouble { lane, place: state.places[lane] - 1, reason });
+            };
+            arrivals.threads += 1;
+            arrivals.holds += holds as u32;
+        }
+        Ok(self.release_all(means))
+    }
+
+    /// Opens all barriers to which everybody has come.
+    fn release_all(&mut self, means: &mut Means<'_>) -> bool {
+        let mut released = false;
+        for number in 0..BARRIERS {
+            let arrivals = self.barriers[number];
+            if arrivals.threads == 0 || arrivals.threads < self.expected(number) {
+                continue;
+            }
+            for warp in 0..self.warps.len() {
+                self.release(warp, number, arrivals);
+            }
+            self.barriers[number] = Arrivals::default();
+            means.changed = means.executed;
+            released = true;
+        }
+        released
+    }
+
+    /// How many threads a barrier is for: what those who wait there say, or all that live.
+    fn expected(&self, number: usize) -> u32 {
+        let told = self.warps.iter().enumerate().find_map(|(index, warp)| {
+            lanes(warp.at_barrier).find_map(|lane| {
+                let barrier = self.barrier(index, lane)?;
+                let here = warp.value(lane, barrier.number) as u32 as usize == number;
+                here.then(|| Some(warp.value(lane, barrier.threads?) as u32)).flatten()
+            })
+        });
+        told.unwrap_or(self.living)
+    }
+
+    /// The barrier at which a thread waits.
+    fn barrier(&self, warp: usize, lane: usize) -> Option<&Barrier> {
+        let place = self.warps[warp].places[lane] as usize - 1;
+        let operation = &self.grid.kernel.module.code[place].operation;
+        if let Operation::Motion(Motion::Barrier(barrier)) = operation {
+            Some(barrier)
+        } else {
+            None
+        }
+    }
+
+    fn release(&mut self, warp: usize, number: usize, arrivals: Arrivals) {
+        let grid = Arc::clone(&self.grid);
+        for lane in lanes(self.warps[warp].at_barrier) {
+            let state = &mut self.warps[warp];
+            let place = state.places[lane] as usize - 1;
+            let operation = &grid.kernel.module.code[place].operation;
+            let Operation::Motion(Motion::Barrier(barrier)) = operation else { continue };
+            if state.value(lane, barrier.number) as u32 as usize != number {
+                continue;
+            }
+            let result = match barrier.tally {
+                Tally::Nothing => None,
+                Tally::Count => Some(u64::from(arrivals.holds)),
+                Tally::All => Some(u64::from(arrivals.holds == arrivals.threads)),
+                Tally::Any => Some(u64::from(arrivals.holds > 0)),
+            };
+            if let Some(result) = result {
+                state.set(lane, barrier.to, result);
+            }
+            state.at_barrier &= !(1 << lane);
+            state.ready |= 1 << lane;
+        }
+    }
+
+    /// Where some of the living threads are: warp, thread, line, what they wait for.
+    pub(crate) fn places(&self) -> impl Iterator<Item = (usize, u32, &'static str)> {
+        let code = &self.grid.kernel.module.code;
+        self.warps.iter().enumerate().flat_map(move |(index, warp)| {
+            lanes(!warp.ended).map(move |lane| {
+                let bit = 1 << lane;
+                let waiting = warp.at_barrier & bit != 0;
+                let place = warp.places[lane] as usize - usize::from(waiting);
+                let what = match () {
+                    () if waiting => "at a barrier",
+                    () if warp.together & bit != 0 => "for its warp",
+                    () => "running",
+                };
+                (index * WIDTH + lane, code[place].line, what)
+            })
+        })
+    }
+}

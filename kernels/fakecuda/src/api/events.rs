@@ -1,0 +1,96 @@
+//! Events, and how other processes find them.
+
+use std::ffi::c_uint;
+use std::sync::Arc;
+
+use super::entry_points;
+use crate::bell;
+use crate::codes::{Code, Result};
+use crate::driver::{self, objects, stream};
+use crate::event::Event;
+use crate::ipc::{Handle, RawHandle};
+use crate::outside::Out;
+use crate::work::Work;
+
+fn record(event: usize, number: usize) -> Result<()> {
+    let event = objects().events.get(event)?;
+    let stream = stream(number)?;
+    let captured = stream.captured();
+    let is_captured = captured.is_some();
+    *event.captured.lock().map_err(|_| Code::Unknown)? = captured;
+    if is_captured {
+        return Ok(());
+    }
+    let recorded = event.record();
+    driver::push(&stream, Work::Reach(event, recorded))
+}
+
+/// An event that was not recorded in a capture.
+fn outside_of_captures(event: usize) -> Result<Arc<Event>> {
+    driver::device()?;
+    let event = objects().events.get(event)?;
+    let is_captured = event.captured.lock().map_err(|_| Code::Unknown)?.is_some();
+    if is_captured { Err(Code::CapturedEvent) } else { Ok(event) }
+}
+
+fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<()> {
+    let (start, end) = (outside_of_captures(start)?, outside_of_captures(end)?);
+    milliseconds.put(start.elapsed(&end)?)
+}
+
+entry_points! {
+    fn cuEventCreate(result: Out<usize>, flags: c_uint) {
+        driver::device()?;
+        let event = Arc::new(Event::new(flags)?);
+        let number = objects().keep(|objects| &mut objects.events, event);
+        result.put(number)
+    }
+
+    fn cuEventDestroy_v2(event: usize) {
+        objects().events.remove(event).map(drop)
+    }
+
+    fn cuEventRecord(event: usize, stream: usize) {
+        record(event, stream)
+    }
+
+    fn cuEventRecordWithFlags(event: usize, stream: usize, flags: c_uint) {
+        if flags != 0 {
+            return Err(Code::NotSupported);
+        }
+        record(event, stream)
+    }
+
+    fn cuEventQuery(event: usize) {
+        let event = outside_of_captures(event)?;
+        if event.is_reached(event.recorded()) { Ok(()) } else { Err(Code::NotReady) }
+    }
+
+    fn cuEventSynchronize(event: usize) {
+        let event = outside_of_captures(event)?;
+        let recorded = event.recorded();
+        bell::wait_until(|| event.is_reached(recorded));
+        driver::device().map(drop)
+    }
+
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
+        elapsed(milliseconds, start, end)
+    }
+
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
+        elapsed(milliseconds, start, end)
+    }
+
+    fn cuIpcGetEventHandle(handle: Out<RawHandle>, event: usize) {
+        driver::device()?;
+        let event = objects().events.get(event)?;
+        handle.put(event.handle()?.into())
+    }
+
+    fn cuIpcOpenEventHandle(result: Out<usize>, handle: RawHandle) {
+        driver::device()?;
+        let event = Arc::new(Event::open(&Handle::try_from(handle)?)?);
+        let number = objects().keep(|objects| &mut objects.events, event);
+        result.put(number)
+    }
+}

@@ -1,0 +1,90 @@
+//! Captures and graphs. A graph that was instantiated is the graph itself: nothing changes it.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use super::entry_points;
+use crate::codes::Code;
+use crate::driver::{self, objects, stream};
+use crate::graph::Captured;
+use crate::outside::Out;
+use crate::work::Work;
+
+const NOT_CAPTURING: c_int = 0;
+const CAPTURING: c_int = 1;
+/// Flags of an instantiation that change nothing here: freeing on launch, upload, priorities.
+const KNOWN_FLAGS: u64 = 1 | 2 | 8;
+
+entry_points! {
+    fn cuStreamBeginCapture_v2(number: usize, mode: c_uint) {
+        if mode > 2 {
+            return Err(Code::InvalidValue);
+        }
+        let stream = stream(number)?;
+        if stream.number == 0 || stream.is_capturing() {
+            return Err(Code::CaptureUnsupported);
+        }
+        stream.set_captured(Some(Captured::begin(number)));
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(number: usize, graph: Out<usize>) {
+        let stream = stream(number)?;
+        let captured = stream.captured().ok_or(Code::InvalidValue)?;
+        if captured.capture.origin != number {
+            return Err(Code::CaptureUnmatched);
+        }
+        let is_of_it = |other: &Captured| Arc::ptr_eq(&other.capture, &captured.capture);
+        let streams: Vec<_> = objects().streams.all().cloned().collect();
+        for stream in streams {
+            if stream.captured().as_ref().is_some_and(is_of_it) {
+                stream.set_captured(None);
+            }
+        }
+        graph.put(0)?;
+        let ended = Arc::new(captured.end()?);
+        let number = objects().keep(|objects| &mut objects.graphs, ended);
+        graph.put(number)
+    }
+
+    fn cuStreamIsCapturing(number: usize, status: Out<c_int>) {
+        let is_capturing = stream(number)?.is_capturing();
+        status.put(if is_capturing { CAPTURING } else { NOT_CAPTURING })
+    }
+
+    fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, flags: u64) {
+        driver::device()?;
+        if flags & !KNOWN_FLAGS != 0 {
+            return Err(Code::InvalidValue);
+        }
+        let graph = objects().graphs.get(graph)?;
+        let number = objects().keep(|objects| &mut objects.graphs, graph);
+        executable.put(number)
+    }
+
+    fn cuGraphUpload(executable: usize, number: usize) {
+        stream(number)?;
+        objects().graphs.get(executable).map(drop)
+    }
+
+    fn cuGraphLaunch(executable: usize, number: usize) {
+        let graph = objects().graphs.get(executable)?;
+        driver::push(&stream(number)?, Work::Graph(graph))
+    }
+
+    fn cuGraphDestroy(graph: usize) {
+        objects().graphs.remove(graph).map(drop)
+    }
+
+    fn cuGraphExecDestroy(executable: usize) {
+        objects().graphs.remove(executable).map(drop)
+    }
+
+    fn cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) {
+        let graph = objects().graphs.get(graph)?;
+        if !nodes.is_null() {
+            return Err(Code::NotSupported);
+        }
+        count.put(graph.len())
+    }
+}

@@ -1,0 +1,192 @@
+//! Modules, and the kernels and variables in them.
+
+use std::ffi::{c_char, c_int, c_uint};
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ccl_emulator::Module;
+
+use super::devices::{
+    MOST_SHARED_BYTES, MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_SHARED_BYTES, MULTIPROCESSOR_THREADS,
+    SHARED_BYTES,
+};
+use super::entry_points;
+use crate::codes::{Code, Result};
+use crate::driver::{self, Function, objects};
+use crate::outside::{In, Out, read, say, text};
+
+/// The newest instruction set that a driver of CUDA 13.0 knows.
+const NEWEST_PTX: (u32, u32) = (9, 0);
+/// How files with machine code begin, and those with several of them.
+const BINARIES: [&[u8]; 2] = [b"\x7fELF", &[0x50, 0xed, 0x55, 0xba]];
+
+const MOST_REGISTERS: u32 = 255;
+
+fn load(source: &str) -> Result<usize> {
+    let device = driver::device()?;
+    let module = Module::load(source, &device.memory).map_err(|error| {
+        say(&error.to_string());
+        Code::InvalidPtx
+    })?;
+    if module.version() > NEWEST_PTX {
+        return Err(Code::UnsupportedPtx);
+    }
+    Ok(objects().keep(|objects| &mut objects.modules, module))
+}
+
+fn load_image(image: In<c_char>) -> Result<usize> {
+    if image.is_null() {
+        return Err(Code::InvalidValue);
+    }
+    let is_binary = |begin: &[u8]| {
+        let same = |(index, byte): (usize, &u8)| {
+            image.at(index).get().is_ok_and(|found| found as u8 == *byte)
+        };
+        begin.iter().enumerate().all(same)
+    };
+    if BINARIES.iter().any(|begin| is_binary(begin)) {
+        say("only PTX can be loaded, no machine code");
+        return Err(Code::NoBinary);
+    }
+    load(&text(image)?)
+}
+
+/// What `cuFuncGetAttribute` knows, by the numbers of `cuda.h`.
+fn attribute(function: &Function, number: c_int) -> Result<u32> {
+    let kernel = &function.kernel;
+    Ok(match number {
+        0 => kernel.maximum_threads().unwrap_or(1024).min(1024),
+        1 => kernel.shared_bytes() as u32,
+        3 => kernel.local_bytes() as u32,
+        4 => kernel.registers().min(MOST_REGISTERS),
+        5 | 6 => 90,
+        8 => function.dynamic_shared_bytes.load(Ordering::Relaxed),
+        2 | 7 | 9..=15 => 0,
+        _ => return Err(Code::InvalidValue),
+    })
+}
+
+/// Blocks of so many threads that fit into a multiprocessor.
+fn resident_blocks(function: &Function, threads: c_int, shared: usize) -> Result<c_int> {
+    let threads = u32::try_from(threads).map_err(|_| Code::InvalidValue)?;
+    if threads == 0 {
+        return Err(Code::InvalidValue);
+    }
+    let shared = (function.kernel.shared_bytes() + shared).max(1) as u32;
+    let by_memory = MULTIPROCESSOR_SHARED_BYTES / shared;
+    let by_threads = MULTIPROCESSOR_THREADS / threads.next_multiple_of(32);
+    Ok(by_threads.min(by_memory).min(MULTIPROCESSOR_BLOCKS) as c_int)
+}
+
+entry_points! {
+    fn cuModuleLoadData(module: Out<usize>, image: In<c_char>) {
+        module.put(load_image(image)?)
+    }
+
+    fn cuModuleLoadDataEx(
+        module: Out<usize>,
+        image: In<c_char>,
+        count: c_uint,
+        options: usize,
+        values: usize,
+    ) {
+        let _ = (count, options, values);
+        module.put(load_image(image)?)
+    }
+
+    fn cuModuleLoad(module: Out<usize>, name: In<c_char>) {
+        let bytes = fs::read(text(name)?).map_err(|_| Code::FileNotFound)?;
+        let source = String::from_utf8(bytes).map_err(|_| Code::NoBinary)?;
+        module.put(load(&source)?)
+    }
+
+    fn cuModuleUnload(module: usize) {
+        objects().modules.remove(module).map(drop)
+    }
+
+    fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {
+        let module = objects().modules.get(module)?;
+        let kernel = module.kernel(&text(name)?).ok_or(Code::NotFound)?;
+        let dynamic_shared_bytes = AtomicU32::new(SHARED_BYTES);
+        let found = Arc::new(Function { kernel, dynamic_shared_bytes });
+        let number = objects().keep(|objects| &mut objects.functions, found);
+        function.put(number)
+    }
+
+    fn cuModuleGetGlobal_v2(
+        address: Out<u64>,
+        bytes: Out<usize>,
+        module: usize,
+        name: In<c_char>,
+    ) {
+        let (module, name) = (objects().modules.get(module)?, text(name)?);
+        let found = module.variables().iter().find(|variable| variable.name == name);
+        let variable = found.ok_or(Code::NotFound)?;
+        if !address.is_null() {
+            address.put(variable.address)?;
+        }
+        if bytes.is_null() { Ok(()) } else { bytes.put(variable.bytes) }
+    }
+
+    fn cuFuncGetAttribute(value: Out<c_int>, number: c_int, function: usize) {
+        let function = objects().functions.get(function)?;
+        value.put(attribute(&function, number)? as c_int)
+    }
+
+    fn cuFuncSetAttribute(function: usize, number: c_int, value: c_int) {
+        let function = objects().functions.get(function)?;
+        match (number, u32::try_from(value)) {
+            (8, Ok(bytes)) if bytes <= MOST_SHARED_BYTES => {
+                function.dynamic_shared_bytes.store(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            // How shared memory and the cache divide their space.
+            (9, _) => Ok(()),
+            _ => Err(Code::InvalidValue),
+        }
+    }
+
+    fn cuFuncSetCacheConfig(function: usize, config: c_uint) {
+        let _ = config;
+        objects().functions.get(function).map(drop)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        blocks: Out<c_int>,
+        function: usize,
+        threads: c_int,
+        shared: usize,
+    ) {
+        let function = objects().functions.get(function)?;
+        blocks.put(resident_blocks(&function, threads, shared)?)
+    }
+
+    fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+        blocks: Out<c_int>,
+        function: usize,
+        threads: c_int,
+        shared: usize,
+        flags: c_uint,
+    ) {
+        let _ = flags;
+        let function = objects().functions.get(function)?;
+        blocks.put(resident_blocks(&function, threads, shared)?)
+    }
+
+    fn cuModuleGetLoadingMode(mode: Out<c_uint>) {
+        // Eager: nothing is put off.
+        mode.put(1)
+    }
+}
+
+/// The bytes of the arguments that C gives as an array of pointers.
+pub(super) fn arguments(function: &Function, pointers: In<u64>) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; function.kernel.parameter_bytes()];
+    for (index, parameter) in function.kernel.parameters().iter().enumerate() {
+        let argument = pointers.at(index).get()?;
+        let place = &mut bytes[parameter.offset..][..parameter.bytes];
+        place.copy_from_slice(&read(argument, parameter.bytes));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,104 @@
+//! Streams.
+
+use std::ffi::{c_int, c_uint};
+
+use super::entry_points;
+use crate::codes::{Code, Result};
+use crate::driver::{self, objects, stream};
+use crate::graph::Captured;
+use crate::outside::Out;
+use crate::stream::Stream;
+use crate::work::Work;
+
+/// Lower numbers go first.
+pub(super) const HIGHEST_PRIORITY: c_int = -5;
+
+const NON_BLOCKING: c_uint = 1;
+
+fn create(result: Out<usize>, flags: c_uint, priority: c_int) -> Result<()> {
+    let device = driver::device()?;
+    if flags & !NON_BLOCKING != 0 {
+        return Err(Code::InvalidValue);
+    }
+    let number = objects().number();
+    let priority = priority.clamp(HIGHEST_PRIORITY, 0);
+    let stream = Stream::start(device, number, flags & NON_BLOCKING == 0, priority);
+    objects().keep_stream(&stream);
+    result.put(number)
+}
+
+entry_points! {
+    fn cuStreamCreate(result: Out<usize>, flags: c_uint) {
+        create(result, flags, 0)
+    }
+
+    fn cuStreamCreateWithPriority(result: Out<usize>, flags: c_uint, priority: c_int) {
+        create(result, flags, priority)
+    }
+
+    fn cuStreamDestroy_v2(number: usize) {
+        let stream = objects().streams.remove(number)?;
+        stream.close();
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(number: usize) {
+        stream(number)?.finish()
+    }
+
+    fn cuStreamQuery(number: usize) {
+        let stream = stream(number)?;
+        if stream.is_capturing() {
+            return Err(Code::CaptureUnsupported);
+        }
+        if stream.is_idle() { stream.device.check() } else { Err(Code::NotReady) }
+    }
+
+    fn cuStreamGetPriority(number: usize, priority: Out<c_int>) {
+        priority.put(stream(number)?.priority)
+    }
+
+    fn cuStreamGetFlags(number: usize, flags: Out<c_uint>) {
+        flags.put(c_uint::from(!stream(number)?.is_blocking))
+    }
+
+    fn cuStreamGetCtx(number: usize, context: Out<usize>) {
+        context.put(stream(number)?.device.context())
+    }
+
+    fn cuStreamGetId(number: usize, id: Out<u64>) {
+        id.put(stream(number)?.number as u64)
+    }
+
+    fn cuStreamGetDevice(number: usize, device: Out<c_int>) {
+        device.put(stream(number)?.device.ordinal as c_int)
+    }
+
+    fn cuStreamWaitEvent(number: usize, event: usize, flags: c_uint) {
+        let _ = flags;
+        let stream = stream(number)?;
+        let event = objects().events.get(event)?;
+        let captured = event.captured.lock().map_err(|_| Code::Unknown)?.clone();
+        match (captured, stream.captured()) {
+            (Some(there), Some(mut here)) => {
+                here.join(&there);
+                stream.set_captured(Some(here));
+                Ok(())
+            }
+            // The stream takes part in the capture from here on.
+            (Some(there), None) => {
+                stream.set_captured(Some(Captured { ..there }));
+                Ok(())
+            }
+            (None, Some(_)) => Err(Code::CaptureIsolation),
+            (None, None) => {
+                let recorded = event.recorded();
+                driver::push(&stream, Work::Await(event, recorded))
+            }
+        }
+    }
+
+    fn cuLaunchHostFunc(number: usize, function: usize, argument: usize) {
+        driver::push(&stream(number)?, Work::Call { function, argument })
+    }
+}

@@ -1,0 +1,161 @@
+//! What the handles of C stand for, and which context a thread has.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
+
+use ccl_emulator::{Kernel, Module};
+
+use crate::allocations::Allocations;
+use crate::codes::{Code, Result};
+use crate::device::Device;
+use crate::event::Event;
+use crate::graph::Graph;
+use crate::stream::Stream;
+use crate::work::Work;
+
+/// The default stream under its other name.
+const LEGACY_STREAM: usize = 1;
+
+/// A kernel that a program has asked for.
+#[derive(Debug)]
+pub(crate) struct Function {
+    pub(crate) kernel: Kernel,
+    /// Shared memory that a launch may ask for.
+    pub(crate) dynamic_shared_bytes: AtomicU32,
+}
+
+/// Things by the numbers that C has for them.
+#[derive(Debug)]
+pub(crate) struct Table<T>(BTreeMap<usize, T>);
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T: Clone> Table<T> {
+    pub(crate) fn get(&self, number: usize) -> Result<T> {
+        self.0.get(&number).cloned().ok_or(Code::InvalidHandle)
+    }
+
+    pub(crate) fn remove(&mut self, number: usize) -> Result<T> {
+        self.0.remove(&number).ok_or(Code::InvalidHandle)
+    }
+
+    pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
+        self.0.values()
+    }
+}
+
+/// Everything that was made and not destroyed.
+#[derive(Debug, Default)]
+pub(crate) struct Objects {
+    made: usize,
+    pub(crate) allocations: Allocations,
+    pub(crate) streams: Table<Arc<Stream>>,
+    pub(crate) events: Table<Arc<Event>>,
+    pub(crate) modules: Table<Arc<Module>>,
+    pub(crate) functions: Table<Arc<Function>>,
+    pub(crate) graphs: Table<Arc<Graph>>,
+}
+
+impl Objects {
+    /// A number that nothing else has, like an address.
+    pub(crate) fn number(&mut self) -> usize {
+        self.made += 1;
+        0x10_0000 + 16 * self.made
+    }
+
+    /// Keeps something under a new number.
+    pub(crate) fn keep<T>(&mut self, table: fn(&mut Self) -> &mut Table<T>, thing: T) -> usize {
+        let number = self.number();
+        table(self).0.insert(number, thing);
+        number
+    }
+
+    /// Keeps something under a number that was drawn before.
+    pub(crate) fn keep_stream(&mut self, stream: &Arc<Stream>) {
+        self.streams.0.insert(stream.number, Arc::clone(stream));
+    }
+}
+
+/// All objects of the process. Nobody waits while he has them.
+pub(crate) fn objects() -> MutexGuard<'static, Objects> {
+    static ALL: LazyLock<Mutex<Objects>> = LazyLock::new(Mutex::default);
+    ALL.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+static IS_INITIALISED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn initialise() {
+    IS_INITIALISED.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn require_initialised() -> Result<()> {
+    if IS_INITIALISED.load(Ordering::Relaxed) { Ok(()) } else { Err(Code::NotInitialized) }
+}
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The context of this thread; 0 if it has none.
+pub(crate) fn context() -> usize {
+    CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(0))
+}
+
+pub(crate) fn change_contexts(change: impl FnOnce(&mut Vec<usize>)) {
+    CONTEXTS.with_borrow_mut(change);
+}
+
+/// The device of this thread, if it works.
+pub(crate) fn device() -> Result<&'static Device> {
+    require_initialised()?;
+    let device = Device::of_context(context())?;
+    device.check()?;
+    Ok(device)
+}
+
+/// The stream that a number stands for, of this thread's device if it has no name.
+pub(crate) fn stream(number: usize) -> Result<Arc<Stream>> {
+    let device = device()?;
+    if number == 0 || number == LEGACY_STREAM {
+        return Ok(Arc::clone(device.default_stream()));
+    }
+    let stream = objects().streams.get(number)?;
+    stream.device.check()?;
+    Ok(stream)
+}
+
+/// Puts work into a stream. The default stream waits for all that block, and they for it.
+pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
+    let is_default = stream.number == 0;
+    let others: Vec<Arc<Stream>> = if is_default {
+        let of_device = |other: &&Arc<Stream>| {
+            other.is_blocking && other.device.ordinal == stream.device.ordinal
+        };
+        objects().streams.all().filter(of_device).cloned().collect()
+    } else if stream.is_blocking {
+        vec![Arc::clone(stream.device.default_stream())]
+    } else {
+        Vec::new()
+    };
+    if is_default && others.iter().any(|other| other.is_capturing()) {
+        return Err(Code::CaptureUnsupported);
+    }
+    let after = others.into_iter().map(|other| (Arc::clone(&other), other.entered())).collect();
+    stream.push(work, after)
+}
+
+/// Waits for all work of a device.
+pub(crate) fn finish(device: &'static Device) -> Result<()> {
+    let of_device = |stream: &&Arc<Stream>| stream.device.ordinal == device.ordinal;
+    let streams: Vec<Arc<Stream>> = objects().streams.all().filter(of_device).cloned().collect();
+    for stream in streams {
+        stream.finish()?;
+    }
+    device.default_stream().finish()
+}

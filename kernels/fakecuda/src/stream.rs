@@ -1,0 +1,133 @@
+//! Streams: work in order, each on a thread of its own.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+
+use crate::bell;
+use crate::codes::{Code, Result};
+use crate::device::Device;
+use crate::graph::Captured;
+use crate::work::Work;
+
+/// How far another stream must have come first.
+type After = (Arc<Stream>, u64);
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<(Work, Vec<After>)>,
+    /// Pieces of work that were ever put in, and that have ended.
+    entered: u64,
+    ended: u64,
+    is_closed: bool,
+    capture: Option<Captured>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Stream {
+    pub(crate) device: &'static Device,
+    /// What it is called by; the default stream of a device has none.
+    pub(crate) number: usize,
+    /// Takes turns with the default stream of the device.
+    pub(crate) is_blocking: bool,
+    pub(crate) priority: i32,
+    queue: Mutex<Queue>,
+}
+
+impl Stream {
+    /// A stream, with its thread.
+    pub(crate) fn start(
+        device: &'static Device,
+        number: usize,
+        is_blocking: bool,
+        priority: i32,
+    ) -> Arc<Self> {
+        let queue = Mutex::default();
+        let stream = Arc::new(Self { device, number, is_blocking, priority, queue });
+        let own = Arc::clone(&stream);
+        let named = thread::Builder::new().name("fakecuda-stream".to_owned());
+        let started = named.spawn(move || own.work());
+        assert!(started.is_ok(), "a thread can be started");
+        stream
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What the thread does until the stream is closed.
+    fn work(&self) {
+        loop {
+            bell::wait_until(|| {
+                let queue = self.queue();
+                !queue.items.is_empty() || queue.is_closed
+            });
+            let Some((work, after)) = self.queue().items.pop_front() else { return };
+            for (stream, entered) in after {
+                bell::wait_until(|| stream.queue().ended >= entered);
+            }
+            // Nothing runs on a device that has failed; but nobody waits for ever either.
+            let outcome = match (self.device.error(), &work) {
+                (Some(_), Work::Reach(..)) | (None, _) => work.run(self.device),
+                (Some(_), _) => Ok(()),
+            };
+            if let Err(code) = outcome {
+                self.device.fail(code);
+            }
+            self.queue().ended += 1;
+            bell::ring();
+        }
+    }
+
+    /// Puts work at the end, behind what other streams have been given, or into the capture.
+    pub(crate) fn push(&self, work: Work, after: Vec<After>) -> Result<()> {
+        let mut queue = self.queue();
+        if let Some(capture) = &mut queue.capture {
+            return capture.push(work);
+        }
+        queue.items.push_back((work, after));
+        queue.entered += 1;
+        drop(queue);
+        bell::ring();
+        Ok(())
+    }
+
+    /// How much was put in so far.
+    pub(crate) fn entered(&self) -> u64 {
+        self.queue().entered
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        let queue = self.queue();
+        queue.ended == queue.entered
+    }
+
+    /// Waits until everything that is in it now has ended.
+    pub(crate) fn finish(&self) -> Result<()> {
+        if self.is_capturing() {
+            return Err(Code::CaptureUnsupported);
+        }
+        let entered = self.entered();
+        bell::wait_until(|| self.queue().ended >= entered);
+        self.device.check()
+    }
+
+    /// Ends the thread when its work is done.
+    pub(crate) fn close(&self) {
+        self.queue().is_closed = true;
+        bell::ring();
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.queue().capture.is_some()
+    }
+
+    /// The place that a capture has come to in this stream.
+    pub(crate) fn captured(&self) -> Option<Captured> {
+        self.queue().capture.clone()
+    }
+
+    pub(crate) fn set_captured(&self, captured: Option<Captured>) {
+        self.queue().capture = captured;
+    }
+}

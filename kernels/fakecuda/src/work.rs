@@ -1,0 +1,116 @@
+//! What streams and graphs do.
+
+use std::sync::Arc;
+
+use ccl_emulator::{Fault, Launch, Machine, Options, Progress, Reason, Schedule};
+
+use crate::codes::Code;
+use crate::device::Device;
+use crate::event::Event;
+use crate::graph::Graph;
+use crate::{bell, outside, settings};
+
+/// Instructions between two looks at whether anything moves.
+const STEP: u64 = 20_000;
+
+/// Threads of the largest grid that can wait for itself.
+pub(crate) const RESIDENT_THREADS: u32 = 16 * 2048;
+
+/// Where copied bytes come from.
+#[derive(Clone, Debug)]
+pub(crate) enum From {
+    Address(u64),
+    /// What was at the address when the copy was asked for.
+    Bytes(Arc<[u8]>),
+}
+
+/// A piece of work.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    Launch(Launch),
+    Copy {
+        to: u64,
+        from: From,
+        bytes: usize,
+    },
+    /// An element of some bytes, again and again.
+    Fill {
+        to: u64,
+        element: u32,
+        element_bytes: usize,
+        count: usize,
+    },
+    Reach(Arc<Event>, u64),
+    Await(Arc<Event>, u64),
+    Call {
+        function: usize,
+        argument: usize,
+    },
+    Graph(Arc<Graph>),
+}
+
+impl Work {
+    /// Does it, to its end. Gives what is wrong with the device from then on.
+    pub(crate) fn run(&self, device: &'static Device) -> Result<(), Code> {
+        match self {
+            Self::Launch(launch) => return run_kernel(device, launch),
+            Self::Copy { to, from: From::Address(from), bytes } => {
+                outside::copy(*to, *from, *bytes);
+            }
+            Self::Copy { to, from: From::Bytes(bytes), .. } => outside::write(*to, bytes),
+            Self::Fill { to, element, element_bytes, count } => {
+                outside::write(*to, &element.to_le_bytes()[..*element_bytes].repeat(*count));
+            }
+            Self::Reach(event, number) => event.reach(*number),
+            Self::Await(event, number) => bell::wait_until(|| event.is_reached(*number)),
+            Self::Call { function, argument } => outside::call(*function, *argument),
+            Self::Graph(graph) => return graph.run(device),
+        }
+        Ok(())
+    }
+}
+
+fn run_kernel(device: &'static Device, launch: &Launch) -> Result<(), Code> {
+    let schedule = settings::number(settings::SEED).map_or(Schedule::InOrder, Schedule::Random);
+    let options = Options {
+        schedule,
+        torn: settings::number(settings::TORN) == Some(1),
+        split: false,
+        resident_threads: RESIDENT_THREADS,
+        // Hosts and other kernels may still change what it waits for.
+        patience: None,
+    };
+    let mut machine = Machine::new(&device.memory, options);
+    if let Err(error) = machine.launch(0, launch.clone()) {
+        outside::say(&error.to_string());
+        return Err(Code::LaunchFailed);
+    }
+    loop {
+        match machine.step(STEP) {
+            Ok(Progress::Idle) => return Ok(()),
+            Ok(Progress::Moving) => {}
+            Ok(Progress::Waiting) => bell::pause(),
+            Err(fault) => {
+                outside::say(&fault.to_string());
+                return Err(code(&fault));
+            }
+        }
+        if device.error().is_some() {
+            // What others wait for will not come any more.
+            return Ok(());
+        }
+    }
+}
+
+fn code(fault: &Fault) -> Code {
+    match fault.reason {
+        Reason::OutOfBounds { .. } => Code::IllegalAddress,
+        Reason::Misaligned { .. } => Code::Misaligned,
+        Reason::Trap
+        | Reason::Deadlock(_)
+        | Reason::UndefinedFunction(_)
+        | Reason::StackOverflow
+        | Reason::NotAMember
+        | Reason::OutOfRange(_) => Code::LaunchFailed,
+    }
+}
