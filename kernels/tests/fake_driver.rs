@@ -1,0 +1,409 @@
+//! The library's side of CUDA on a driver whose devices are interpreters.
+//!
+//! Every test starts its own program again, with a library path on which that driver is found as
+//! `libcuda.so.1`, and does its work there.
+#![allow(clippy::disallowed_methods, reason = "the test tells its processes by the environment")]
+
+mod cuda;
+mod inputs;
+#[path = "cuda/nvrtc.rs"]
+mod nvrtc;
+
+use std::env;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::symlink;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{self, Command};
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::gpu::{
+    Buffer, DeviceRegion, Error, Gpu, Handle, Shape, Supply, Target, compile_into,
+};
+use ccl_kernels::cuda::{Arithmetic, CopyParameters, Entry, Family, Module, Operation};
+use cudarc::driver::sys;
+
+use cuda::device::Device;
+use cuda::{battery, neighbours, suite};
+use inputs::skip;
+
+/// Set in the programs that find the driver.
+const INSIDE: &str = "CCL_TEST_FAKE_DRIVER";
+/// Where the first of two processes listens for the other.
+const MEETING: &str = "CCL_TEST_FAKE_DRIVER_MEETING";
+
+/// No test takes as long.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Modules that some test needs.
+const MODULES: [Module; 6] = [
+    Module::Copies,
+    Module::Elements(DataType::Uint8),
+    Module::Elements(DataType::Float32),
+    Module::Elements(DataType::Bfloat16),
+    Module::Elements(DataType::Float8E4m3),
+    Module::Elements(DataType::Int64),
+];
+
+/// Does it in a program that finds the driver, with so many devices.
+fn inside(test: &str, devices: usize, act: impl FnOnce()) {
+    if env::var_os(INSIDE).is_some() {
+        thread::spawn(end_at_the_deadline);
+        return act();
+    }
+    let Some(kernels) = kernels() else {
+        return skip("CUDA devices that are interpreters: pip cannot install NVRTC");
+    };
+    let status = start(test, &kernels).env("FAKECUDA_DEVICES", devices.to_string()).status();
+    assert!(status.expect("the test can be started again").success(), "{test}");
+}
+
+/// Ends a program that hangs.
+fn end_at_the_deadline() {
+    let begin = Instant::now();
+    while let Some(left) = DEADLINE.checked_sub(begin.elapsed()) {
+        thread::park_timeout(left);
+    }
+    // Its parent names the test.
+    process::abort();
+}
+
+/// This program again, with that test only.
+fn start(test: &str, kernels: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().expect("the test has a path"));
+    command.args([test, "--exact", "--nocapture"]);
+    command.env(INSIDE, kernels).env("LD_LIBRARY_PATH", driver());
+    command
+}
+
+/// A folder in which the driver has its name.
+fn driver() -> PathBuf {
+    let program = env::current_exe().expect("the test has a path");
+    let library = program.with_file_name("libccl_fakecuda.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
+    fs::create_dir_all(&folder).expect("the target folder can be written");
+    // The bindings try the first name before the second.
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let link = folder.join(name);
+        if fs::read_link(&link).ok().as_ref() != Some(&library) {
+            let own = folder.join(format!("{name}-{}-{:?}", process::id(), thread_id()));
+            symlink(&library, &own).expect("the target folder can be written");
+            fs::rename(&own, &link).expect("both are in one folder");
+        }
+    }
+    folder
+}
+
+fn thread_id() -> thread::ThreadId {
+    thread::current().id()
+}
+
+/// A folder with PTX of the modules, made now or by an earlier test; None if there is no compiler.
+fn kernels() -> Option<PathBuf> {
+    let folder = nvrtc::folder()?.join("modules");
+    static ONCE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one_at_a_time = ONCE.lock().expect("nobody panics here");
+    fs::create_dir_all(&folder).expect("the target folder can be written");
+    let is_old = |module: &&Module| {
+        let marker = folder.join(format!("{}.text", module.name()));
+        fs::read_to_string(marker).ok() != Some(module.source())
+    };
+    let old: Vec<Module> = MODULES.iter().filter(is_old).copied().collect();
+    if !old.is_empty() {
+        let compiler = nvrtc::compiler()?;
+        compile_into(&folder, &compiler, &old, &[Target::Ptx(90)]).expect("they compile");
+        for module in old {
+            let marker = folder.join(format!("{}.text", module.name()));
+            fs::write(marker, module.source()).expect("the target folder can be written");
+        }
+    }
+    Some(folder)
+}
+
+/// A device, inside.
+fn gpu(ordinal: usize) -> Gpu {
+    let prebuilt = env::var_os(INSIDE).map(PathBuf::from);
+    let supply = Supply { prebuilt, ..Supply::default() };
+    Gpu::open(ordinal, supply).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn right<T>(result: Result<T, String>) -> T {
+    result.unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+#[test]
+fn the_battery() {
+    inside("the_battery", 1, || {
+        let device = Device::new(gpu(0)).unwrap();
+        assert!(device.gpu.name().unwrap().starts_with("PTX interpreter"));
+        assert!(right(battery::copies(&device, 5)) > 0);
+        for datatype in [DataType::Float32, DataType::Bfloat16, DataType::Float8E4m3] {
+            assert!(right(battery::reduces(&device, datatype, 1)) > 0);
+        }
+    });
+}
+
+#[test]
+fn the_protocols() {
+    inside("the_protocols", 1, || {
+        let device = Device::new(gpu(0)).unwrap();
+        for family in [Family::LowLatency, Family::Push] {
+            let sum = Operation::Sum;
+            assert!(right(suite::all_reduces(&device, family, DataType::Float32, sum, 0..2)) > 0);
+        }
+        right(suite::relays(&device, DataType::Bfloat16, Operation::Scaled, 2));
+        right(suite::flags_return(&device, 1));
+        right(suite::all_give_up(&device));
+    });
+}
+
+#[test]
+fn there_are_as_many_devices_as_are_asked_for() {
+    inside("there_are_as_many_devices_as_are_asked_for", 3, || {
+        assert_eq!(Gpu::count().unwrap(), 3);
+        assert!(matches!(Gpu::open(3, Supply::default()), Err(Error::Driver { .. })));
+        assert_eq!((gpu(2).architecture(), gpu(2).driver()), (90, 13000));
+    });
+}
+
+/// Reads a buffer of 32-bit words.
+fn words(buffer: &Buffer, count: usize) -> Vec<u32> {
+    let mut bytes = vec![0; count * 4];
+    buffer.read(0, &mut bytes).expect("there are so many");
+    let word = |word: &[u8]| u32::from_le_bytes(word.try_into().expect("4 bytes"));
+    bytes.chunks(4).map(word).collect()
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+#[test]
+fn graphs_are_replayed() {
+    inside("graphs_are_replayed", 1, || {
+        let gpu = gpu(0);
+        let (stream, sum) = (gpu.stream().unwrap(), gpu.allocate(400).unwrap());
+        let (more, kept) = (gpu.allocate(400).unwrap(), gpu.allocate(400).unwrap());
+        let one = vec![1.0f32.to_bits(); 100];
+        more.write(0, &bytes(&one)).unwrap();
+        let (regions, float) = ([sum.region(), more.region()], DataType::Float32);
+        gpu.prepare(Module::Elements(float)).unwrap();
+        let describe = || {
+            let kernel = (Operation::Sum, float);
+            gpu.reduce(&stream, kernel, Arithmetic::default(), &regions, &[sum.region()])?;
+            gpu.copy_plainly(&stream, sum.region(), kept.region())
+        };
+        let graph = stream.capture(describe).unwrap();
+        stream.synchronise().unwrap();
+        assert_eq!(words(&kept, 100), [0; 100], "nothing was done yet");
+        for _ in 0..7 {
+            graph.launch().unwrap();
+        }
+        stream.synchronise().unwrap();
+        assert_eq!(words(&kept, 100), [7.0f32.to_bits(); 100]);
+        let broken = stream.capture(|| stream.synchronise());
+        assert!(matches!(broken, Err(Error::Driver { .. })), "a capture cannot wait");
+    });
+}
+
+#[test]
+fn streams_wait_for_events_and_hosts_for_both() {
+    inside("streams_wait_for_events_and_hosts_for_both", 1, || {
+        let gpu = gpu(0);
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let (pinned, buffer) = (gpu.pin(4096).unwrap(), gpu.allocate(4096).unwrap());
+        let start = streams[0].record().unwrap();
+        for round in 1..50u32 {
+            pinned.word(0).store(round, Ordering::Release);
+            gpu.copy_plainly(&streams[0], pinned.region(), buffer.region()).unwrap();
+            let there = streams[0].record().unwrap();
+            streams[1].wait(&there).unwrap();
+            let back = pinned.region().part(2048, 2048);
+            gpu.copy_plainly(&streams[1], buffer.region().part(0, 2048), back).unwrap();
+            let end = streams[1].record().unwrap();
+            end.synchronise().unwrap();
+            assert!(end.has_happened().unwrap());
+            assert_eq!(pinned.word(2048).load(Ordering::Acquire), round);
+            assert!(start.seconds_until(&end).unwrap() >= 0.0);
+        }
+        gpu.synchronise().unwrap();
+    });
+}
+
+/// A launch of a copy of bytes between any addresses.
+fn copy(gpu: &Gpu, from: u64, to: u64, bytes: u64) -> Result<(), Error> {
+    let destinations = std::array::from_fn(|k| if k == 0 { to } else { 0 });
+    let parameters =
+        CopyParameters { source: from, destinations, bytes, destination_count: 1, unused: 0 };
+    let (stream, shape) = (gpu.stream()?, Shape { blocks: 1, threads: 32 });
+    // SAFETY: the driver stops kernels that touch what they may not.
+    unsafe { gpu.launch(&stream, Entry::Copy, shape, &parameters) }?;
+    stream.synchronise()
+}
+
+fn code(result: Result<(), Error>) -> String {
+    match result {
+        Err(Error::Driver { code, .. }) => code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_kernel_that_goes_astray_ends_the_device() {
+    inside("a_kernel_that_goes_astray_ends_the_device", 1, || {
+        let gpu = gpu(0);
+        let buffer = gpu.allocate(100).unwrap();
+        let at = buffer.region().address();
+        copy(&gpu, at, at + 50, 50).unwrap();
+        assert_eq!(code(copy(&gpu, at, at + 51, 50)), "CUDA_ERROR_ILLEGAL_ADDRESS");
+        let later = gpu.allocate(1).map(drop);
+        assert_eq!(code(later), "CUDA_ERROR_ILLEGAL_ADDRESS", "everything fails from then on");
+    });
+}
+
+#[test]
+fn a_copy_outside_of_memory_is_refused() {
+    inside("a_copy_outside_of_memory_is_refused", 1, || {
+        let gpu = gpu(0);
+        let (stream, buffer) = (gpu.stream().unwrap(), gpu.allocate(100).unwrap());
+        // SAFETY: the driver refuses it.
+        let beyond = unsafe { DeviceRegion::new(buffer.region().address() + 1, 100) };
+        let refused = gpu.copy_plainly(&stream, beyond, buffer.region());
+        assert_eq!(code(refused), "CUDA_ERROR_INVALID_VALUE");
+        stream.synchronise().unwrap();
+    });
+}
+
+#[test]
+fn memory_of_another_device_has_to_be_opened() {
+    inside("memory_of_another_device_has_to_be_opened", 2, || {
+        let (here, there) = (gpu(0), gpu(1));
+        let (target, source) = (here.allocate(64).unwrap(), there.allocate(64).unwrap());
+        let extra = there.allocate(64).unwrap();
+        source.write(0, &[7; 64]).unwrap();
+        let mut context = std::ptr::null_mut();
+        // SAFETY: device 1 exists; the context is written where it is told.
+        unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, 1) }.result().unwrap();
+        // The context of device 0 becomes that of this thread.
+        here.synchronise().unwrap();
+        // SAFETY: the context is that of device 1.
+        unsafe { sys::cuCtxEnablePeerAccess(context, 0) }.result().unwrap();
+        // SAFETY: as above.
+        let again = unsafe { sys::cuCtxEnablePeerAccess(context, 0) };
+        assert_eq!(again, sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
+        copy(&here, source.region().address(), target.region().address(), 64).unwrap();
+        assert_eq!(words(&target, 16), [0x0707_0707; 16]);
+        here.synchronise().unwrap();
+        // SAFETY: as above.
+        unsafe { sys::cuCtxDisablePeerAccess(context) }.result().unwrap();
+        let closed = copy(&here, extra.region().address(), target.region().address(), 64);
+        assert_eq!(code(closed), "CUDA_ERROR_ILLEGAL_ADDRESS");
+        copy(&there, extra.region().address(), source.region().address(), 64).unwrap();
+    });
+}
+
+#[test]
+fn memory_of_the_host_has_to_be_registered() {
+    inside("memory_of_the_host_has_to_be_registered", 1, || {
+        let gpu = gpu(0);
+        let (buffer, mut own) = (gpu.allocate(64).unwrap(), vec![0x11u8; 64]);
+        let (start, at) = (own.as_mut_ptr(), own.as_ptr().expose_provenance() as u64);
+        // SAFETY: the vector lives until it is unregistered.
+        unsafe { sys::cuMemHostRegister_v2(start.cast(), 64, 0) }.result().unwrap();
+        copy(&gpu, at, buffer.region().address(), 64).unwrap();
+        assert_eq!(words(&buffer, 16), [0x1111_1111; 16]);
+        // SAFETY: the same memory.
+        let again = unsafe { sys::cuMemHostRegister_v2(start.cast(), 64, 0) };
+        assert_eq!(again, sys::CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
+        // SAFETY: it was registered.
+        unsafe { sys::cuMemHostUnregister(start.cast()) }.result().unwrap();
+        // SAFETY: the driver refuses it.
+        let again = unsafe { sys::cuMemHostUnregister(start.cast()) };
+        assert_eq!(again, sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+        let refused = copy(&gpu, at, buffer.region().address(), 64);
+        assert_eq!(code(refused), "CUDA_ERROR_ILLEGAL_ADDRESS");
+    });
+}
+
+#[test]
+fn what_it_does_not_have_says_so() {
+    inside("what_it_does_not_have_says_so", 1, || {
+        let _gpu = gpu(0);
+        let mut pool = std::ptr::null_mut();
+        // SAFETY: nobody looks at the arguments.
+        let code = unsafe { sys::cuMemPoolCreate(&raw mut pool, std::ptr::null()) };
+        assert_eq!(code, sys::CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        let mut name = std::ptr::null();
+        // SAFETY: the name is written where it is told.
+        unsafe { sys::cuGetErrorName(code, &raw mut name) }.result().unwrap();
+        // SAFETY: names are constant strings.
+        let name = unsafe { std::ffi::CStr::from_ptr(name) };
+        assert_eq!(name, c"CUDA_ERROR_NOT_SUPPORTED");
+    });
+}
+
+/// Another process, which finds the driver too.
+fn neighbour(test: &str, meeting: &Path) -> Command {
+    let kernels = env::var_os(INSIDE).expect("this is inside");
+    let mut command = start(test, Path::new(&kernels));
+    command.env(MEETING, meeting);
+    command
+}
+
+#[test]
+fn two_processes_reduce_in_each_others_memory() {
+    const TEST: &str = "two_processes_reduce_in_each_others_memory";
+    inside(TEST, 1, || {
+        let gpu = gpu(0);
+        if let Some(meeting) = env::var_os(MEETING) {
+            return right(neighbours::follow(&gpu, Path::new(&meeting)));
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let meeting = folder.path().join("meeting");
+        right(neighbours::lead(&gpu, &meeting, &mut neighbour(TEST, &meeting)));
+    });
+}
+
+#[test]
+fn memory_outlives_a_process_that_is_killed() {
+    const TEST: &str = "memory_outlives_a_process_that_is_killed";
+    inside(TEST, 1, || {
+        let gpu = gpu(0);
+        if let Some(meeting) = env::var_os(MEETING) {
+            let mut peer = UnixStream::connect(meeting).unwrap();
+            let buffer = gpu.allocate(4096).unwrap();
+            buffer.write(0, &[5; 4096]).unwrap();
+            peer.write_all(&buffer.export().unwrap().bytes).unwrap();
+            // Until it is killed.
+            let _ = peer.read_exact(&mut [0]);
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let meeting = folder.path().join("meeting");
+        let listener = UnixListener::bind(&meeting).unwrap();
+        let mut child = neighbour(TEST, &meeting).spawn().unwrap();
+        let mut peer = listener.accept().unwrap().0;
+        let mut handle = Handle { bytes: [0; Handle::BYTES], size: 4096 };
+        peer.read_exact(&mut handle.bytes).unwrap();
+        let opened = gpu.import(&handle).unwrap();
+        let again = gpu.import(&handle).unwrap();
+        assert_eq!(opened.region().address(), again.region().address());
+        drop(again);
+        let own = gpu.allocate(8).unwrap().export().unwrap();
+        assert!(gpu.import(&own).is_err(), "a process cannot open its own memory");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let copied = gpu.allocate(4096).unwrap();
+        let stream = gpu.stream().unwrap();
+        gpu.copy(&stream, opened.region(), &[copied.region()]).unwrap();
+        stream.synchronise().unwrap();
+        assert_eq!(words(&copied, 1024), [0x0505_0505; 1024]);
+        drop(opened);
+        assert!(gpu.import(&handle).is_err(), "and is gone when the last has closed it");
+    });
+}

@@ -1,0 +1,71 @@
+//! The CUDA kernels as NVIDIA's compiler makes them, on an interpreter, against the oracle.
+
+mod cuda;
+mod inputs;
+#[path = "cuda/interpreter.rs"]
+mod interpreter;
+#[path = "cuda/nvrtc.rs"]
+mod nvrtc;
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::Module;
+
+use cuda::battery;
+use inputs::skip;
+use interpreter::Interpreter;
+
+/// Processors that convert 8-bit floats, and such that do not.
+const ARCHITECTURES: [u32; 2] = [90, 80];
+
+/// The interpreter with these modules, or a report that they are not tested.
+fn interpreter(modules: &[Module], architecture: u32) -> Option<Interpreter> {
+    let interpreter = Interpreter::new(modules, architecture);
+    if interpreter.is_none() {
+        skip("CUDA kernels on an interpreter: pip cannot install NVRTC");
+    }
+    interpreter
+}
+
+fn right<T>(result: Result<T, String>) -> T {
+    result.unwrap_or_else(|wrong| panic!("{wrong}"))
+}
+
+/// One test per type: they run side by side.
+macro_rules! every_reduction {
+    ($($name:ident: $datatype:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            let datatype = DataType::$datatype;
+            let is_narrow = datatype.is_float() && datatype.bytes() < 4;
+            for &architecture in &ARCHITECTURES[..if is_narrow { 2 } else { 1 }] {
+                let modules = [Module::Elements(datatype)];
+                let Some(interpreter) = interpreter(&modules, architecture) else { return };
+                assert!(right(battery::reduces(&interpreter, datatype, 2)) > 0);
+                if is_narrow {
+                    assert!(right(battery::pairs(&interpreter, datatype)) > 0);
+                }
+            }
+        }
+    )*};
+}
+
+every_reduction! {
+    reduces_int8: Int8;
+    reduces_uint8: Uint8;
+    reduces_int32: Int32;
+    reduces_uint32: Uint32;
+    reduces_int64: Int64;
+    reduces_uint64: Uint64;
+    reduces_float16: Float16;
+    reduces_float32: Float32;
+    reduces_float64: Float64;
+    reduces_bfloat16: Bfloat16;
+    reduces_float8_e4m3: Float8E4m3;
+    reduces_float8_e5m2: Float8E5m2;
+}
+
+#[test]
+fn copies() {
+    let Some(interpreter) = interpreter(&[Module::Copies], ARCHITECTURES[0]) else { return };
+    assert!(right(battery::copies(&interpreter, 50)) > 0);
+}

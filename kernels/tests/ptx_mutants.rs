@@ -1,0 +1,154 @@
+//! Bugs on purpose in compiled CUDA kernels: what a compiler or a wrong line of inline PTX could do,
+//! and what the text of the kernels cannot show. The battery and the protocols must find every one.
+
+mod cuda;
+mod inputs;
+#[path = "cuda/interpreter.rs"]
+mod interpreter;
+#[path = "cuda/nvrtc.rs"]
+mod nvrtc;
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::cuda::{Family, Module, Operation};
+
+use cuda::{battery, suite};
+use inputs::skip;
+use interpreter::Interpreter;
+
+use DataType::{Bfloat16, Float8E4m3, Float8E5m2, Float16, Float32, Int32, Uint8};
+
+/// What must find a bug.
+#[derive(Clone, Copy, Debug)]
+enum Finder {
+    Copies,
+    Reduces(DataType),
+    LowLatency,
+    Push,
+    Relays,
+    GivingUp,
+}
+
+/// What the bug is; how the instructions begin in which it is; what becomes of such an instruction,
+/// with `$1` for the first of its operands and so on; who finds it.
+type Mutant = (&'static str, &'static str, &'static str, Finder);
+
+use Finder::{Copies, GivingUp, LowLatency, Push, Reduces, Relays};
+
+#[rustfmt::skip]
+const MUTANTS: [Mutant; 22] = [
+    ("lanes of bf16x2 are swapped",
+     "cvt.rn.bf16x2.f32", "cvt.rn.bf16x2.f32 $1, $3, $2;", Reduces(Bfloat16)),
+    ("lanes of f16x2 are swapped",
+     "cvt.rn.f16x2.f32", "cvt.rn.f16x2.f32 $1, $3, $2;", Reduces(Float16)),
+    ("f16 is not rounded to the nearest",
+     "cvt.rn.f16x2.f32", "cvt.rz.f16x2.f32 $1, $2, $3;", Reduces(Float16)),
+    ("lanes of e4m3x2 are swapped",
+     "cvt.rn.satfinite.e4m3x2.f32", "cvt.rn.satfinite.e4m3x2.f32 $1, $3, $2;", Reduces(Float8E4m3)),
+    ("e4m3 instead of e5m2",
+     "cvt.rn.satfinite.e5m2x2.f32", "cvt.rn.satfinite.e4m3x2.f32 $1, $2, $3;", Reduces(Float8E5m2)),
+    ("a sum is rounded to zero",
+     "add.rn.f32", "add.rz.f32 $1, $2, $3;", Reduces(Float32)),
+    ("a NaN loses",
+     "max.NaN.f32", "max.f32 $1, $2, $3;", Reduces(Float32)),
+    ("integers without sign",
+     "max.s32", "max.u32 $1, $2, $3;", Reduces(Int32)),
+    ("halves of a vector are read in the wrong order",
+     "ld.global.L1::no_allocate.v2.u64", "ld.global.L1::no_allocate.v2.u64 {$2, $1}, [$3];", Reduces(Int32)),
+    ("half of a vector is stored twice",
+     "st.global.v2.u64", "st.global.v2.u64 [$1], {$2, $2};", Reduces(Int32)),
+    ("a vector goes to the next place",
+     "st.global.v2.u64", "st.global.v2.u64 [$1+16], {$2, $3};", Copies),
+    ("bytes at the ends are left out",
+     "st.global.u8", "", Copies),
+    ("bytes at the ends are written as two",
+     "st.global.u8", "st.global.u16 [$1], $2;", Copies),
+    ("flags do not stand beside their data",
+     "st.volatile.global.v4.u32", "st.volatile.global.v4.u32 [$1], {$2, $4, $3, $5};", LowLatency),
+    ("data is read before its flag",
+     "ld.volatile.global.v4.u32",
+     "ld.volatile.global.u32 $1, [$5]; ld.volatile.global.u32 $2, [$5+4]; \
+      ld.volatile.global.u32 $4, [$5+12]; ld.volatile.global.u32 $3, [$5+8];", LowLatency),
+    ("the second flag is not looked at",
+     "ld.volatile.global.v4.u32", "ld.volatile.global.v4.u32 {$1, $2, $3, _}, [$5]; mov.u32 $4, $2;", LowLatency),
+    ("blocks do not meet in a push",
+     "bar.red.or.pred", "mov.pred $1, $3;", Push),
+    ("nobody waits in a push",
+     "ld.acquire.sys.global.u64", "mov.u64 $1, -1;", Push),
+    ("tickets of 32 bits",
+     "st.release.sys.global.u64", "cvt.u64.u32 $2, $2; st.release.sys.global.u64 [$1], $2;", Push),
+    ("blocks do not meet in a relay",
+     "bar.red.or.pred", "mov.pred $1, $3;", Relays),
+    ("nobody waits in a relay",
+     "ld.acquire.sys.global.u64", "mov.u64 $1, -1;", Relays),
+    ("the abort word is not looked at",
+     "ld.volatile.global.u32", "mov.u32 $1, 0;", GivingUp),
+];
+
+/// The text with every instruction that begins so replaced. Says how many there were.
+fn replaced(text: &str, begin: &str, template: &str) -> (String, usize) {
+    let mut found = 0;
+    let change = |line: &str| {
+        let instruction = line.trim();
+        let Some(operands) = instruction.strip_prefix(begin) else { return line.to_owned() };
+        if !operands.starts_with(char::is_whitespace) {
+            return line.to_owned();
+        }
+        found += 1;
+        let is_end = |character: char| !character.is_alphanumeric() && !"%_+".contains(character);
+        let operands: Vec<&str> = operands.split(is_end).filter(|part| !part.is_empty()).collect();
+        let mut changed = template.to_owned();
+        for (index, operand) in operands.iter().enumerate() {
+            changed = changed.replace(&format!("${}", index + 1), operand);
+        }
+        changed
+    };
+    let lines: Vec<String> = text.lines().map(change).collect();
+    (lines.join("\n"), found)
+}
+
+/// What the finder says about kernels of this text; None if there is no compiler.
+fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), String>> {
+    let interpreter = |modules: &[Module]| Interpreter::with_text(modules, 90, &change);
+    let elements = Module::Elements;
+    let all_reduces = |family| {
+        let interpreter = interpreter(&[Module::Copies, elements(Float32)])?;
+        let sum = Operation::Sum;
+        Some(suite::all_reduces(&interpreter, family, Float32, sum, 0..30).map(drop))
+    };
+    Some(match finder {
+        Copies => battery::copies(&interpreter(&[Module::Copies])?, 50).map(drop),
+        Reduces(datatype) => {
+            let interpreter = interpreter(&[elements(datatype)])?;
+            battery::reduces(&interpreter, datatype, 2).map(drop)
+        }
+        LowLatency => all_reduces(Family::LowLatency)?,
+        Push => all_reduces(Family::Push)?,
+        Relays => {
+            let modules = [Module::Copies, elements(Uint8), elements(Float32)];
+            suite::relays(&interpreter(&modules)?, Float32, Operation::Sum, 20)
+        }
+        GivingUp => suite::all_give_up(&interpreter(&[elements(Float32)])?),
+    })
+}
+
+#[test]
+fn all_are_found() {
+    for (name, begin, template, finder) in MUTANTS {
+        let found = Cell::new(0);
+        let change = |text: String| {
+            let (text, count) = replaced(&text, begin, template);
+            found.set(found.get() + count);
+            text
+        };
+        // A protocol that is broken may break its scene, too.
+        let outcome = catch_unwind(AssertUnwindSafe(|| find(finder, change)));
+        let Some(outcome) = outcome.unwrap_or_else(|_| Some(Err("a scene broke".into()))) else {
+            return skip("bugs in compiled CUDA kernels: pip cannot install NVRTC");
+        };
+        assert!(found.get() > 0, "{name}: no instruction begins with {begin}");
+        assert!(outcome.is_err(), "{name}: {finder:?} did not find it");
+    }
+}
