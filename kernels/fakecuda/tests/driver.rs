@@ -1,0 +1,314 @@
+//! The driver as C sees it: its functions by name, with kernels in PTX.
+#![allow(clippy::disallowed_methods, reason = "the test tells its process by the environment")]
+
+use std::env;
+use std::ffi::{CString, c_char};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use libloading::os::unix::{Library, Symbol};
+
+/// Numbers of results in `cuda.h`.
+const OK: u32 = 0;
+const INVALID_VALUE: u32 = 1;
+const NOT_READY: u32 = 600;
+
+static DRIVER: LazyLock<Library> = LazyLock::new(|| {
+    let program = env::current_exe().expect("the test has a path");
+    let library = program.with_file_name("libccl_fakecuda.so");
+    // SAFETY: our own library, which runs nothing when it is loaded.
+    unsafe { Library::new(&library) }.expect("it is built with its tests")
+});
+
+/// Calls a function whose arguments are numbers and addresses, and gives its result.
+macro_rules! call {
+    (@type $argument:expr) => { u64 };
+    ($name:literal $(, $argument:expr)*) => {{
+        // SAFETY: the function takes so many numbers or pointers.
+        let function: Symbol<unsafe extern "C" fn($(call!(@type $argument)),*) -> u32> =
+            unsafe { DRIVER.get($name.as_bytes()) }.expect($name);
+        // SAFETY: pointers among the arguments are valid for the call.
+        unsafe { function($($argument as u64),*) }
+    }};
+}
+
+/// Calls a function that must succeed.
+macro_rules! must {
+    ($name:literal $(, $argument:expr)*) => {
+        assert_eq!(call!($name $(, $argument)*), OK, $name)
+    };
+}
+
+/// The address of something in which a result is put.
+fn out<T>(place: &mut T) -> u64 {
+    std::ptr::from_mut(place).expose_provenance() as u64
+}
+
+/// A thread with the context of device 0.
+fn start() {
+    must!("cuInit", 0);
+    let mut context = 0u64;
+    must!("cuDevicePrimaryCtxRetain", out(&mut context), 0);
+    must!("cuCtxSetCurrent", context);
+}
+
+fn stream(flags: u32) -> u64 {
+    let mut stream = 0u64;
+    must!("cuStreamCreate", out(&mut stream), flags);
+    stream
+}
+
+fn event(flags: u32) -> u64 {
+    let mut event = 0u64;
+    must!("cuEventCreate", out(&mut event), flags);
+    event
+}
+
+/// A word of pinned memory: its address, and the word.
+fn word() -> (u64, &'static AtomicU32) {
+    let mut address = 0u64;
+    must!("cuMemHostAlloc", out(&mut address), 4, 3);
+    // SAFETY: allocated, zero, aligned, never freed.
+    let word = unsafe { &*std::ptr::with_exposed_provenance::<AtomicU32>(address as usize) };
+    (address, word)
+}
+
+const TEXT: &str = "
+.version 8.0
+.target sm_80
+.address_size 64
+.global .align 4 .u32 seen = 77;
+// Waits until the first word is not zero, then adds one to the second.
+.visible .entry wait(.param .u64 first, .param .u64 second)
+{ .reg .pred %p; .reg .b32 %r; .reg .b64 %a, %b;
+  ld.param.u64 %a, [first]; ld.param.u64 %b, [second];
+$AGAIN: ld.acquire.sys.global.u32 %r, [%a]; setp.eq.u32 %p, %r, 0; @%p bra $AGAIN;
+  red.global.sys.add.u32 [%b], 1; ret; }
+// Adds one to the first word, and waits until the second is as large.
+.visible .entry meet(.param .u64 first, .param .u64 second) .maxntid 64, 1, 1
+{ .reg .pred %p; .reg .b32 %r<3>; .reg .b64 %a, %b; .shared .align 4 .b8 s[1024];
+  ld.param.u64 %a, [first]; ld.param.u64 %b, [second];
+  atom.global.sys.add.u32 %r0, [%a], 1; add.u32 %r0, %r0, 1;
+$AGAIN: ld.acquire.sys.global.u32 %r1, [%b]; setp.lt.u32 %p, %r1, %r0; @%p bra $AGAIN; ret; }
+";
+
+fn load(text: &str) -> Result<u64, u32> {
+    let (text, mut module) = (CString::new(text).expect("no zero bytes"), 0u64);
+    match call!("cuModuleLoadData", out(&mut module), text.as_ptr().expose_provenance()) {
+        OK => Ok(module),
+        code => Err(code),
+    }
+}
+
+fn function(name: &str) -> u64 {
+    static MODULE: LazyLock<u64> = LazyLock::new(|| load(TEXT).expect("it is PTX"));
+    let (name, mut function) = (CString::new(name).expect("no zero bytes"), 0u64);
+    let name = name.as_ptr().expose_provenance();
+    must!("cuModuleGetFunction", out(&mut function), *MODULE, name);
+    function
+}
+
+fn launch(function: u64, (grid, block): (u32, u32), stream: u64, arguments: [u64; 2]) -> u32 {
+    let pointers = arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
+    let pointers = pointers.as_ptr().expose_provenance();
+    call!("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, pointers, 0)
+}
+
+#[test]
+fn the_default_stream_and_others_take_turns() {
+    start();
+    let ((gate, opened), (count, counted)) = (word(), word());
+    let (blocking, free, done) = (stream(0), stream(1), event(2));
+    assert_eq!(launch(function("wait"), (1, 1), blocking, [gate, count]), OK);
+    // Behind the kernel, because the default stream waits for all that block.
+    must!("cuMemsetD32Async", count, 5, 1, 0);
+    must!("cuEventRecord", done, 0);
+    let (other, _) = word();
+    must!("cuMemsetD32Async", other, 5, 1, free);
+    must!("cuStreamSynchronize", free);
+    assert_eq!(call!("cuEventQuery", done), NOT_READY);
+    assert_eq!(call!("cuStreamQuery", blocking), NOT_READY);
+    opened.store(1, Ordering::Release);
+    must!("cuEventSynchronize", done);
+    assert_eq!(counted.load(Ordering::Acquire), 5);
+    must!("cuStreamDestroy_v2", blocking);
+    assert_eq!(call!("cuStreamQuery", blocking), 400);
+}
+
+#[test]
+fn branches_of_a_graph_run_side_by_side() {
+    start();
+    let ((a, there), (b, _)) = (word(), word());
+    let (origin, branch) = (stream(1), stream(1));
+    let (forked, joined) = (event(2), event(2));
+    must!("cuStreamBeginCapture_v2", origin, 0);
+    must!("cuEventRecord", forked, origin);
+    must!("cuStreamWaitEvent", branch, forked, 0);
+    // Each ends when the other has begun.
+    assert_eq!(launch(function("meet"), (1, 1), origin, [a, b]), OK);
+    assert_eq!(launch(function("meet"), (1, 1), branch, [b, a]), OK);
+    let mut graph = 0u64;
+    assert_eq!(call!("cuStreamSynchronize", branch), 900, "it takes part in the capture");
+    must!("cuEventRecord", joined, branch);
+    must!("cuStreamWaitEvent", origin, joined, 0);
+    must!("cuStreamEndCapture", origin, out(&mut graph));
+    let mut executable = 0u64;
+    must!("cuGraphInstantiateWithFlags", out(&mut executable), graph, 0);
+    for _ in 0..3 {
+        must!("cuGraphLaunch", executable, origin);
+    }
+    must!("cuStreamSynchronize", origin);
+    assert_eq!(there.load(Ordering::Acquire), 3);
+    must!("cuStreamBeginCapture_v2", origin, 0);
+    must!("cuEventRecord", forked, origin);
+    must!("cuStreamWaitEvent", branch, forked, 0);
+    must!("cuMemsetD32Async", a, 0, 1, branch);
+    assert_eq!(call!("cuStreamEndCapture", origin, out(&mut graph)), 904, "it is not joined");
+    must!("cuStreamQuery", branch);
+}
+
+#[test]
+fn launches_that_cannot_be_are_refused() {
+    start();
+    let (kernel, (gate, _)) = (function("meet"), word());
+    let refused = |shape| launch(kernel, shape, 0, [gate, gate]);
+    assert_eq!(refused((0, 1)), INVALID_VALUE);
+    assert_eq!(refused((1, 1025)), INVALID_VALUE);
+    assert_eq!(refused((1, 65)), 701, "the text allows 64");
+    let cooperative = |blocks: u32| {
+        let arguments = [gate, gate];
+        let pointers =
+            arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
+        let pointers = pointers.as_ptr().expose_provenance();
+        call!("cuLaunchCooperativeKernel", kernel, blocks, 1, 1, 64, 1, 1, 0, 0, pointers)
+    };
+    assert_eq!(cooperative(16 * 32 + 1), 720);
+    assert_eq!(cooperative(16 * 32), OK);
+    must!("cuCtxSynchronize");
+}
+
+#[test]
+fn texts_that_cannot_be_loaded_are_refused() {
+    start();
+    assert_eq!(load(".version 8.0\n.nonsense"), Err(218));
+    assert_eq!(load(".version 9.1\n"), Err(222));
+    assert_eq!(load("\x7fELF"), Err(209));
+    let module = load(TEXT).expect("it is PTX");
+    let (mut function, name) = (0u64, c"nobody".as_ptr().expose_provenance());
+    assert_eq!(call!("cuModuleGetFunction", out(&mut function), module, name), 500);
+    let (mut address, mut bytes, mut seen) = (0u64, 0u64, 0u32);
+    let name = c"seen".as_ptr().expose_provenance();
+    must!("cuModuleGetGlobal_v2", out(&mut address), out(&mut bytes), module, name);
+    assert_eq!(bytes, 4);
+    must!("cuModuleUnload", module);
+    assert_eq!(call!("cuModuleUnload", module), 400);
+    assert_eq!(call!("cuMemcpyDtoH_v2", out(&mut seen), 8, 4), INVALID_VALUE);
+}
+
+#[test]
+fn functions_and_pointers_are_described() {
+    start();
+    let (kernel, mut value) = (function("meet"), 0u32);
+    let mut attribute = |number: u32| {
+        must!("cuFuncGetAttribute", out(&mut value), number, kernel);
+        value
+    };
+    assert_eq!((attribute(0), attribute(1), attribute(8)), (64, 1024, 48 << 10));
+    must!("cuFuncSetAttribute", kernel, 8, 200 << 10);
+    let mut blocks = 0u32;
+    must!("cuOccupancyMaxActiveBlocksPerMultiprocessor", out(&mut blocks), kernel, 64, 113 << 10);
+    assert_eq!(blocks, 2);
+    let (mut device, mut start, mut bytes, mut kind) = (0u64, 0u64, 0u64, 0u32);
+    must!("cuMemAlloc_v2", out(&mut device), 100);
+    must!("cuMemGetAddressRange_v2", out(&mut start), out(&mut bytes), device + 99);
+    assert_eq!((start, bytes), (device, 100));
+    must!("cuPointerGetAttribute", out(&mut kind), 2, device + 5);
+    assert_eq!(kind, 2, "memory of a device");
+    must!("cuPointerGetAttribute", out(&mut kind), 2, word().0);
+    assert_eq!(kind, 1, "memory of the host");
+    assert_eq!(call!("cuPointerGetAttribute", out(&mut kind), 2, device + 100), INVALID_VALUE);
+    must!("cuMemFree_v2", device);
+    assert_eq!(call!("cuMemFree_v2", device), INVALID_VALUE);
+}
+
+/// Adds one to a word.
+extern "C" fn count(word: &AtomicU32) {
+    word.fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+fn functions_of_the_host_run_in_order() {
+    start();
+    let ((gate, opened), (unused, _)) = (word(), word());
+    let (stream, (argument, counted)) = (stream(1), word());
+    assert_eq!(launch(function("wait"), (1, 1), stream, [gate, unused]), OK);
+    let function = count as extern "C" fn(&AtomicU32) as usize;
+    must!("cuLaunchHostFunc", stream, function, argument);
+    assert_eq!(counted.load(Ordering::SeqCst), 0);
+    opened.store(1, Ordering::Release);
+    must!("cuStreamSynchronize", stream);
+    assert_eq!(counted.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn errors_have_names() {
+    let mut name = std::ptr::null::<c_char>();
+    must!("cuGetErrorString", 700, out(&mut name));
+    // SAFETY: a constant string.
+    let text = unsafe { std::ffi::CStr::from_ptr(name) };
+    assert_eq!(text, c"an illegal memory access was encountered");
+    assert_eq!(call!("cuGetErrorName", 12345, out(&mut name)), INVALID_VALUE);
+    assert!(name.is_null());
+}
+
+/// Set in the process that waits for an event of another: the bytes of its handle.
+const HANDLE: &str = "CCL_TEST_EVENT_HANDLE";
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Handle([u8; 64]);
+
+#[test]
+fn events_reach_other_processes() {
+    start();
+    if let Ok(text) = env::var(HANDLE) {
+        return wait_for_event(&text);
+    }
+    let ((gate, opened), (unused, _)) = (word(), word());
+    let (stream, reached, mut handle) = (stream(1), event(6), Handle([0; 64]));
+    assert_eq!(launch(function("wait"), (1, 1), stream, [gate, unused]), OK);
+    must!("cuEventRecord", reached, stream);
+    must!("cuIpcGetEventHandle", out(&mut handle), reached);
+    let text: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut command = Command::new(env::current_exe().expect("the test has a path"));
+    command.args(["events_reach_other_processes", "--exact", "--nocapture"]).env(HANDLE, text);
+    let mut child = command.stdout(Stdio::piped()).spawn().expect("it can be started again");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut lines = lines.map(|line| line.expect("it is text"));
+    // The other process has looked, and nothing had been reached.
+    assert!(lines.any(|line| line.ends_with("not ready")));
+    opened.store(1, Ordering::Release);
+    assert!(lines.any(|line| line.ends_with("reached")));
+    assert!(child.wait().expect("it is a child").success());
+}
+
+fn wait_for_event(text: &str) {
+    let byte = |index: usize| u8::from_str_radix(&text[2 * index..2 * index + 2], 16);
+    let handle = Handle(std::array::from_fn(|index| byte(index).expect("hexadecimal")));
+    let mut event = 0u64;
+    // SAFETY: the type is that of the manual.
+    let open: Symbol<unsafe extern "C" fn(u64, Handle) -> u32> =
+        unsafe { DRIVER.get(b"cuIpcOpenEventHandle") }.expect("it is there");
+    // SAFETY: the number is written where it is told.
+    assert_eq!(unsafe { open(out(&mut event), handle) }, OK);
+    assert_eq!(call!("cuEventQuery", event), NOT_READY);
+    let mut output = std::io::stdout();
+    output.write_all(b"not ready\n").expect("somebody listens");
+    output.flush().expect("somebody listens");
+    let stream = stream(1);
+    must!("cuStreamWaitEvent", stream, event, 0);
+    must!("cuStreamSynchronize", stream);
+    output.write_all(b"reached\n").expect("somebody listens");
+}
