@@ -26,9 +26,9 @@ static DRIVER: LazyLock<Library> = LazyLock::new(|| {
 macro_rules! call {
     (@type $argument:expr) => { u64 };
     ($name:literal $(, $argument:expr)*) => {{
+        type Function = unsafe extern "C" fn($(call!(@type $argument)),*) -> u32;
         // SAFETY: the function takes so many numbers or pointers.
-        let function: Symbol<unsafe extern "C" fn($(call!(@type $argument)),*) -> u32> =
-            unsafe { DRIVER.get($name.as_bytes()) }.expect($name);
+        let function: Symbol<Function> = unsafe { DRIVER.get($name.as_bytes()) }.expect($name);
         // SAFETY: pointers among the arguments are valid for the call.
         unsafe { function($($argument as u64),*) }
     }};
@@ -298,9 +298,9 @@ fn wait_for_event(text: &str) {
     let byte = |index: usize| u8::from_str_radix(&text[2 * index..2 * index + 2], 16);
     let handle = Handle(std::array::from_fn(|index| byte(index).expect("hexadecimal")));
     let mut event = 0u64;
+    type Open = unsafe extern "C" fn(u64, Handle) -> u32;
     // SAFETY: the type is that of the manual.
-    let open: Symbol<unsafe extern "C" fn(u64, Handle) -> u32> =
-        unsafe { DRIVER.get(b"cuIpcOpenEventHandle") }.expect("it is there");
+    let open: Symbol<Open> = unsafe { DRIVER.get(b"cuIpcOpenEventHandle") }.expect("it is there");
     // SAFETY: the number is written where it is told.
     assert_eq!(unsafe { open(out(&mut event), handle) }, OK);
     assert_eq!(call!("cuEventQuery", event), NOT_READY);
