@@ -22,6 +22,16 @@ use super::sharing::{Sharing, Use};
 use super::steps::{Step, bases, steps};
 use crate::flow::Impossible;
 
+/// What flows between hosts that share a NIC get of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Fairness {
+    /// As much as each other, like connections.
+    #[default]
+    Links,
+    /// In proportion to all that they have to carry, as if what links may have on the way were weighted so.
+    Bytes,
+}
+
 /// What a run needs to know beside the programs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
@@ -31,6 +41,8 @@ pub struct Options<'a> {
     pub outages: &'a [Outage],
     /// How long it takes until lanes use other rails.
     pub delays: Delays,
+    /// How flows share NICs.
+    pub fairness: Fairness,
     /// What was on the way on a rail when it failed, in bytes, and is sent again by every lane.
     pub window_bytes: f64,
 }
@@ -76,7 +88,10 @@ struct Lane {
     targets: Vec<Rank>,
     proportions: Option<Vec<u16>>,
     steps: Vec<usize>,
+    /// For every byte of it, times its weight.
     uses: Vec<Use>,
+    /// How much faster it is than others where it shares a resource with them.
+    weight: f64,
     alpha: f64,
     /// Which of the steps is on, and which segment of it.
     turn: usize,
@@ -111,6 +126,8 @@ struct Run<'a> {
     agenda: Agenda,
     lanes: Vec<Lane>,
     steps: Vec<Step>,
+    /// Of a step: what weights are relative to.
+    mean_bytes: f64,
     /// By rank: until when its processor prepares messages.
     busy_until: Vec<f64>,
     /// Steps that are not done.
@@ -143,6 +160,7 @@ impl<'a> Run<'a> {
             agenda: Agenda::default(),
             lanes: Vec::new(),
             open: steps.len(),
+            mean_bytes: mean_bytes(&steps),
             steps,
             busy_until: vec![0.0; programs.len()],
             users: vec![Vec::new(); resources],
@@ -224,11 +242,17 @@ impl<'a> Run<'a> {
             receivers: vec![Vec::new(); steps.len()],
             steps,
             uses: Vec::new(),
+            weight: 1.0,
             turn: 0,
             segment: 0,
             state: State::Idle,
             version: 0,
         };
+        let is_away = !topology.together(source, lane.targets[0]);
+        if self.options.fairness == Fairness::Bytes && is_away {
+            let bytes: usize = lane.steps.iter().map(|step| self.steps[*step].bytes).sum();
+            lane.weight = bytes.max(1) as f64 / self.mean_bytes;
+        }
         lane.uses = self.route(&lane)?;
         Ok(lane)
     }
@@ -236,7 +260,10 @@ impl<'a> Run<'a> {
     fn route(&self, lane: &Lane) -> Result<Vec<Use>, Impossible> {
         let route = self.fabric.route(lane.source, &lane.targets, lane.proportions.as_deref());
         let node = |rank| self.fabric.topology().node_of(rank);
-        route.ok_or_else(|| Impossible::NoCommonRail(node(lane.source), node(lane.targets[0])))
+        let nothing = || Impossible::NoCommonRail(node(lane.source), node(lane.targets[0]));
+        let mut uses = route.ok_or_else(nothing)?;
+        uses.iter_mut().for_each(|used| used.share *= lane.weight);
+        Ok(uses)
     }
 
     fn is_over(&self) -> bool {
@@ -378,7 +405,8 @@ impl<'a> Run<'a> {
         self.fabric.lose(node, rail);
         for number in 0..self.lanes.len() {
             let through = self.lanes[number].uses.iter().find(|used| nics.contains(&used.resource));
-            let Some(share) = through.map(|used| used.share) else { continue };
+            let weight = self.lanes[number].weight;
+            let Some(share) = through.map(|used| used.share / weight) else { continue };
             if self.lanes[number].turn == self.lanes[number].steps.len() {
                 continue;
             }
@@ -429,7 +457,7 @@ impl<'a> Run<'a> {
         self.sharing.rates(self.fabric.capacities(), &uses, &mut self.rates);
         for (place, lane) in flows.into_iter().enumerate() {
             self.met_lanes[lane] = false;
-            self.go_on(lane, self.rates[place]);
+            self.go_on(lane, self.rates[place] * self.lanes[lane].weight);
         }
     }
 
@@ -486,4 +514,9 @@ impl<'a> Run<'a> {
         stuck.dedup();
         Err(Impossible::Stuck(stuck))
     }
+}
+
+fn mean_bytes(steps: &[Step]) -> f64 {
+    let bytes: usize = steps.iter().map(|step| step.bytes).sum();
+    (bytes as f64 / steps.len().max(1) as f64).max(1.0)
 }

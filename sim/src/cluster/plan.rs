@@ -8,7 +8,7 @@ use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Program};
 use ccl_core::topology::Topology;
 
-use super::execution::{Execution, Options, execute};
+use super::execution::{Execution, Fairness, Options, execute};
 use super::fabric::{Fabric, Healing};
 use super::file::{Cluster, Outage, Ranks};
 use crate::flow::Physics;
@@ -32,6 +32,7 @@ pub struct Scene {
     topology: Topology,
     request: Request,
     model: CostModel,
+    fairness: Fairness,
 }
 
 impl Scene {
@@ -62,7 +63,14 @@ impl Scene {
             reduction: Reduction::Builtin(ReduceOp::Sum),
             root: Rank(0),
         };
-        Self { model: model(cluster), cluster: cluster.clone(), topology, request }
+        let fairness = Fairness::default();
+        Self { model: model(cluster), cluster: cluster.clone(), topology, request, fairness }
+    }
+
+    /// The same with flows that share NICs like this.
+    #[must_use]
+    pub fn sharing(self, fairness: Fairness) -> Self {
+        Self { fairness, ..self }
     }
 
     /// The ranks, with the rails that are left.
@@ -149,6 +157,7 @@ impl Scene {
             segment_bytes: (sent_bytes(programs) / SEGMENTS).max(self.model.network_tile_bytes),
             outages,
             delays: self.cluster.delays,
+            fairness: self.fairness,
             window_bytes: (usual.slots * usual.tile_bytes) as f64,
         };
         execute(fabric, programs, &options).map_err(|why| why.to_string())
@@ -234,6 +243,22 @@ pub(super) mod tests {
             assert!(even <= ring + 0.1 && even > ring - 6.0, "{hosts} {count}: balance {even}");
             assert!(ours <= bound + 0.1 && ours > bound - 2.0, "{hosts} {count}: ours {ours}");
         }
+    }
+
+    /// Hubs of hosts that have lost different rails have unequal shares, so their links carry unequally much.
+    #[test]
+    fn links_that_get_what_they_carry_reach_the_bound() {
+        let cluster = Cluster::plain(8, 8, 25e9);
+        let pairs = lost(&[(0, 0), (1, 1), (2, 2)]);
+        let scene = Scene::allreduce(&cluster, Ranks::Hosts, &pairs, 1 << 30);
+        let plan = scene.plan("hub_shares").unwrap();
+        let of_bound = |fairness| {
+            let scene = scene.clone().sharing(fairness);
+            100.0 * scene.bound_seconds() / scene.run(&plan, &[]).unwrap().seconds
+        };
+        let (even, weighted) = (of_bound(Fairness::Links), of_bound(Fairness::Bytes));
+        println!("{even:.2} and {weighted:.2} %");
+        assert!(even < 99.0 && weighted > 99.5 && weighted < 100.001, "{even} and {weighted}");
     }
 
     /// The simulation that follows every tile, with windows that do not limit anything, is as fast.

@@ -5,6 +5,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::table::{Table, duration, percent};
+use crate::cluster::execution::Fairness;
 use crate::cluster::plan::{COMPARED, PLANNER, Scene};
 use crate::cluster::{Cluster, Outage, Ranks};
 use crate::flow::command::{lost, seconds, size};
@@ -40,6 +41,9 @@ pub(super) struct Collective {
     /// Algorithms, separated by commas.
     #[arg(long, value_delimiter = ',')]
     algo: Vec<String>,
+    /// What links that share a NIC get of it: as much as each other, or in proportion to what they carry.
+    #[arg(long, value_enum, default_value = "links")]
+    fairness: Fairness,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -82,7 +86,9 @@ impl Collective {
         during: &[Outage],
     ) -> Result<Vec<Row>, String> {
         let ranks = if self.gpus { Ranks::Gpus } else { Ranks::Hosts };
-        let scene = |lost: &[Outage]| Scene::new(cluster, ranks, lost, self.collective, self.bytes);
+        let scene = |lost: &[Outage]| {
+            Scene::new(cluster, ranks, lost, self.collective, self.bytes).sharing(self.fairness)
+        };
         let (degraded, healthy) = (scene(before), scene(&[]));
         let asked: Vec<&str> = match (self.algo.is_empty(), self.collective) {
             (true, Kind::AllReduce) => COMPARED.to_vec(),
