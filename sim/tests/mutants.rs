@@ -11,10 +11,11 @@ use ccl_sim::scenario::Scenario;
 const SEEDS: u64 = 5_000;
 
 /// Where a mutant is looked for. One does harm only when a fence is overtaken by the connection that
-/// replaces the one it is about, which happens in one world of thirty thousand.
+/// replaces the one it is about, which happens in one world of ten to thirty thousand; where the first of them is
+/// depends on all delays.
 fn seeds(mutation: Mutation) -> Range<u64> {
-    let first = if mutation == Mutation::FenceWithoutIncarnation { 47_000 } else { 0 };
-    first..first + SEEDS
+    let rare = mutation == Mutation::FenceWithoutIncarnation;
+    0..if rare { 20 * SEEDS } else { SEEDS }
 }
 
 #[test]
@@ -26,7 +27,8 @@ fn every_mutant_is_found() {
         let report = campaign.run(seeds(mutation));
         let found = report.failing.first();
         println!("{}: {} worlds, {found:?}", mutation.name(), report.tally.worlds);
-        assert!(found.is_some(), "{} survives {SEEDS} worlds", mutation.name());
+        let worlds = report.tally.worlds;
+        assert!(found.is_some(), "{} survives {worlds} worlds", mutation.name());
     }
 }
 
