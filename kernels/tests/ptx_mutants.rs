@@ -93,7 +93,7 @@ fn replaced(text: &str, begin: &str, template: &str) -> (String, usize) {
     let change = |line: &str| {
         let instruction = line.trim();
         let Some(operands) = instruction.strip_prefix(begin) else { return line.to_owned() };
-        if !operands.starts_with(char::is_whitespace) {
+        if !operands.is_empty() && !operands.starts_with(char::is_whitespace) {
             return line.to_owned();
         }
         found += 1;
@@ -134,21 +134,50 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
     })
 }
 
+/// Whether the finder finds what becomes of these instructions; None if there is no compiler.
+fn is_found(name: &str, changes: &[(&str, &str)], finder: Finder) -> Option<bool> {
+    let found = Cell::new(0);
+    let change = |mut text: String| {
+        for (begin, template) in changes {
+            let (changed, count) = replaced(&text, begin, template);
+            found.set(found.get() + count);
+            text = changed;
+        }
+        text
+    };
+    // A protocol that is broken may break its scene, too.
+    let outcome = catch_unwind(AssertUnwindSafe(|| find(finder, change)));
+    let outcome = outcome.unwrap_or_else(|_| Some(Err("a scene broke".into())))?;
+    assert!(found.get() > 0, "{name}: no instruction begins so: {changes:?}");
+    Some(outcome.is_err())
+}
+
+fn skip_all() {
+    skip("bugs in compiled CUDA kernels: pip cannot install NVRTC");
+}
+
 #[test]
 fn all_are_found() {
     for (name, begin, template, finder) in MUTANTS {
-        let found = Cell::new(0);
-        let change = |text: String| {
-            let (text, count) = replaced(&text, begin, template);
-            found.set(found.get() + count);
-            text
+        let Some(found) = is_found(name, &[(begin, template)], finder) else { return skip_all() };
+        assert!(found, "{name}: {finder:?} did not find it");
+    }
+}
+
+/// A fence is taken for a release where it stands before one, so both have to go.
+#[test]
+fn missing_order_is_found() {
+    const FENCE: (&str, &str) = ("membar.sys;", "");
+    const RELEASE: (&str, &str) =
+        ("st.release.sys.global.u64", "st.relaxed.sys.global.u64 [$1], $2;");
+    for finder in [Push, Relays] {
+        let Some(found) = is_found("no order", &[FENCE, RELEASE], finder) else {
+            return skip_all();
         };
-        // A protocol that is broken may break its scene, too.
-        let outcome = catch_unwind(AssertUnwindSafe(|| find(finder, change)));
-        let Some(outcome) = outcome.unwrap_or_else(|_| Some(Err("a scene broke".into()))) else {
-            return skip("bugs in compiled CUDA kernels: pip cannot install NVRTC");
-        };
-        assert!(found.get() > 0, "{name}: no instruction begins with {begin}");
-        assert!(outcome.is_err(), "{name}: {finder:?} did not find it");
+        assert!(found, "{finder:?} did not find missing order");
+        for one in [FENCE, RELEASE] {
+            let found = is_found("half of it", &[one], finder);
+            assert_eq!(found, Some(false), "{finder:?}: the other half orders");
+        }
     }
 }

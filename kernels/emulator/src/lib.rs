@@ -6,7 +6,7 @@
 //!
 //! What is checked that no GPU checks: every access must be inside of a registered range and
 //! aligned; a deadlock is found and described; the order in which threads run is drawn from a seed,
-//! so what fails fails again. What is not: the order of memory. See docs/cuda-emulator.md.
+//! so what fails fails again. See docs/cuda-emulator.md.
 
 mod arithmetic;
 mod decode;

@@ -240,7 +240,12 @@ pub(crate) struct Reach<'a> {
     pub(crate) local_bytes: usize,
 }
 
-impl Reach<'_> {
+impl<'a> Reach<'a> {
+    /// Registered memory only.
+    pub(crate) fn registered(ranges: &'a [Range], none: &'a Words) -> Self {
+        Self { ranges, last: 0, shared: none, parameters: none, local: none, local_bytes: 0 }
+    }
+
     /// Whether a thread may touch so many bytes.
     #[inline]
     pub(crate) fn permits(
@@ -270,6 +275,12 @@ impl Reach<'_> {
         let shared = self.shared.part(0, self.shared.bytes(), Rights::ReadWrite);
         let parameters = self.parameters.part(0, self.parameters.bytes(), Rights::Read);
         [local, shared, parameters].iter().any(|range| range.permits(address, bytes, writes))
+    }
+
+    /// Whether memory that was found permitted is registered, and not the block's own.
+    #[inline]
+    pub(crate) fn is_registered(&self, address: u64) -> bool {
+        self.ranges.get(self.last).is_some_and(|range| range.permits(address, 1, false))
     }
 
     /// Reads 1, 2, 4 or 8 aligned bytes; `None` if the thread may not.

@@ -144,6 +144,8 @@ pub(crate) struct Vector {
     pub(crate) elements: Box<[Option<Slot>]>,
     pub(crate) element_bytes: u8,
     pub(crate) signed: bool,
+    /// Whether everything of the block is seen before it.
+    pub(crate) releases: bool,
     pub(crate) piece_elements: u8,
     /// Which of the pieces this instruction moves; all of them if none is named.
     pub(crate) piece: Option<u8>,
@@ -177,6 +179,8 @@ pub(crate) struct Atomic {
     pub(crate) address: Address,
     pub(crate) change: Change,
     pub(crate) bytes: usize,
+    /// Whether everything of the block is seen before it.
+    pub(crate) releases: bool,
     pub(crate) to: Option<Slot>,
     pub(crate) operands: [Slot; 2],
 }

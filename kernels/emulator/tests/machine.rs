@@ -65,6 +65,7 @@ fn schedules() -> Vec<Options> {
             schedule: Schedule::Random(seed),
             torn,
             split,
+            weak: split,
             patience: Some(2_000_000),
             ..Options::default()
         })
@@ -277,6 +278,39 @@ fn vectors_tear_into_halves() {
     };
     assert!(torn(true), "a reader sees two halves");
     assert!(!torn(false), "unless stores are whole");
+}
+
+#[test]
+fn flags_overtake_data_unless_something_orders_them() {
+    // Block 0 writes data and then a flag; block 1 waits for the flag and looks at the data.
+    let source = |order: &str, flag: &str| {
+        kernel(
+            "",
+            &format!(
+                "mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra $READ;
+                st.global.u32 [%d0], 5; ld.global.u32 %r4, [%d0]; setp.ne.u32 %p3, %r4, 5; @%p3 trap;
+                {order} st.{flag}.global.u32 [%d0+128], 1; exit;
+                $READ: ld.acquire.sys.global.u32 %r2, [%d0+128]; setp.eq.u32 %p2, %r2, 0;
+                @%p2 bra $READ; ld.global.u32 %r3, [%d0]; st.global.u32 [%d0+256], %r3;"
+            ),
+        )
+    };
+    let overtakes = |order, flag| {
+        (0..100).any(|seed| {
+            let world = World::new(65);
+            let schedule = Schedule::Random(seed);
+            let options = Options { schedule, weak: true, ..Options::default() };
+            let ran = world.run(&source(order, flag), 2, 1, options);
+            ran.unwrap_or_else(|fault| panic!("{fault}"));
+            world.words()[64] != 5
+        })
+    };
+    assert!(overtakes("", "relaxed.sys"));
+    assert!(overtakes("", "volatile"));
+    assert!(overtakes("membar.cta;", "relaxed.sys"));
+    assert!(!overtakes("", "release.sys"));
+    assert!(!overtakes("membar.gl;", "relaxed.sys"));
+    assert!(!overtakes("fence.acq_rel.sys;", "volatile"));
 }
 
 #[test]

@@ -76,6 +76,7 @@ fn run_kernel(device: &'static Device, launch: &Launch) -> Result<(), Code> {
         schedule,
         torn: settings::number(settings::TORN) == Some(1),
         split: false,
+        weak: false,
         resident_threads: RESIDENT_THREADS,
         // Hosts and other kernels may still change what it waits for.
         patience: None,

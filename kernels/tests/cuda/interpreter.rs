@@ -76,6 +76,7 @@ impl Interpreter {
             },
             torn: job.seed % 2 == 1,
             split: job.seed % 3 == 1,
+            weak: job.seed % 5 > 1,
             ..Options::default()
         };
         let mut emulator = Emulator::new(&self.memory, options);

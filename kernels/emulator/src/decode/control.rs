@@ -41,6 +41,8 @@ impl<'a> Decoder<'a> {
             ["ret", ..] => Motion::Return.into(),
             ["exit"] => Motion::Exit.into(),
             ["trap"] => Motion::Trap.into(),
+            // Threads of a block see each other's stores anyway.
+            ["membar", "cta"] | ["fence", .., "cta"] => Effect::Nothing.into(),
             ["membar", ..] | ["fence", ..] => Effect::Fence.into(),
             ["nanosleep", "u32"] => Motion::Pause.into(),
             ["prefetch" | "prefetchu" | "griddepcontrol" | "pmevent" | "discard", ..] => {

@@ -10,8 +10,7 @@ use crate::types::Type;
 /// What is atomic, and what a vector is made of when it may be torn.
 const PIECE_BYTES: usize = 8;
 
-/// Who else sees an access when, and what it leaves in caches: nothing to do here, where every
-/// access is in order for everybody.
+/// Who else sees an access when, and what it leaves in caches. Of this only releases matter here.
 const ORDERS: [&str; 26] = [
     "weak",
     "volatile",
@@ -45,17 +44,24 @@ fn is_order(part: &str) -> bool {
     ORDERS.contains(&part) || part.starts_with("L2::")
 }
 
+/// Whether other blocks see everything before they see this.
+fn releases(parts: &[&str]) -> bool {
+    parts.contains(&"release") || parts.contains(&"acq_rel")
+}
+
 /// What the parts of a `ld` or `st` say.
 struct Form {
     window: Option<Window>,
     elements: usize,
+    releases: bool,
     of: Type,
 }
 
 impl<'a> Decoder<'a> {
     fn form(&self, parts: &[&str]) -> Option<Form> {
         let (last, parts) = parts.split_last()?;
-        let mut form = Form { window: None, elements: 1, of: Type::parse(last)? };
+        let mut form =
+            Form { window: None, elements: 1, releases: releases(parts), of: Type::parse(last)? };
         for part in parts {
             match *part {
                 "v2" => form.elements = 2,
@@ -147,6 +153,7 @@ impl<'a> Decoder<'a> {
                 elements: elements.into(),
                 element_bytes: element_bytes as u8,
                 signed: form.of.is_signed(),
+                releases: form.releases,
                 piece_elements: piece_elements as u8,
                 piece: (!at_once).then_some(piece as u8),
             });
@@ -187,7 +194,8 @@ impl<'a> Decoder<'a> {
         };
         let to = if has_result { Some(self.target(&operands[0])?) } else { None };
         let bytes = of.bytes();
-        let atomic = Atomic { address, change, bytes, to, operands: [value, second] };
+        let (releases, operands) = (releases(parts), [value, second]);
+        let atomic = Atomic { address, change, bytes, releases, to, operands };
         self.emit(Effect::Atomic(Box::new(atomic)));
         Ok(bytes >= 2)
     }

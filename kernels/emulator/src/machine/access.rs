@@ -89,6 +89,7 @@ impl Turn<'_> {
             for piece in self.pieces(vector, lane).map(usize::from) {
                 let at = address + (piece * piece_bytes) as u64;
                 let value = self.reach.load(lane, at, piece_bytes).unwrap_or_default();
+                let value = self.pending.seen(at, piece_bytes, value);
                 let to = &vector.elements[piece * piece_elements..][..piece_elements];
                 for (index, to) in to.iter().enumerate() {
                     let Some(to) = to else { continue };
@@ -113,6 +114,9 @@ impl Turn<'_> {
     ) -> Result<(), Trouble> {
         self.draw_order(vector, active, 0);
         self.changed = self.executed;
+        if vector.releases {
+            self.pending.flush(&mut self.reach);
+        }
         let bits = u32::from(vector.element_bytes) * 8;
         let piece_elements = usize::from(vector.piece_elements);
         let piece_bytes = piece_elements * usize::from(vector.element_bytes);
@@ -127,7 +131,11 @@ impl Turn<'_> {
                     value |= element << (64 - bits) >> (64 - bits) << (index as u32 * bits);
                 }
                 let at = address + (piece * piece_bytes) as u64;
-                self.reach.store(lane, at, piece_bytes, value).unwrap_or_default();
+                if self.weak && !vector.releases && self.reach.is_registered(at) {
+                    self.pending.push(&mut self.reach, at, piece_bytes, value);
+                } else {
+                    self.reach.store(lane, at, piece_bytes, value).unwrap_or_default();
+                }
             }
         }
         Ok(())
@@ -139,9 +147,13 @@ impl Turn<'_> {
         group: Group,
         active: Mask,
     ) -> Result<(), Trouble> {
+        if atomic.releases {
+            self.pending.flush(&mut self.reach);
+        }
         for lane in lanes(active) {
             let address = self.address(&atomic.address, group.base, lane);
             let bytes = atomic.bytes;
+            self.pending.flush_at(&mut self.reach, address, bytes);
             let access = Access::Atomic;
             let wrong = |reason| Trouble { lane, place: group.place, reason };
             if address & (bytes as u64 - 1) != 0 {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use ccl_core::random::Random;
 
+use super::pending::Pending;
 use super::turn::{Stop, Surroundings, Trouble, Turn};
 use super::warp::{Mask, Warp, lanes};
 use crate::arithmetic::WIDTH;
@@ -39,6 +40,8 @@ pub(crate) struct Block {
     locals: Vec<Words>,
     shared: Words,
     barriers: [Arrivals; BARRIERS],
+    /// Stores that other blocks do not see yet.
+    pending: Pending,
     /// Threads that have not ended.
     living: u32,
 }
@@ -50,6 +53,7 @@ pub(crate) struct Means<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) torn: bool,
     pub(crate) split: bool,
+    pub(crate) weak: bool,
     pub(crate) executed: u64,
     pub(crate) changed: u64,
 }
@@ -86,6 +90,7 @@ impl Block {
             locals: (0..warps).map(|_| Words::new(function.local_bytes() * WIDTH)).collect(),
             shared: Words::new(shared_bytes),
             barriers: [Arrivals::default(); BARRIERS],
+            pending: Pending::default(),
             living: threads,
         };
         let mut random = Random::new(0);
@@ -94,6 +99,7 @@ impl Block {
             random: &mut random,
             torn: false,
             split: false,
+            weak: false,
             executed: 0,
             changed: 0,
         };
@@ -102,6 +108,11 @@ impl Block {
             block.turn(&grid, warp, &mut means).fill(function, 0, Mask::MAX);
         }
         block
+    }
+
+    /// The stores that nobody else has seen when the block has ended.
+    pub(crate) fn into_pending(self) -> Pending {
+        self.pending
     }
 
     pub(crate) fn warps(&self) -> usize {
@@ -139,6 +150,8 @@ impl Block {
             random: &mut *means.random,
             torn: means.torn,
             split: means.split,
+            weak: means.weak,
+            pending: &mut self.pending,
             executed: means.executed,
             changed: means.changed,
         }
@@ -146,6 +159,20 @@ impl Block {
 
     /// Runs a warp for so many instructions, or until it cannot go on.
     pub(crate) fn run(
+        &mut self,
+        warp: usize,
+        budget: u64,
+        means: &mut Means<'_>,
+    ) -> Result<Outcome, Trouble> {
+        let outcome = self.run_turn(warp, budget, means)?;
+        if means.weak {
+            let grid = Arc::clone(&self.grid);
+            self.turn(&grid, warp, means).drift();
+        }
+        Ok(outcome)
+    }
+
+    fn run_turn(
         &mut self,
         warp: usize,
         budget: u64,

@@ -1,12 +1,13 @@
 //! A machine that runs kernels.
 //!
 //! Every warp is a little state machine; the scheduler gives them turns, in order or at random from
-//! a seed, so that the same seed is the same run. Memory is sequentially consistent: a machine finds
-//! what is wrong in the logic of a kernel, and fences that are missing it cannot find.
+//! a seed, so that the same seed is the same run. Memory is sequentially consistent, or stores arrive
+//! late and in any order.
 
 mod access;
 mod block;
 mod calls;
+mod pending;
 mod together;
 mod turn;
 mod warp;
@@ -18,9 +19,10 @@ use ccl_core::random::Random;
 use thiserror::Error;
 
 use crate::error::{Fault, Reason};
-use crate::memory::{Memory, Words};
+use crate::memory::{Memory, Range, Reach, Words};
 use crate::program::Kernel;
 use block::{Block, Grid, Means};
+use pending::Pending;
 use turn::Trouble;
 
 /// Instructions of a turn where turns are in order, and at most where they are random.
@@ -49,6 +51,9 @@ pub struct Options {
     pub torn: bool,
     /// Threads of a warp part without a reason now and then.
     pub split: bool,
+    /// Ordinary stores arrive late and in any order at other blocks, until a thread of the block
+    /// executes a fence or a release. Loads are never stale.
+    pub weak: bool,
     /// How many threads there can be at once; blocks beyond wait until others have ended.
     pub resident_threads: u32,
     /// After how many instructions without any change in memory it is a deadlock; `None` where
@@ -62,6 +67,7 @@ impl Default for Options {
             schedule: Schedule::InOrder,
             torn: false,
             split: false,
+            weak: false,
             resident_threads: 16 * 2048,
             patience: Some(20_000_000),
         }
@@ -121,6 +127,8 @@ struct Running {
     blocks: u32,
     next_block: u32,
     ended: u32,
+    /// Stores of blocks that have ended; all arrive before the kernel has.
+    late: Vec<Pending>,
 }
 
 /// Runs kernels of several streams at once, the kernels of one stream one after the other.
@@ -212,6 +220,9 @@ impl Machine {
                 };
             };
             self.turn(place, &ranges)?;
+            if self.options.weak {
+                self.drift(&ranges);
+            }
             let patience = self.options.patience.unwrap_or(u64::MAX);
             if self.executed - self.changed > patience {
                 return Err(self.deadlock("everybody spins"));
@@ -284,11 +295,7 @@ impl Machine {
         }
     }
 
-    fn turn(
-        &mut self,
-        place: (usize, usize),
-        ranges: &[crate::memory::Range],
-    ) -> Result<(), Fault> {
+    fn turn(&mut self, place: (usize, usize), ranges: &[Range]) -> Result<(), Fault> {
         let (index, warp) = place;
         let budget = match self.options.schedule {
             Schedule::InOrder => TURN,
@@ -300,6 +307,7 @@ impl Machine {
             random: &mut self.random,
             torn: self.options.torn,
             split: self.options.split,
+            weak: self.options.weak,
             executed: self.executed,
             changed: self.changed,
         };
@@ -310,7 +318,7 @@ impl Machine {
             Err(trouble) => return Err(self.fault(index, warp, trouble)),
         };
         if outcome.finished {
-            self.end_block(index);
+            self.end_block(index, ranges);
             return Ok(());
         }
         if outcome.released {
@@ -328,14 +336,26 @@ impl Machine {
         Ok(())
     }
 
-    fn end_block(&mut self, index: usize) {
+    fn end_block(&mut self, index: usize, ranges: &[Range]) {
         let Some((stream, block)) = self.blocks[index].take() else { return };
         self.resident -= block.threads();
-        if let Some(running) = self.running.get_mut(&stream) {
-            running.ended += 1;
-            if running.ended == running.blocks {
-                self.running.remove(&stream);
-            }
+        let Some(running) = self.running.get_mut(&stream) else { return };
+        running.ended += 1;
+        running.late.push(block.into_pending());
+        if running.ended == running.blocks {
+            let none = Words::new(0);
+            let mut reach = Reach::registered(ranges, &none);
+            running.late.iter_mut().for_each(|late| late.flush(&mut reach));
+            self.running.remove(&stream);
+        }
+    }
+
+    /// Some stores of blocks that have ended arrive.
+    fn drift(&mut self, ranges: &[Range]) {
+        let none = Words::new(0);
+        let mut reach = Reach::registered(ranges, &none);
+        for late in self.running.values_mut().flat_map(|running| &mut running.late) {
+            late.drift(&mut reach, &mut self.random);
         }
     }
 
@@ -412,6 +432,6 @@ impl Running {
             dynamic_shared_bytes: launch.shared_bytes,
             parameters,
         });
-        Self { grid, blocks, next_block: 0, ended: 0 }
+        Self { grid, blocks, next_block: 0, ended: 0, late: Vec::new() }
     }
 }

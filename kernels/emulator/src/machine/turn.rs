@@ -4,6 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use ccl_core::random::Random;
 
+use super::pending::Pending;
 use super::warp::{Group, Mask, Warp, lanes};
 use crate::arithmetic::Lanes;
 use crate::error::Reason;
@@ -56,6 +57,9 @@ pub(crate) struct Turn<'a> {
     pub(crate) random: &'a mut Random,
     pub(crate) torn: bool,
     pub(crate) split: bool,
+    /// Whether stores may arrive late, and those that have not arrived.
+    pub(crate) weak: bool,
+    pub(crate) pending: &'a mut Pending,
     /// Instructions that were run, and after how many of them something changed.
     pub(crate) executed: u64,
     pub(crate) changed: u64,
@@ -83,6 +87,11 @@ impl<'a> Turn<'a> {
                 return Ok(stop);
             }
         }
+    }
+
+    /// Some stores arrive at other blocks.
+    pub(crate) fn drift(&mut self) {
+        self.pending.drift(&mut self.reach, self.random);
     }
 
     /// Until the group parts or meets others (`None`), or the warp must stop.
@@ -216,7 +225,10 @@ impl<'a> Turn<'a> {
             Effect::Clock(to) => {
                 lanes(active).for_each(|lane| self.warp.set(lane, *to, self.executed));
             }
-            Effect::Fence => fence(Ordering::SeqCst),
+            Effect::Fence => {
+                self.pending.flush(&mut self.reach);
+                fence(Ordering::SeqCst);
+            }
             Effect::Nothing => {}
         }
         Ok(())
