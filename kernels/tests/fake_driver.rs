@@ -16,6 +16,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
+use std::sync::Once;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -56,7 +57,9 @@ fn inside(test: &str, devices: usize, act: impl FnOnce()) {
         return act();
     }
     let Some(kernels) = kernels() else {
-        return skip("CUDA devices that are interpreters: pip cannot install NVRTC");
+        static REPORTED: Once = Once::new();
+        let missing = "CUDA devices that are interpreters: pip cannot install NVRTC";
+        return REPORTED.call_once(|| skip(missing));
     };
     let status = start(test, &kernels).env("FAKECUDA_DEVICES", devices.to_string()).status();
     assert!(status.expect("the test can be started again").success(), "{test}");

@@ -7,6 +7,8 @@ mod interpreter;
 #[path = "cuda/nvrtc.rs"]
 mod nvrtc;
 
+use std::sync::Once;
+
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::Module;
 
@@ -21,7 +23,8 @@ const ARCHITECTURES: [u32; 2] = [90, 80];
 fn interpreter(modules: &[Module], architecture: u32) -> Option<Interpreter> {
     let interpreter = Interpreter::new(modules, architecture);
     if interpreter.is_none() {
-        skip("CUDA kernels on an interpreter: pip cannot install NVRTC");
+        static REPORTED: Once = Once::new();
+        REPORTED.call_once(|| skip("CUDA kernels on an interpreter: pip cannot install NVRTC"));
     }
     interpreter
 }

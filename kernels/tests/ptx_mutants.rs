@@ -10,6 +10,7 @@ mod nvrtc;
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
@@ -153,7 +154,8 @@ fn is_found(name: &str, changes: &[(&str, &str)], finder: Finder) -> Option<bool
 }
 
 fn skip_all() {
-    skip("bugs in compiled CUDA kernels: pip cannot install NVRTC");
+    static REPORTED: Once = Once::new();
+    REPORTED.call_once(|| skip("bugs in compiled CUDA kernels: pip cannot install NVRTC"));
 }
 
 #[test]

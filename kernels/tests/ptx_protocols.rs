@@ -8,6 +8,8 @@ mod interpreter;
 #[path = "cuda/nvrtc.rs"]
 mod nvrtc;
 
+use std::sync::Once;
+
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
@@ -22,7 +24,9 @@ fn interpreter(datatypes: &[DataType]) -> Option<Interpreter> {
     let modules: Vec<Module> = elements.chain([Module::Copies]).collect();
     let interpreter = Interpreter::new(&modules, 90);
     if interpreter.is_none() {
-        skip("protocols of CUDA kernels on an interpreter: pip cannot install NVRTC");
+        static REPORTED: Once = Once::new();
+        let missing = "protocols of CUDA kernels on an interpreter: pip cannot install NVRTC";
+        REPORTED.call_once(|| skip(missing));
     }
     interpreter
 }
