@@ -44,6 +44,8 @@ pub struct Settings {
     pub net_tile_bytes: usize,
     /// Tiles in flight in each direction between two hosts' ranks.
     pub net_slots: usize,
+    /// Pinned memory for a piece of a collective on memory of a GPU, in bytes.
+    pub cuda_staging_bytes: usize,
     /// Whether the death of a rail is survived.
     pub hot_repair: bool,
     /// Silence that makes a rail suspect.
@@ -150,6 +152,7 @@ impl Settings {
             shm_slots: 0,
             net_tile_bytes: 0,
             net_slots: 0,
+            cuda_staging_bytes: 0,
             hot_repair: false,
             rail_suspicion: Duration::ZERO,
             rail_grace: Duration::ZERO,

@@ -18,7 +18,7 @@ use ccl_transport::wait::Ladder;
 
 use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
 use crate::calibration;
-use crate::driver::{Pending, Queue, lock};
+use crate::driver::{Pending, Queue, Work, lock};
 use crate::engine::{Engine, Limits, Watch};
 use crate::environment::{self, Environment};
 use crate::executor::Executor;
@@ -272,7 +272,25 @@ impl Communicator {
         self.usable()?;
         self.validate(&operations)?;
         self.handle.ensure_driver()?;
-        Ok(self.core().queue.push(operations))
+        Ok(self.core().queue.push(Work::Operations(operations)))
+    }
+
+    /// Starts a call on memory that a stream fills, in order with all other calls.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start_staged(&self, job: Box<crate::cuda::Job>) -> Result<Pending, Error> {
+        self.handle.ensure_driver()?;
+        Ok(self.core().queue.push(Work::Staged(job)))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.core().config.settings
+    }
+
+    /// Ends the communicator because of something that was noticed outside of its calls.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn fail(&self, error: &Error) {
+        self.core().fail(error);
     }
 
     /// Returns when every rank has called it.
@@ -360,7 +378,7 @@ impl Communicator {
         &self.handle.core
     }
 
-    fn usable(&self) -> Result<(), Error> {
+    pub(crate) fn usable(&self) -> Result<(), Error> {
         let core = self.core();
         if let Some(error) = self.async_error() {
             return Err(error);
@@ -400,6 +418,19 @@ impl Core {
             }
         }
         result
+    }
+
+    /// What the driver thread does for one call.
+    fn work(&self, work: Work) -> Result<(), Error> {
+        match work {
+            Work::Operations(operations) => self.run(&operations, None),
+            #[cfg(feature = "cuda")]
+            Work::Staged(job) => {
+                let fault = || self.control.fault().map(|fault| Error::clone(fault));
+                let fail = |error: &Error| self.fail(error);
+                job.run(&fault, &fail, |operations| self.run(operations, None))
+            }
+        }
     }
 
     /// Remembers what ended the communicator and tells the others, unless they told us.
@@ -469,7 +500,7 @@ impl Handle {
         }
         let core = Arc::clone(&self.core);
         let serve = move || {
-            let run = |operations: &[_]| core.run(operations, None);
+            let run = |work: Work| core.work(work);
             core.queue.serve(run, |error| core.fail(error));
         };
         let thread = std::thread::Builder::new().name("r2ccl-driver".into()).spawn(serve);

@@ -63,6 +63,15 @@ impl Pending {
     }
 }
 
+/// What a call does when its turn comes.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Operations(Vec<Operation<'static>>),
+    /// Waits for a stream, and works on what the stream has copied.
+    #[cfg(feature = "cuda")]
+    Staged(Box<crate::cuda::Job>),
+}
+
 /// The calls that wait for their turn.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
@@ -72,7 +81,7 @@ pub(crate) struct Queue {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    jobs: VecDeque<(Vec<Operation<'static>>, Pending)>,
+    jobs: VecDeque<(Work, Pending)>,
     /// Jobs queued or running.
     unfinished: usize,
     closed: bool,
@@ -80,10 +89,10 @@ struct Waiting {
 
 impl Queue {
     /// Adds a call at the end.
-    pub(crate) fn push(&self, operations: Vec<Operation<'static>>) -> Pending {
+    pub(crate) fn push(&self, work: Work) -> Pending {
         let pending = Pending::new();
         let mut waiting = lock(&self.waiting);
-        waiting.jobs.push_back((operations, pending.clone()));
+        waiting.jobs.push_back((work, pending.clone()));
         waiting.unfinished += 1;
         self.changed.notify_all();
         pending
@@ -107,11 +116,11 @@ impl Queue {
     /// that `broke` is told.
     pub(crate) fn serve(
         &self,
-        mut run: impl FnMut(&[Operation<'static>]) -> Result<(), Error>,
+        mut run: impl FnMut(Work) -> Result<(), Error>,
         broke: impl Fn(&Error),
     ) {
-        while let Some((operations, pending)) = self.next() {
-            let result = catch_unwind(AssertUnwindSafe(|| run(&operations)));
+        while let Some((work, pending)) = self.next() {
+            let result = catch_unwind(AssertUnwindSafe(|| run(work)));
             pending.finish(result.unwrap_or_else(|_| {
                 let what = "the driver thread panicked; its message is on standard error";
                 let error = Error::Internal(what.to_owned());
@@ -123,7 +132,7 @@ impl Queue {
         }
     }
 
-    fn next(&self) -> Option<(Vec<Operation<'static>>, Pending)> {
+    fn next(&self) -> Option<(Work, Pending)> {
         let mut waiting = lock(&self.waiting);
         loop {
             if let Some(job) = waiting.jobs.pop_front() {
@@ -151,10 +160,10 @@ mod tests {
     #[test]
     fn a_call_that_panics_ends_and_so_do_those_behind_it() {
         let queue = Queue::default();
-        let [first, second] = [(); 2].map(|()| queue.push(Vec::new()));
+        let [first, second] = [(); 2].map(|()| queue.push(Work::Operations(Vec::new())));
         queue.close();
         let (mut calls, broken) = (0, AtomicUsize::new(0));
-        let run = |_: &[Operation<'static>]| {
+        let run = |_: Work| {
             calls += 1;
             assert_ne!(calls, 1, "on purpose");
             Ok(())

@@ -21,6 +21,8 @@ pub mod bootstrap;
 mod calibration;
 mod collectives;
 mod communicator;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod driver;
 mod engine;
 pub mod environment;
@@ -59,5 +61,5 @@ pub use driver::Pending;
 pub use group::Group;
 pub use health::HealthBoard;
 pub use memory::{Allocation, Registration};
-pub use operation::Operation;
+pub use operation::{Operation, OperationOn, Span};
 pub use timeline::RailRecord;

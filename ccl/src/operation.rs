@@ -7,9 +7,12 @@ use ccl_core::ids::Rank;
 use ccl_core::layout::{Ragged, blocks};
 use ccl_kernels::Region;
 
+/// One call, with the memory of the host that it works on.
+pub type Operation<'a> = OperationOn<Region<'a>>;
+
 /// One call, with the memory it works on.
 #[derive(Clone, Debug)]
-pub enum Operation<'a> {
+pub enum OperationOn<M> {
     /// A collective that is described by its [`Request`].
     ///
     /// Shapes, in elements of `request.datatype`, with `n` ranks and `c = request.count`:
@@ -30,9 +33,9 @@ pub enum Operation<'a> {
         /// What, on how many elements, with which root.
         request: Request,
         /// What this rank contributes.
-        input: Option<Region<'a>>,
+        input: Option<M>,
         /// Where its result goes.
-        output: Option<Region<'a>>,
+        output: Option<M>,
     },
     /// Every rank sends `counts.send[j]` to rank `j` and receives `counts.receive[i]` from rank `i`.
     /// In place: both buffers have the same start.
@@ -42,29 +45,54 @@ pub enum Operation<'a> {
         /// Counts and displacements, in elements, one pair per rank.
         counts: Ragged,
         /// What this rank sends.
-        input: Region<'a>,
+        input: M,
         /// Where it receives.
-        output: Region<'a>,
+        output: M,
     },
     /// Sends to one rank, which must receive the same number of bytes.
     Send {
         /// To whom.
         peer: Rank,
         /// What.
-        data: Region<'a>,
+        data: M,
     },
     /// Receives from one rank.
     Receive {
         /// From whom.
         peer: Rank,
         /// Where to; it is filled completely.
-        data: Region<'a>,
+        data: M,
     },
     /// Waits until every rank has called it.
     Barrier,
 }
 
-impl Operation<'_> {
+/// Bytes that follow each other, somewhere.
+pub trait Span: Copy {
+    /// Where they begin.
+    fn address(&self) -> usize;
+    /// How many there are.
+    fn bytes(&self) -> usize;
+    /// The `bytes` bytes at `offset`, which are inside.
+    #[must_use]
+    fn part(&self, offset: usize, bytes: usize) -> Self;
+}
+
+impl Span for Region<'_> {
+    fn address(&self) -> usize {
+        Region::address(self)
+    }
+
+    fn bytes(&self) -> usize {
+        Region::bytes(self)
+    }
+
+    fn part(&self, offset: usize, bytes: usize) -> Self {
+        Region::part(self, offset, bytes)
+    }
+}
+
+impl<M: Span> OperationOn<M> {
     /// A short name for messages.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -106,15 +134,15 @@ impl Operation<'_> {
 
 /// Bytes that one rank must provide for a collective, and the documented in-place form.
 #[derive(Clone, Copy, Debug)]
-struct Shapes {
-    input_bytes: usize,
-    output_bytes: usize,
+pub(crate) struct Shapes {
+    pub(crate) input_bytes: usize,
+    pub(crate) output_bytes: usize,
     /// Address of the output minus address of the input when in place.
     in_place_shift: isize,
 }
 
 impl Shapes {
-    fn of(request: &Request, me: Rank, ranks: u32) -> Result<Self, Error> {
+    pub(crate) fn of(request: &Request, me: Rank, ranks: u32) -> Result<Self, Error> {
         let Request { collective, count, datatype, root, .. } = *request;
         let too_large =
             || Error::InvalidArgument(format!("count {count} exceeds the address space"));
@@ -142,7 +170,7 @@ impl Shapes {
         Ok(Self { input_bytes, output_bytes, in_place_shift })
     }
 
-    fn check(self, input: Option<&Region<'_>>, output: Option<&Region<'_>>) -> Result<(), Error> {
+    fn check(self, input: Option<&impl Span>, output: Option<&impl Span>) -> Result<(), Error> {
         check_size("input", input, self.input_bytes)?;
         check_size("output", output, self.output_bytes)?;
         let (Some(input), Some(output)) = (input, output) else { return Ok(()) };
@@ -163,8 +191,8 @@ fn check_rank(what: &str, rank: Rank, ranks: u32) -> Result<(), Error> {
     Err(Error::InvalidArgument(format!("{what} {rank} is not a rank of a group of {ranks}")))
 }
 
-fn check_size(what: &str, region: Option<&Region<'_>>, bytes: usize) -> Result<(), Error> {
-    let given = region.map_or(0, Region::bytes);
+fn check_size(what: &str, region: Option<&impl Span>, bytes: usize) -> Result<(), Error> {
+    let given = region.map_or(0, Span::bytes);
     if given >= bytes {
         return Ok(());
     }
@@ -175,7 +203,7 @@ fn check_counts(
     what: &str,
     counts: &[(usize, usize)],
     datatype: DataType,
-    region: &Region<'_>,
+    region: &impl Span,
     ranks: u32,
 ) -> Result<(), Error> {
     if counts.len() != ranks as usize {
@@ -201,7 +229,7 @@ fn check_counts(
     Ok(())
 }
 
-fn span(region: &Region<'_>) -> (usize, usize) {
+fn span(region: &impl Span) -> (usize, usize) {
     (region.address(), region.bytes())
 }
 

@@ -127,6 +127,18 @@ pub const TABLE: &[Setting] = &[
         field: Field::Count { of: |s| &mut s.net_slots, least: 0, most: 1024 },
     },
     Setting {
+        name: "R2CCL_CUDA_STAGING_BYTES",
+        default: "8388608",
+        help: "Pinned memory for a piece of a collective on memory of a GPU, in bytes; there are two such \
+               pieces. The same on all ranks.",
+        field: Field::Bytes {
+            of: |s| &mut s.cuda_staging_bytes,
+            least: 4 * KIB,
+            most: 1024 * MIB,
+            multiple: 4 * KIB,
+        },
+    },
+    Setting {
         name: "R2CCL_HOT_REPAIR",
         default: "1",
         help: "Whether a collective survives the death of a rail on the rails that are left; else the \

@@ -8,7 +8,7 @@ use std::ffi::{CStr, c_char};
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use ccl_emulator::{Memory, Overlap, Rights};
 use rustix::fs::{MemfdFlags, Mode, OFlags};
@@ -105,6 +105,13 @@ pub(crate) fn read(from: u64, bytes: usize) -> Vec<u8> {
     // SAFETY: checked against the known ranges, or promised; the copy has as many bytes.
     unsafe { std::ptr::copy_nonoverlapping(start, copy.as_mut_ptr(), bytes) };
     copy
+}
+
+/// A word that others may change meanwhile.
+pub(crate) fn word(at: u64) -> u32 {
+    let word = std::ptr::with_exposed_provenance::<AtomicU32>(at as usize);
+    // SAFETY: checked to be known and aligned when the wait was asked for; who frees it waits for streams.
+    unsafe { &*word }.load(Ordering::Acquire)
 }
 
 /// Writes bytes there.

@@ -24,6 +24,32 @@ pub(crate) enum From {
     Bytes(Arc<[u8]>),
 }
 
+/// How a stream compares the word it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    /// It has come to the value, counting around.
+    Reached,
+    Equal,
+    And,
+    Nor,
+}
+
+impl Comparison {
+    /// By the number of `CUstreamWaitValue_flags`.
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        [Self::Reached, Self::Equal, Self::And, Self::Nor].get(number as usize).copied()
+    }
+
+    fn holds(self, found: u32, value: u32) -> bool {
+        match self {
+            Self::Reached => found.wrapping_sub(value).cast_signed() >= 0,
+            Self::Equal => found == value,
+            Self::And => found & value != 0,
+            Self::Nor => !(found | value) != 0,
+        }
+    }
+}
+
 /// A piece of work.
 #[derive(Clone, Debug)]
 pub(crate) enum Work {
@@ -42,6 +68,12 @@ pub(crate) enum Work {
     },
     Reach(Arc<Event>, u64),
     Await(Arc<Event>, u64),
+    /// Waits for a word of memory, compared as the driver's flags say.
+    AwaitWord {
+        address: u64,
+        value: u32,
+        comparison: Comparison,
+    },
     Call {
         function: usize,
         argument: usize,
@@ -63,6 +95,10 @@ impl Work {
             }
             Self::Reach(event, number) => event.reach(*number),
             Self::Await(event, number) => bell::wait_until(|| event.is_reached(*number)),
+            Self::AwaitWord { address, value, comparison } => bell::wait_until(|| {
+                let found = outside::word(*address);
+                comparison.holds(found, *value) || device.error().is_some()
+            }),
             Self::Call { function, argument } => outside::call(*function, *argument),
             Self::Graph(graph) => return graph.run(device),
         }

@@ -8,7 +8,7 @@ use crate::driver::{self, objects, stream};
 use crate::graph::Captured;
 use crate::outside::Out;
 use crate::stream::Stream;
-use crate::work::Work;
+use crate::work::{Comparison, Work};
 
 /// Lower numbers go first.
 pub(super) const HIGHEST_PRIORITY: c_int = -5;
@@ -96,6 +96,13 @@ entry_points! {
                 driver::push(&stream, Work::Await(event, recorded))
             }
         }
+    }
+
+    fn cuStreamWaitValue32_v2(number: usize, address: u64, value: c_uint, flags: c_uint) {
+        let stream = stream(number)?;
+        let is_known = address.is_multiple_of(4) && objects().allocations.has(address, 4);
+        let comparison = Comparison::of(flags).filter(|_| is_known).ok_or(Code::InvalidValue)?;
+        driver::push(&stream, Work::AwaitWord { address, value, comparison })
     }
 
     fn cuLaunchHostFunc(number: usize, function: usize, argument: usize) {

@@ -7,11 +7,12 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::error::Error;
+use crate::region::Region;
 
 /// Bytes at an address that a device knows.
 #[derive(Clone, Copy, Debug)]
@@ -199,10 +200,13 @@ pub struct Pinned {
     start: *mut u8,
     address: u64,
     bytes: usize,
+    /// Whether somebody has it as a [`Lent`].
+    is_lent: AtomicBool,
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory belongs to this value alone, and is handed out as atomics and addresses only.
+// SAFETY: the memory belongs to this value alone, and is handed out as atomics and addresses, and to one
+// borrower at a time.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -220,7 +224,8 @@ impl Pinned {
         // SAFETY: the memory is zeroed before anybody reads it.
         let start = unsafe { result::malloc_host(bytes.max(1), flags) };
         let start: *mut u8 = start.map_err(Error::driver("allocate pinned memory"))?.cast();
-        let mut pinned = Self { start, address: 0, bytes, context: context.clone() };
+        let is_lent = AtomicBool::new(false);
+        let mut pinned = Self { start, address: 0, bytes, is_lent, context: context.clone() };
         // SAFETY: the bytes are those just allocated.
         unsafe { start.write_bytes(0, bytes.max(1)) };
         let mapped: *mut c_void = start.cast();
@@ -241,6 +246,19 @@ impl Pinned {
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.start
+    }
+
+    /// All of it, for kernels of the host. Whoever lets the device touch the memory orders that before or
+    /// after, with streams; words and counters in it are not for use meanwhile.
+    ///
+    /// # Panics
+    ///
+    /// If it is lent already.
+    #[must_use]
+    pub fn lend(&self) -> Lent<'_> {
+        let was_lent = self.is_lent.swap(true, Ordering::Acquire);
+        assert!(!was_lent, "pinned memory is lent to one borrower at a time");
+        Lent { pinned: self }
     }
 
     /// The word at a multiple of 4: an abort word.
@@ -271,6 +289,27 @@ impl Pinned {
     fn check(&self, offset: usize, size: usize) {
         let part = self.region().part(offset, size);
         assert!(part.address().is_multiple_of(size as u64), "{offset} is no multiple of {size}");
+    }
+}
+
+/// Pinned memory in the hands of the host.
+#[derive(Debug)]
+pub struct Lent<'a> {
+    pinned: &'a Pinned,
+}
+
+impl Lent<'_> {
+    /// All of it.
+    #[must_use]
+    pub fn region(&mut self) -> Region<'_> {
+        // SAFETY: allocated and zeroed with this size; there is one borrower, who is borrowed here.
+        unsafe { Region::new(self.pinned.start, self.pinned.bytes) }
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.pinned.is_lent.store(false, Ordering::Release);
     }
 }
 

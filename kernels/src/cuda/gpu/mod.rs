@@ -7,12 +7,14 @@
 mod compile;
 mod error;
 mod memory;
+mod place;
 mod stream;
 mod supply;
 
 pub use compile::{Compiler, Target};
 pub use error::Error;
-pub use memory::{Buffer, DeviceRegion, Handle, Imported, Pinned};
+pub use memory::{Buffer, DeviceRegion, Handle, Imported, Lent, Pinned};
+pub use place::Place;
 pub use stream::{Event, Graph, Stream};
 pub use supply::{Supply, compile_into};
 
@@ -126,6 +128,34 @@ impl Gpu {
     /// The driver refuses it.
     pub fn stream(&self) -> Result<Stream, Error> {
         Stream::new(&self.context)
+    }
+
+    /// A stream that another library has made; null is the default stream. It is not destroyed.
+    ///
+    /// # Safety
+    ///
+    /// It is a stream (`CUstream`, `cudaStream_t`) of this device's primary context, and exists for as
+    /// long as the result and its clones.
+    #[must_use]
+    pub unsafe fn stream_of(&self, stream: *mut c_void) -> Stream {
+        // SAFETY: the caller answers for it.
+        unsafe { Stream::borrowed(&self.context, stream.cast()) }
+    }
+
+    /// Where an address is.
+    ///
+    /// # Errors
+    ///
+    /// The driver does not answer.
+    pub fn place(&self, address: u64) -> Result<Place, Error> {
+        self.context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        Place::of(address)
+    }
+
+    /// The number of the device.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
     }
 
     /// Zeroed memory of the device.

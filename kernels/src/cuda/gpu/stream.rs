@@ -1,11 +1,14 @@
 //! Streams, events and graphs.
 
+use std::ffi::c_void;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, result, sys};
 
 use super::error::Error;
+use super::memory::{DeviceRegion, Pinned};
 
 /// Work that a device does in order. Streams of a device run side by side.
 #[derive(Clone, Debug)]
@@ -14,6 +17,16 @@ pub struct Stream(pub(super) Arc<CudaStream>);
 impl Stream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
         context.new_stream().map(Self).map_err(Error::driver("make a stream"))
+    }
+
+    /// A stream of somebody else.
+    ///
+    /// # Safety
+    ///
+    /// It is a stream of this context, and exists for as long as the result and its clones.
+    pub(super) unsafe fn borrowed(context: &Arc<CudaContext>, stream: sys::CUstream) -> Self {
+        // SAFETY: the caller answers for it; who orders work of both owners is said at every use.
+        Self(unsafe { context.wrap_borrowed_stream(stream) })
     }
 
     /// Waits until all of its work has ended.
@@ -44,6 +57,107 @@ impl Stream {
         self.0.wait(&event.0).map_err(Error::driver("wait for an event"))
     }
 
+    /// As [`Self::record`], for an event that tells no time.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn mark(&self) -> Result<Event, Error> {
+        let flags = Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+        self.0.record_event(flags).map(Event).map_err(Error::driver("record an event"))
+    }
+
+    /// Copies bytes between any memory that the driver knows: of a device, or pinned.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] if lengths differ, or the driver refuses it.
+    pub fn copy(&self, from: DeviceRegion<'_>, to: DeviceRegion<'_>) -> Result<(), Error> {
+        if from.bytes() != to.bytes() {
+            let text = format!("{} bytes are not copied to {}", from.bytes(), to.bytes());
+            return Err(Error::Misuse(text));
+        }
+        if from.bytes() == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: whoever made the regions answers for them.
+        unsafe { sys::cuMemcpyAsync(to.address(), from.address(), from.bytes(), self.raw()) }
+            .result()
+            .map_err(Error::driver("copy memory"))
+    }
+
+    /// Lets a thread of the driver call `act` when the work so far has ended. It must neither wait nor
+    /// call the driver: other calls wait for it. It is not called, and leaks, if work before it fails.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn call(&self, act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        self.bind()?;
+        let act: Box<Box<dyn FnOnce() + Send>> = Box::new(Box::new(act));
+        let argument = Box::into_raw(act).cast::<c_void>();
+        // SAFETY: the function takes what `argument` points to, and is called once at most.
+        unsafe { result::stream::launch_host_function(self.raw(), called, argument) }.map_err(
+            |error| {
+                // SAFETY: a call that was refused is never made, so this is its only owner.
+                drop(unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) });
+                Error::driver("call a function of the host")(error)
+            },
+        )
+    }
+
+    /// Lets later work wait until the word at `offset` has come to `value`, counting around.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it, for example because the device cannot do it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such word.
+    pub fn wait_for_word(&self, pinned: &Pinned, offset: usize, value: u32) -> Result<(), Error> {
+        let word = pinned.region().part(offset, size_of::<u32>());
+        assert!(word.address().is_multiple_of(size_of::<u32>() as u64), "words are aligned");
+        self.bind()?;
+        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: the word is inside pinned memory, which outlives the wait: freeing waits for the device.
+        unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word.address(), value, flags) }
+            .result()
+            .map_err(Error::driver("wait for a word"))
+    }
+
+    /// Whether work is described rather than done: between the beginning and the end of a capture, of
+    /// this stream or of one that this one waits for.
+    ///
+    /// # Errors
+    ///
+    /// The stream is of no use.
+    pub fn is_capturing(&self) -> Result<bool, Error> {
+        self.bind()?;
+        // SAFETY: the stream is valid.
+        match unsafe { result::stream::is_capturing(self.raw()) } {
+            Ok(status) => Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE),
+            // The default stream, beside a capture that would have to contain its work.
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT => Ok(true),
+            Err(error) => Err(Error::driver("ask whether a stream is captured")(error)),
+        }
+    }
+
+    /// The number of its device.
+    #[must_use]
+    pub fn ordinal(&self) -> usize {
+        self.0.context().ordinal()
+    }
+
+    fn bind(&self) -> Result<(), Error> {
+        self.0.context().bind_to_thread().map_err(Error::driver("bind the context"))
+    }
+
+    fn raw(&self) -> sys::CUstream {
+        self.0.cu_stream()
+    }
+
     /// Work that is described now and done at every [`Graph::launch`].
     ///
     /// # Errors
@@ -59,6 +173,14 @@ impl Stream {
         described?;
         graph?.map(Graph).ok_or_else(|| Error::Misuse("nothing was captured".into()))
     }
+}
+
+/// What the driver calls for [`Stream::call`].
+unsafe extern "C" fn called(argument: *mut c_void) {
+    // SAFETY: the argument was made by `Stream::call`, and comes once.
+    let act = unsafe { Box::from_raw(argument.cast::<Box<dyn FnOnce() + Send>>()) };
+    // Its message is on standard error; a panic must not go through functions of C.
+    let _ = catch_unwind(AssertUnwindSafe(act));
 }
 
 /// A moment in a stream.

@@ -1,0 +1,253 @@
+//! Collectives on memory of CUDA devices, in the order of streams.
+//!
+//! A call returns at once. Its stream copies the input into pinned memory, waits until the driver thread
+//! of the communicator has done the ordinary collective there, and copies the result back: what
+//! comes later on the stream finds it. See docs/cuda.md.
+//!
+//! Always true: calls on the communicator, on whichever stream or on memory of the host, are done in the
+//! order in which they were made; and no stream waits for a collective that is over, however it ended.
+
+mod error;
+mod pieces;
+mod staging;
+
+pub use ccl_kernels::cuda::gpu::{Buffer, DeviceRegion, Gpu, Place, Stream, Supply};
+pub(crate) use staging::Job;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use ccl_core::error::Error;
+
+use crate::driver::{Pending, lock};
+use crate::operation::{OperationOn, Span};
+use error::from_device;
+use pieces::{Cutter, batches};
+use staging::{Issue, SLOTS, Staging};
+
+/// One call, with the memory of the device that it works on.
+pub type Operation<'a> = OperationOn<DeviceRegion<'a>>;
+
+impl Span for DeviceRegion<'_> {
+    fn address(&self) -> usize {
+        DeviceRegion::address(self) as usize
+    }
+
+    fn bytes(&self) -> usize {
+        DeviceRegion::bytes(self)
+    }
+
+    fn part(&self, offset: usize, bytes: usize) -> Self {
+        DeviceRegion::part(self, offset, bytes)
+    }
+}
+
+/// Opens a device for [`Communicator::new`].
+///
+/// # Errors
+/// [`Error::System`]: there is no driver, it is too old, or there is no such device.
+pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Error> {
+    Gpu::open(ordinal, Supply::default()).map(Arc::new).map_err(from_device)
+}
+
+/// How many devices there are.
+///
+/// # Errors
+/// [`Error::System`]: there is no driver, or it is too old.
+pub fn count() -> Result<usize, Error> {
+    Gpu::count().map_err(from_device)
+}
+
+/// A member of a group of ranks, for calls on memory of one device.
+///
+/// Memory that calls work on belongs to them until their streams have come past them. Ranks that are
+/// threads of one process need streams that do not wait for each other: not the default stream.
+#[derive(Debug)]
+pub struct Communicator {
+    host: crate::Communicator,
+    gpu: Arc<Gpu>,
+    staging: Arc<Staging>,
+    cutter: Cutter,
+    issue: Mutex<Issue>,
+    last: Mutex<Option<Pending>>,
+}
+
+impl Communicator {
+    /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`.
+    ///
+    /// # Errors
+    /// [`Error::System`]: so much cannot be pinned.
+    pub fn new(host: &crate::Communicator, gpu: &Arc<Gpu>) -> Result<Self, Error> {
+        let slot_bytes = host.settings().cuda_staging_bytes;
+        let staging = Arc::new(Staging::new(gpu, slot_bytes)?);
+        Ok(Self {
+            host: host.clone(),
+            gpu: Arc::clone(gpu),
+            cutter: Cutter { me: host.rank(), ranks: host.size(), slot_bytes },
+            issue: Mutex::new(Issue::new(Arc::clone(&staging))),
+            staging,
+            last: Mutex::default(),
+        })
+    }
+
+    /// The communicator that it was made of.
+    #[must_use]
+    pub fn host(&self) -> &crate::Communicator {
+        &self.host
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Puts one call on the stream. Shapes and in-place forms are those of [`crate::Operation`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], and nothing has happened: the arguments are impossible, memory is not that of
+    /// the device, or the call does not fit into the staging memory. [`Error::InvalidUsage`]: the stream
+    /// is captured. Everything else is what ended the communicator, in this call or before.
+    pub fn enqueue(&self, operation: Operation<'_>, stream: &Stream) -> Result<(), Error> {
+        self.enqueue_group(&[operation], stream)
+    }
+
+    /// Puts calls on the stream of which neighbouring sends and receives progress together.
+    ///
+    /// # Errors
+    /// As [`Self::enqueue`].
+    pub fn enqueue_group(
+        &self,
+        operations: &[Operation<'_>],
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        self.check()?;
+        self.host.usable()?;
+        self.check_stream(stream)?;
+        for operation in operations {
+            operation.validate(self.host.rank(), self.host.size())?;
+            memory(operation).into_iter().try_for_each(|region| self.check_place(region))?;
+        }
+        let batches = batches(operations);
+        let counts = batches.iter().map(|batch| self.cutter.count(batch));
+        let counts = counts.collect::<Result<Vec<_>, _>>()?;
+        // What is done first here is done first on all ranks.
+        let mut issue = lock(&self.issue);
+        for (batch, count) in batches.into_iter().zip(counts) {
+            let issued = self.issue(&mut issue, batch, count, stream);
+            // The others have to know that this rank does not come.
+            issued.inspect_err(|error| self.host.fail(error))?;
+        }
+        Ok(())
+    }
+
+    /// What went wrong in a call that has returned, if something did.
+    ///
+    /// # Errors
+    /// That.
+    pub fn check(&self) -> Result<(), Error> {
+        self.staging.failure().or_else(|| self.host.async_error()).map_or(Ok(()), Err)
+    }
+
+    /// Waits until all calls are over for the communicator; their streams have to come so far.
+    /// Results are where they belong when their streams are.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn wait(&self) -> Result<(), Error> {
+        let last = lock(&self.last).clone();
+        // An error of it is kept.
+        last.map_or(Ok(()), |last| last.wait()).or_else(|_| self.check())?;
+        self.check()
+    }
+
+    /// Ends all calls, on all ranks; streams that wait for them go on.
+    pub fn abort(&self, reason: &str) {
+        self.host.abort(reason);
+    }
+
+    /// Fills one slot while the other is at work.
+    fn issue(
+        &self,
+        issue: &mut Issue,
+        batch: &[Operation<'_>],
+        count: usize,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let mut begun = VecDeque::new();
+        for index in 0..count {
+            if begun.len() == SLOTS {
+                begun
+                    .pop_front()
+                    .map_or(Ok(()), |first| issue.end(stream, &first))
+                    .map_err(from_device)?;
+            }
+            let piece = self.cutter.piece(batch, index)?;
+            let (next, job) = issue.begin(stream, piece).map_err(from_device)?;
+            begun.push_back(next);
+            *lock(&self.last) = Some(self.host.start_staged(job)?);
+        }
+        begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(from_device)
+    }
+
+    fn check_stream(&self, stream: &Stream) -> Result<(), Error> {
+        if stream.ordinal() != self.gpu.ordinal() {
+            return Err(Error::InvalidArgument(format!(
+                "the stream is of device {}, the communicator of device {}",
+                stream.ordinal(),
+                self.gpu.ordinal()
+            )));
+        }
+        match stream.is_capturing().map_err(from_device)? {
+            false => Ok(()),
+            true => Err(Error::InvalidUsage(
+                "collectives cannot be captured into a graph: end the capture before the call, and \
+                 make the call between two graphs"
+                    .into(),
+            )),
+        }
+    }
+
+    fn check_place(&self, region: &DeviceRegion<'_>) -> Result<(), Error> {
+        if region.bytes() == 0 {
+            return Ok(());
+        }
+        let (own, address) = (self.gpu.ordinal(), region.address());
+        let wrong = match self.gpu.place(address).map_err(from_device)? {
+            Place::Device(ordinal) if ordinal == own => return Ok(()),
+            Place::Device(other) => {
+                format!("is memory of device {other}: use a communicator of that device, or copy it")
+            }
+            Place::Pinned => {
+                "is pinned memory of the host: call the host's communicator, or copy it".into()
+            }
+            Place::Unknown => {
+                "is not known to the driver: call the host's communicator if it is memory of the host"
+                    .into()
+            }
+        };
+        Err(Error::InvalidArgument(format!(
+            "{address:#x} is given as memory of device {own}, and {wrong}"
+        )))
+    }
+}
+
+impl Drop for Communicator {
+    /// The driver thread must not be the one that frees pinned memory: that waits for the device, which
+    /// may wait for the driver thread.
+    fn drop(&mut self) {
+        if let Some(last) = lock(&self.last).take() {
+            let _kept_by_nobody = last.wait();
+        }
+    }
+}
+
+/// The memory of a call.
+fn memory<'a, 'b>(operation: &'b Operation<'a>) -> Vec<&'b DeviceRegion<'a>> {
+    match operation {
+        OperationOn::Collective { input, output, .. } => input.iter().chain(output).collect(),
+        OperationOn::AllToAllV { input, output, .. } => vec![input, output],
+        OperationOn::Send { data, .. } | OperationOn::Receive { data, .. } => vec![data],
+        OperationOn::Barrier => Vec::new(),
+    }
+}

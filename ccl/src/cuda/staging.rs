@@ -1,0 +1,216 @@
+//! Pinned memory between a device and the collectives, and who may touch it when.
+//!
+//! A slot goes round: the stream copies a piece into it and opens a gate; the driver thread does the
+//! piece and writes its number into a word; the stream, which waits for that, copies the result out;
+//! and whichever stream uses the slot next waits for that. Pieces are done in the order of their
+//! numbers. Every piece gets its number written, whatever becomes of it: no stream is left waiting.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use ccl_core::error::Error;
+use ccl_kernels::Region;
+use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
+
+use super::error::from_device;
+use super::pieces::{Piece, Stretch};
+use crate::driver::lock;
+use crate::operation::{Operation, OperationOn};
+
+/// One is filled or emptied while the collective works in the other.
+pub(crate) const SLOTS: usize = 2;
+
+/// Between two looks at what ends a wait for a stream before the stream has come.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+
+/// The memory.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    slots: [Pinned; SLOTS],
+    /// One word: the number of the last piece that is over.
+    over: Pinned,
+    failure: Mutex<Option<Error>>,
+}
+
+impl Staging {
+    pub(crate) fn new(gpu: &Gpu, slot_bytes: usize) -> Result<Self, Error> {
+        let pin = |bytes| gpu.pin(bytes).map_err(from_device);
+        let slots = [pin(slot_bytes)?, pin(slot_bytes)?];
+        Ok(Self { slots, over: pin(size_of::<u32>())?, failure: Mutex::default() })
+    }
+
+    /// The first thing that went wrong.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    fn keep(&self, error: &Error) {
+        lock(&self.failure).get_or_insert_with(|| error.clone());
+    }
+
+    fn part(&self, slot: usize, stretch: Stretch) -> DeviceRegion<'_> {
+        self.slots[slot].region().part(stretch.offset, stretch.bytes)
+    }
+}
+
+/// Opened by a stream, for the driver thread.
+#[derive(Debug, Default)]
+struct Gate {
+    is_open: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn open(&self) {
+        *lock(&self.is_open) = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits; gives up when `hopeless` returns an error.
+    fn pass(&self, hopeless: impl Fn() -> Option<Error>) -> Result<(), Error> {
+        let mut is_open = lock(&self.is_open);
+        while !*is_open {
+            if let Some(error) = hopeless() {
+                return Err(error);
+            }
+            let waited = self.changed.wait_timeout(is_open, LOOK_PAUSE);
+            is_open = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+}
+
+/// What the driver thread does for one piece. Dropping it lets the stream go on.
+#[derive(Debug)]
+pub(crate) struct Job {
+    staging: Arc<Staging>,
+    slot: usize,
+    operations: Vec<OperationOn<Stretch>>,
+    gate: Arc<Gate>,
+    /// Happens when the slot is filled; fails if the device does.
+    entered: Event,
+    number: u32,
+}
+
+impl Job {
+    /// Waits for the stream and runs the operations; what ended the communicator, which `fault` tells,
+    /// ends it too. A device that fails ends the communicator through `fail`.
+    ///
+    /// # Errors
+    /// Whatever ended it, which is kept.
+    pub(crate) fn run(
+        self,
+        fault: &dyn Fn() -> Option<Error>,
+        fail: &dyn Fn(&Error),
+        run: impl FnOnce(&[Operation<'_>]) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let hopeless = || fault().or_else(|| self.entered.has_happened().err().map(from_device));
+        // What has ended the communicator may have let the stream come here with nothing.
+        let arrived = self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err));
+        let result = arrived.inspect_err(fail).and_then(|()| {
+            let mut lent = self.staging.slots[self.slot].lend();
+            let region = lent.region();
+            let operations: Vec<Operation<'_>> =
+                self.operations.iter().map(|operation| on(region, operation)).collect();
+            run(&operations)
+        });
+        if let Err(error) = &result {
+            self.staging.keep(error);
+        }
+        result
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.staging.over.word(0).store(self.number, Ordering::Release);
+    }
+}
+
+/// The operation on the memory that its stretches are of.
+fn on<'a>(slot: Region<'a>, operation: &OperationOn<Stretch>) -> Operation<'a> {
+    let part = |stretch: Stretch| slot.part(stretch.offset, stretch.bytes);
+    match operation {
+        OperationOn::Collective { request, input, output } => Operation::Collective {
+            request: *request,
+            input: input.map(part),
+            output: output.map(part),
+        },
+        OperationOn::AllToAllV { datatype, counts, input, output } => Operation::AllToAllV {
+            datatype: *datatype,
+            counts: counts.clone(),
+            input: part(*input),
+            output: part(*output),
+        },
+        OperationOn::Send { peer, data } => Operation::Send { peer: *peer, data: part(*data) },
+        OperationOn::Receive { peer, data } => {
+            Operation::Receive { peer: *peer, data: part(*data) }
+        }
+        OperationOn::Barrier => Operation::Barrier,
+    }
+}
+
+/// A piece that a stream has been given the first half of.
+#[derive(Debug)]
+pub(crate) struct Begun<'a> {
+    slot: usize,
+    number: u32,
+    out_of: Vec<super::pieces::Move<DeviceRegion<'a>>>,
+}
+
+/// Gives streams their part of the work. Whoever has it decides what comes next on all ranks.
+#[derive(Debug)]
+pub(crate) struct Issue {
+    staging: Arc<Staging>,
+    /// How many pieces there were.
+    number: u32,
+    next_slot: usize,
+    /// When the result of the last piece in each slot was copied out.
+    ends: [Option<Event>; SLOTS],
+}
+
+impl Issue {
+    pub(crate) fn new(staging: Arc<Staging>) -> Self {
+        Self { staging, number: 0, next_slot: 0, ends: [const { None }; SLOTS] }
+    }
+
+    /// Lets the stream fill the next slot, and gives what is left to do for the stream and the driver.
+    /// There are never more than [`SLOTS`] pieces that have begun and not ended.
+    pub(crate) fn begin<'a>(
+        &mut self,
+        stream: &Stream,
+        piece: Piece<DeviceRegion<'a>>,
+    ) -> Result<(Begun<'a>, Box<Job>), ccl_kernels::cuda::gpu::Error> {
+        let slot = self.next_slot;
+        if let Some(end) = &self.ends[slot] {
+            stream.wait(end)?;
+        }
+        for moved in &piece.into {
+            stream.copy(moved.device, self.staging.part(slot, moved.slot))?;
+        }
+        let gate = Arc::new(Gate::default());
+        let opened = Arc::clone(&gate);
+        stream.call(move || opened.open())?;
+        let entered = stream.mark()?;
+        self.next_slot = (slot + 1) % SLOTS;
+        self.number = self.number.wrapping_add(1);
+        let (staging, number) = (Arc::clone(&self.staging), self.number);
+        let job = Job { staging, slot, operations: piece.operations, gate, entered, number };
+        Ok((Begun { slot, number, out_of: piece.out_of }, Box::new(job)))
+    }
+
+    /// Lets the stream wait for the result, and copy it out.
+    pub(crate) fn end(
+        &mut self,
+        stream: &Stream,
+        begun: &Begun<'_>,
+    ) -> Result<(), ccl_kernels::cuda::gpu::Error> {
+        stream.wait_for_word(&self.staging.over, 0, begun.number)?;
+        for moved in &begun.out_of {
+            stream.copy(self.staging.part(begun.slot, moved.slot), moved.device)?;
+        }
+        self.ends[begun.slot] = Some(stream.mark()?);
+        Ok(())
+    }
+}

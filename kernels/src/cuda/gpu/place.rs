@@ -1,0 +1,44 @@
+//! Where an address is.
+
+use std::ffi::c_void;
+
+use cudarc::driver::{DriverError, sys};
+
+use super::error::Error;
+
+/// What kind of memory is at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Memory of the device with this number, or managed memory.
+    Device(usize),
+    /// Memory of the host that the driver knows: pinned or registered.
+    Pinned,
+    /// Nothing that the driver knows: memory of the host, or no memory.
+    Unknown,
+}
+
+impl Place {
+    /// Asks the driver; a context is current.
+    pub(super) fn of(address: u64) -> Result<Self, Error> {
+        use sys::CUpointer_attribute as Attribute;
+        let memory_type = attribute(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address)?;
+        let Some(memory_type) = memory_type else { return Ok(Self::Unknown) };
+        if memory_type == sys::CUmemorytype::CU_MEMORYTYPE_HOST as u32 {
+            return Ok(Self::Pinned);
+        }
+        let ordinal = attribute(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address)?;
+        Ok(ordinal.map_or(Self::Unknown, |ordinal| Self::Device(ordinal as usize)))
+    }
+}
+
+/// An attribute of four bytes; None if the driver does not know the address.
+fn attribute(which: sys::CUpointer_attribute, address: u64) -> Result<Option<u32>, Error> {
+    let mut value = 0u32;
+    let place = (&raw mut value).cast::<c_void>();
+    // SAFETY: the attributes that are asked for have four bytes, which are written where they are told.
+    match unsafe { sys::cuPointerGetAttribute(place, which, address) }.result() {
+        Ok(()) => Ok(Some(value)),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => Ok(None),
+        Err(error) => Err(Error::driver("ask where memory is")(error)),
+    }
+}
