@@ -194,6 +194,7 @@ impl Event {
     ///
     /// Work before it failed.
     pub fn has_happened(&self) -> Result<bool, Error> {
+        self.0.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
         self.0.try_is_complete().map_err(Error::driver("look at an event"))
     }
 
