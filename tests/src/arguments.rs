@@ -141,6 +141,9 @@ pub struct Arguments {
     /// Give every such host so many network interfaces
     #[arg(long, value_name = "N", requires = "ranks", help_heading = "Ours")]
     pub rails: Option<NonZeroUsize>,
+    /// Where the buffers are. On CUDA devices, rank r of a machine with n of them uses device r % n
+    #[arg(long, value_enum, default_value_t, help_heading = "Ours")]
+    pub device: DeviceKind,
     /// Use this algorithm, or `collective:algorithm`, instead of the planner's choice
     #[arg(long = "algo", value_name = "NAME", help_heading = "Ours")]
     pub algorithm: Option<String>,
@@ -169,6 +172,16 @@ pub struct Arguments {
     pub member: Option<Member>,
 }
 
+/// Where buffers are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum DeviceKind {
+    /// In memory of the host
+    #[default]
+    Cpu,
+    /// In memory of CUDA devices
+    Cuda,
+}
+
 impl Arguments {
     /// Refuses combinations that cannot be run.
     ///
@@ -185,6 +198,9 @@ impl Arguments {
         }
         if self.root != ALL && self.root.parse::<usize>().is_err() {
             return refuse(format!("-r {} is neither a rank nor {ALL}", self.root));
+        }
+        if self.device == DeviceKind::Cuda && !cfg!(feature = "cuda") {
+            return refuse("--device cuda: build this program with --features cuda".to_owned());
         }
         match (self.ranks, self.hosts) {
             (Some(ranks), Some(hosts)) if hosts > ranks => {

@@ -8,7 +8,7 @@
 //! | out of place | start of the send buffer | start of the receive buffer |
 //! | in place | `in_place_input · r` in the receive buffer | `in_place_output · r` in the receive buffer |
 
-use ccl::{Collective, DataType};
+use ccl::{Collective, DataType, OperationOn, Ragged};
 
 use crate::traffic::{Matrix, Traffic};
 
@@ -174,6 +174,49 @@ pub enum Call {
         /// Where to.
         data: Span,
     },
+}
+
+/// What the calls of a row have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestOf<'a> {
+    /// The rank in the row.
+    pub place: Place<'a>,
+    /// Type of the elements.
+    pub datatype: DataType,
+    /// How contributions are combined.
+    pub reduction: ccl::Reduction,
+}
+
+impl RequestOf<'_> {
+    /// The call as the library knows it, with the memory of its spans.
+    pub fn call<M>(&self, call: &Call, region: impl Fn(Span) -> M) -> OperationOn<M> {
+        let peer = |rank: usize| ccl::Rank(u32::try_from(rank).unwrap_or(u32::MAX));
+        let Self { place, datatype, reduction } = *self;
+        match call {
+            Call::Collective { collective, input, output } => OperationOn::Collective {
+                request: request(*collective, datatype, reduction, &place),
+                input: input.map(&region),
+                output: output.map(&region),
+            },
+            Call::AllToAllV { send, receive } => {
+                let whole = |side, parts: &[(usize, usize)]| {
+                    region(Span { side, offset: 0, count: parts.iter().map(|(n, _)| n).sum() })
+                };
+                OperationOn::AllToAllV {
+                    datatype,
+                    counts: Ragged { send: send.clone(), receive: receive.clone() },
+                    input: whole(Side::Input, send),
+                    output: whole(Side::Output, receive),
+                }
+            }
+            Call::Send { peer: to, data } => {
+                OperationOn::Send { peer: peer(*to), data: region(*data) }
+            }
+            Call::Receive { peer: from, data } => {
+                OperationOn::Receive { peer: peer(*from), data: region(*data) }
+            }
+        }
+    }
 }
 
 /// Elements of an output, and what must be in them.

@@ -123,6 +123,34 @@ impl Buffers {
         unsafe { Region::new(start, bytes) }
     }
 
+    /// Where that is: whether in the send buffer, its offset there, and its size in bytes.
+    #[must_use]
+    pub fn position(
+        &self,
+        layout: &Layout<'_>,
+        span: Span,
+        iteration: usize,
+    ) -> (bool, usize, usize) {
+        let (offset, bytes) = self.place(layout, span, iteration);
+        (layout.uses_send_buffer(span.side), self.misalignment + offset, bytes)
+    }
+
+    /// What a checked call touches of the send buffer and of the receive buffer, with the guard; they
+    /// begin behind the misalignment.
+    pub fn checked(&mut self, layout: &Layout<'_>) -> [&mut [u8]; 2] {
+        let bytes = layout.part_bytes();
+        let receive = self.start(false);
+        // SAFETY: as in `slice`; the two buffers are different memory.
+        let receive = unsafe { std::slice::from_raw_parts_mut(receive, bytes + GUARD_BYTES) };
+        [&mut self.slice(true)[..bytes], receive]
+    }
+
+    /// Bytes behind an alignment.
+    #[must_use]
+    pub fn misalignment(&self) -> usize {
+        self.misalignment
+    }
+
     /// The input of a checked call.
     pub fn input(&mut self, layout: &Layout<'_>) -> &mut [u8] {
         let span = Span { side: Side::Input, offset: 0, count: layout.counts.send };

@@ -1,20 +1,22 @@
 //! Runs, times and checks rows on one rank.
 
+mod on_device;
+
 use ccl::{
-    Communicator, DataType, Group, Operation as LibraryCall, Ragged, ReduceOp, Reduction,
-    Registration,
+    Communicator, DataType, Group, Operation as LibraryCall, ReduceOp, Reduction, Registration,
 };
 
 use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::benchmark::{
-    Benchmark, Call, Counts, Job, OperationColumn, Phase, Place, Side, Span, request,
+    Benchmark, Call, Counts, Job, OperationColumn, Phase, Place, RequestOf, request,
 };
 use crate::buffers::{Buffers, Form, Layout};
 use crate::check;
 use crate::data::{Operation, Pattern};
 use crate::error::Failure;
 use crate::faults::watch::Watch;
+use crate::gpu::{Device, Gpu};
 use crate::statistics::Summary;
 use crate::stopwatch::{self, Stopwatch};
 use crate::table::{Measurement, Row};
@@ -39,6 +41,8 @@ pub struct Engine<'a> {
     traffic: Traffic,
     registrations: Vec<Registration>,
     buffers: Buffers,
+    /// Where calls work, if not in these buffers.
+    gpu: Option<Gpu>,
     watch: Watch,
     /// Another one for every checked call.
     seed: u64,
@@ -63,13 +67,6 @@ struct Plan<'a> {
     request: RequestOf<'a>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct RequestOf<'a> {
-    place: Place<'a>,
-    datatype: DataType,
-    reduction: Reduction,
-}
-
 /// How long the iterations of a row took on this rank.
 #[derive(Debug)]
 struct Timing {
@@ -88,6 +85,7 @@ impl<'a> Engine<'a> {
         arguments: &'a Arguments,
         [world, group]: [&'a Communicator; 2],
         traffic: Traffic,
+        device: Option<&Device>,
     ) -> Outcome<Self> {
         let ranks = group.size() as usize;
         let row = |datatype: DataType, bytes| {
@@ -100,6 +98,9 @@ impl<'a> Engine<'a> {
         let bytes = rows.max().unwrap_or(0).max(arguments.most);
         let shared = arguments.register > 0;
         let buffers = Buffers::new(bytes, arguments.misalignment.into(), shared)?;
+        let gpu = device.map(|device| Gpu::new(device, group, buffers.total_bytes() / 2));
+        let gpu =
+            gpu.transpose().map_err(|error| Failure::Library { rank: world.rank().0, error })?;
         let mut engine = Self {
             benchmark,
             arguments,
@@ -108,6 +109,7 @@ impl<'a> Engine<'a> {
             traffic,
             registrations: Vec::new(),
             buffers,
+            gpu,
             watch: Watch::new(arguments, world.rank().0)?,
             seed: 0,
         };
@@ -203,6 +205,7 @@ impl<'a> Engine<'a> {
             let phases = (self.benchmark.calls)(&self.place(case, &counts));
             let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
             (0..self.arguments.warm_up).try_for_each(|turn| self.iteration(&plan, turn))?;
+            self.finish()?;
         }
         Ok(())
     }
@@ -273,6 +276,7 @@ impl<'a> Engine<'a> {
         self.watch.end([self.world, self.group]);
         while self.watch.breaks() && !self.watch.is_settled([self.world, self.group])? {
             self.iteration(plan, 0)?;
+            self.finish()?;
         }
         Ok(())
     }
@@ -296,6 +300,7 @@ impl<'a> Engine<'a> {
                 last = now;
             }
         }
+        self.finish()?;
         let (wall_s, processor_s) = (watch.wall_s(), watch.processor_s());
         self.barrier()?;
         let operations = (turns * aggregated) as f64;
@@ -311,8 +316,11 @@ impl<'a> Engine<'a> {
         let (aggregated, blocking) = (self.arguments.aggregated.get(), self.arguments.blocking);
         let slots = turn * aggregated..(turn + 1) * aggregated;
         let separate = matches!(blocking, BARRIER_AFTER_CALLS | NO_GROUPS);
-        match plan.phases {
-            [Phase::Calls(calls)] if aggregated > 1 && !separate => {
+        match (plan.phases, &self.gpu) {
+            ([Phase::Calls(calls)], Some(gpu)) if aggregated > 1 && !separate => {
+                self.enqueue(gpu, calls, plan, slots)?;
+            }
+            ([Phase::Calls(calls)], None) if aggregated > 1 && !separate => {
                 let mut group = Group::default();
                 for slot in slots {
                     calls
@@ -325,10 +333,14 @@ impl<'a> Engine<'a> {
                 for slot in slots {
                     self.operation(plan, slot)?;
                     if blocking == BARRIER_AFTER_CALLS {
+                        self.finish()?;
                         self.barrier()?;
                     }
                 }
             }
+        }
+        if blocking == BARRIER_AFTER_ITERATIONS || self.arguments.per_iteration == 1 {
+            self.finish()?;
         }
         if blocking == BARRIER_AFTER_ITERATIONS { self.barrier() } else { Ok(()) }
     }
@@ -336,9 +348,19 @@ impl<'a> Engine<'a> {
     /// One operation: its phases, one after the other.
     fn operation(&self, plan: &Plan<'_>, slot: usize) -> Outcome<()> {
         for phase in plan.phases {
-            match phase {
-                Phase::Copy { from, to } => self.buffers.copy(&plan.layout, *from, *to, slot),
-                Phase::Calls(calls) => {
+            match (phase, &self.gpu) {
+                (Phase::Copy { from, to }, None) => {
+                    self.buffers.copy(&plan.layout, *from, *to, slot);
+                }
+                (Phase::Copy { from, to }, Some(gpu)) => {
+                    let [from, to] =
+                        [from, to].map(|span| self.buffers.position(&plan.layout, *span, slot));
+                    gpu.copy(from, to).map_err(|error| self.failure(error))?;
+                }
+                (Phase::Calls(calls), Some(gpu)) => {
+                    self.enqueue(gpu, calls, plan, slot..slot + 1)?
+                }
+                (Phase::Calls(calls), None) => {
                     let outcome = match calls.as_slice() {
                         [call] => self.group.run(self.call(call, plan, slot)),
                         calls => {
@@ -357,33 +379,7 @@ impl<'a> Engine<'a> {
 
     /// A call on the memory of iteration `slot`.
     fn call(&self, call: &Call, plan: &Plan<'_>, slot: usize) -> LibraryCall<'_> {
-        let region = |span: Span| self.buffers.region(&plan.layout, span, slot);
-        let peer = |rank: usize| ccl::Rank(u32::try_from(rank).unwrap_or(u32::MAX));
-        let RequestOf { place, datatype, reduction } = plan.request;
-        match call {
-            Call::Collective { collective, input, output } => LibraryCall::Collective {
-                request: request(*collective, datatype, reduction, &place),
-                input: input.map(region),
-                output: output.map(region),
-            },
-            Call::AllToAllV { send, receive } => {
-                let whole = |side, parts: &[(usize, usize)]| {
-                    region(Span { side, offset: 0, count: parts.iter().map(|(n, _)| n).sum() })
-                };
-                LibraryCall::AllToAllV {
-                    datatype,
-                    counts: Ragged { send: send.clone(), receive: receive.clone() },
-                    input: whole(Side::Input, send),
-                    output: whole(Side::Output, receive),
-                }
-            }
-            Call::Send { peer: to, data } => {
-                LibraryCall::Send { peer: peer(*to), data: region(*data) }
-            }
-            Call::Receive { peer: from, data } => {
-                LibraryCall::Receive { peer: peer(*from), data: region(*data) }
-            }
-        }
+        plan.request.call(call, |span| self.buffers.region(&plan.layout, span, slot))
     }
 
     /// Wrong elements (`None`: not checked) and overwritten guard bytes, of all ranks.
@@ -412,7 +408,10 @@ impl<'a> Engine<'a> {
         let (row, guard) = self.buffers.receive(&plan.layout);
         check::fill_output(row, guard);
         check::fill_input(self.buffers.input(&plan.layout), &pattern, rank);
+        self.move_checked(plan, Gpu::upload)?;
         self.operation(plan, 0)?;
+        self.finish()?;
+        self.move_checked(plan, Gpu::download)?;
         let segments = (self.benchmark.expected)(&plan.request.place);
         let wrong = check::wrong_elements(self.buffers.output(&plan.layout), &pattern, &segments);
         let (_, guard) = self.buffers.receive(&plan.layout);

@@ -6,6 +6,10 @@ use std::ffi::OsString;
 /// Any of these says that a launcher started the process.
 const LAUNCHER_VARIABLES: [&str; 4] = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"];
 
+/// The first of these that is there says which process of the machine this is.
+const LOCAL_VARIABLES: [&str; 4] =
+    ["LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"];
+
 /// Variables whose values stay out of reports.
 const SECRETS: [&str; 1] = ["R2CCL_JOB_KEY"];
 
@@ -40,6 +44,13 @@ pub fn wishes() -> Result<Wishes, String> {
         spread: number("NCCL_TESTS_ALLTOALLV_SPREAD")?,
         split: text("NCCL_TESTS_SPLIT").or(mask),
     })
+}
+
+/// Which process of its machine this is; 0 if nobody says.
+#[must_use]
+pub fn local_rank() -> usize {
+    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse().ok());
+    LOCAL_VARIABLES.into_iter().find_map(number).unwrap_or(0)
 }
 
 /// Whether a launcher (torchrun, mpirun, Slurm) started this process.

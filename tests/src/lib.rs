@@ -8,7 +8,7 @@
 //! |---|---|
 //! | [`arguments`], [`size`], [`environment`] | what is to be measured? |
 //! | [`launch`], [`membership`] | which ranks are there, and how did they get here? |
-//! | [`buffers`], [`data`], [`check`] | what is in memory, and is it right? |
+//! | [`buffers`], [`data`], [`check`], [`gpu`] | what is in memory, and is it right? |
 //! | [`engine`], [`statistics`] | how long did it take? |
 //! | [`faults`], `timeline` | what broke meanwhile, and what did the ranks do about it? |
 //! | [`table`], [`number`], [`report`], [`progress`] | what does the reader see? |
@@ -29,6 +29,11 @@ pub mod engine;
 pub mod environment;
 pub mod error;
 pub mod faults;
+#[cfg(feature = "cuda")]
+pub mod gpu;
+#[cfg(not(feature = "cuda"))]
+#[path = "gpu_absent.rs"]
+pub mod gpu;
 pub mod launch;
 pub mod membership;
 pub mod number;

@@ -21,6 +21,18 @@ pub enum Membership {
     Member(Link),
 }
 
+impl Membership {
+    /// Which of the processes on this machine this is.
+    #[must_use]
+    pub fn index_here(&self) -> usize {
+        match self {
+            Self::Alone => 0,
+            Self::Launched => environment::local_rank(),
+            Self::Member(link) => link.member().index,
+        }
+    }
+}
+
 /// Finds out who started this process.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use ccl::{Communicator, Config};
 use rustix::system::uname;
 
 use crate::Outcome;
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, DeviceKind};
 use crate::benchmark::Benchmark;
 use crate::engine::{Case, Engine};
 use crate::environment::{self, Wishes};
@@ -16,6 +16,7 @@ use crate::faults::account::{self, Account};
 use crate::faults::saboteur::Strike;
 use crate::faults::watch::Watch;
 use crate::faults::{self, wish};
+use crate::gpu;
 use crate::membership::{self, Entrance, Membership};
 use crate::number::memory;
 use crate::progress::Progress;
@@ -37,6 +38,8 @@ struct Session<'a> {
     traffic: Traffic,
     config: Config,
     entrance: Entrance,
+    /// Number of the first rank of this process among those of the machine.
+    first_here: usize,
 }
 
 /// Runs `benchmark` with the ranks of this process.
@@ -50,8 +53,9 @@ pub fn run(benchmark: &Benchmark, arguments: &Arguments, membership: Membership)
     let mut config = membership::configuration(arguments, benchmark.collective)?;
     faults::prepare(&mut config, arguments);
     let threads = NonZeroUsize::new(arguments.local_ranks()).unwrap_or(NonZeroUsize::MIN);
+    let first_here = membership.index_here() * threads.get();
     let entrance = Entrance::open(membership, threads, &config)?;
-    let session = Session { benchmark, arguments, wishes, traffic, config, entrance };
+    let session = Session { benchmark, arguments, wishes, traffic, config, entrance, first_here };
     thread::scope(|scope| {
         let others: Vec<_> = (1..threads.get())
             .map(|index| {
@@ -102,9 +106,14 @@ impl Session<'_> {
             }
         };
         self.possible(&group)?;
-        let devices = self.devices(world, color as usize, thread).map_err(library)?;
+        let on_device = self.arguments.device == DeviceKind::Cuda;
+        let gpu = on_device.then(|| gpu::Device::open(self.first_here + thread)).transpose();
+        let gpu = gpu.map_err(library)?;
+        let devices = self.devices(world, color as usize, thread, gpu.as_ref()).map_err(library)?;
+        let members = [world, &group];
+        let traffic = self.traffic.clone();
         let mut engine =
-            Engine::new(self.benchmark, self.arguments, [world, &group], self.traffic.clone())?;
+            Engine::new(self.benchmark, self.arguments, members, traffic, gpu.as_ref())?;
         let mut output = match world.rank().0 {
             0 => Some(Output::begin(self, &engine, &devices, group.size() as usize)?),
             _ => None,
@@ -205,6 +214,7 @@ impl Session<'_> {
         world: &Communicator,
         group: usize,
         thread: usize,
+        gpu: Option<&gpu::Device>,
     ) -> Result<Vec<Device>, ccl::Error> {
         let hostname = uname().nodename().to_string_lossy().into_owned();
         let hostname = hostname.split('.').next().unwrap_or_default().to_owned();
@@ -215,11 +225,15 @@ impl Session<'_> {
             rails => format!("CPU, rails {}", rails.join(",")),
         };
         let host = settings.host_identity.clone().unwrap_or_else(|| hostname.clone());
+        let (number, host, description) = match gpu.map(gpu::Device::description) {
+            Some((ordinal, name, bus)) => (ordinal, bus.to_owned(), name.to_owned()),
+            None => (thread, host, description),
+        };
         let own = [
             group.to_string(),
             std::process::id().to_string(),
             hostname,
-            thread.to_string(),
+            number.to_string(),
             host,
             description,
         ];

@@ -1,10 +1,11 @@
-//! What a device refuses, as an error of the library.
+//! Errors of devices.
 
 use ccl_core::error::Error;
 use ccl_kernels::cuda::gpu;
 
-/// With what to do about it.
-pub(crate) fn from_device(error: gpu::Error) -> Error {
+/// What a device refuses, as an error of the library that says what to do about it.
+#[must_use]
+pub fn error(error: gpu::Error) -> Error {
     if let gpu::Error::Misuse(text) = error {
         return Error::InvalidArgument(text);
     }

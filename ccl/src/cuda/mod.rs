@@ -11,6 +11,8 @@ mod error;
 mod pieces;
 mod staging;
 
+pub use error::error;
+
 pub use ccl_kernels::cuda::gpu::{Buffer, DeviceRegion, Gpu, Place, Stream, Supply};
 pub(crate) use staging::Job;
 
@@ -21,7 +23,6 @@ use ccl_core::error::Error;
 
 use crate::driver::{Pending, lock};
 use crate::operation::{OperationOn, Span};
-use error::from_device;
 use pieces::{Cutter, batches};
 use staging::{Issue, SLOTS, Staging};
 
@@ -47,7 +48,7 @@ impl Span for DeviceRegion<'_> {
 /// # Errors
 /// [`Error::System`]: there is no driver, it is too old, or there is no such device.
 pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Error> {
-    Gpu::open(ordinal, Supply::default()).map(Arc::new).map_err(from_device)
+    Gpu::open(ordinal, Supply::default()).map(Arc::new).map_err(error)
 }
 
 /// How many devices there are.
@@ -55,7 +56,7 @@ pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Error> {
 /// # Errors
 /// [`Error::System`]: there is no driver, or it is too old.
 pub fn count() -> Result<usize, Error> {
-    Gpu::count().map_err(from_device)
+    Gpu::count().map_err(error)
 }
 
 /// A member of a group of ranks, for calls on memory of one device.
@@ -180,14 +181,14 @@ impl Communicator {
                 begun
                     .pop_front()
                     .map_or(Ok(()), |first| issue.end(stream, &first))
-                    .map_err(from_device)?;
+                    .map_err(error)?;
             }
             let piece = self.cutter.piece(batch, index)?;
-            let (next, job) = issue.begin(stream, piece).map_err(from_device)?;
+            let (next, job) = issue.begin(stream, piece).map_err(error)?;
             begun.push_back(next);
             *lock(&self.last) = Some(self.host.start_staged(job)?);
         }
-        begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(from_device)
+        begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), Error> {
@@ -198,7 +199,7 @@ impl Communicator {
                 self.gpu.ordinal()
             )));
         }
-        match stream.is_capturing().map_err(from_device)? {
+        match stream.is_capturing().map_err(error)? {
             false => Ok(()),
             true => Err(Error::InvalidUsage(
                 "collectives cannot be captured into a graph: end the capture before the call, and \
@@ -213,7 +214,7 @@ impl Communicator {
             return Ok(());
         }
         let (own, address) = (self.gpu.ordinal(), region.address());
-        let wrong = match self.gpu.place(address).map_err(from_device)? {
+        let wrong = match self.gpu.place(address).map_err(error)? {
             Place::Device(ordinal) if ordinal == own => return Ok(()),
             Place::Device(other) => {
                 format!("is memory of device {other}: use a communicator of that device, or copy it")

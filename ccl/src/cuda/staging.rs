@@ -13,7 +13,7 @@ use ccl_core::error::Error;
 use ccl_kernels::Region;
 use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
 
-use super::error::from_device;
+use super::error::error as from_device;
 use super::pieces::{Piece, Stretch};
 use crate::driver::lock;
 use crate::operation::{Operation, OperationOn};

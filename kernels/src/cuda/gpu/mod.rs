@@ -103,6 +103,21 @@ impl Gpu {
         self.context.name().map_err(Error::driver("ask for the name"))
     }
 
+    /// Where the device is on the bus, such as `0000:01:00.0`.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn bus(&self) -> Result<String, Error> {
+        let mut text = [0u8; 32];
+        // SAFETY: so many bytes can be written, the last of which stays zero.
+        unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 31, self.context.cu_device()) }
+            .result()
+            .map_err(Error::driver("ask for the place on the bus"))?;
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+    }
+
     /// Major and minor number of the architecture: 90 for 9.0.
     #[must_use]
     pub fn architecture(&self) -> u32 {

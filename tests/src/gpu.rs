@@ -1,0 +1,118 @@
+//! Buffers in memory of a CUDA device, beside those of the host, in which they are filled and checked.
+
+use std::sync::Arc;
+
+use ccl::cuda::{self, Buffer, DeviceRegion, Gpu as Handle, Operation, Stream};
+use ccl::{Communicator, Error};
+
+/// The device of a rank.
+#[derive(Debug)]
+pub struct Device {
+    handle: Arc<Handle>,
+    ordinal: usize,
+    name: String,
+    bus: String,
+}
+
+impl Device {
+    /// Opens that of the rank with this number on its machine.
+    ///
+    /// # Errors
+    /// There is no driver, or no device.
+    pub fn open(local_rank: usize) -> Result<Self, Error> {
+        let count = cuda::count()?;
+        let none = || Error::system("CUDA", "there is a driver, and no device");
+        let ordinal = local_rank.checked_rem(count).ok_or_else(none)?;
+        let handle = cuda::open(ordinal)?;
+        let name = handle.name().map_err(cuda::error)?;
+        let bus = handle.bus().map_err(cuda::error)?;
+        Ok(Self { handle, ordinal, name, bus })
+    }
+
+    /// Its number, its name, and where it is on the bus.
+    #[must_use]
+    pub fn description(&self) -> (usize, &str, &str) {
+        (self.ordinal, &self.name, &self.bus)
+    }
+}
+
+/// The memory of a rank, and what its calls need.
+#[derive(Debug)]
+pub struct Gpu {
+    communicator: cuda::Communicator,
+    stream: Stream,
+    send: Buffer,
+    receive: Buffer,
+}
+
+/// Whether in the send buffer, the offset there, and the size in bytes.
+type Position = (bool, usize, usize);
+
+impl Gpu {
+    /// Two buffers of so many bytes.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(device: &Device, group: &Communicator, bytes: usize) -> Result<Self, Error> {
+        let gpu = &device.handle;
+        Ok(Self {
+            communicator: cuda::Communicator::new(group, gpu)?,
+            stream: gpu.stream().map_err(cuda::error)?,
+            send: gpu.allocate(bytes).map_err(cuda::error)?,
+            receive: gpu.allocate(bytes).map_err(cuda::error)?,
+        })
+    }
+
+    /// The memory at a position.
+    #[must_use]
+    pub fn region(&self, (is_sent, offset, bytes): Position) -> DeviceRegion<'_> {
+        let buffer = if is_sent { &self.send } else { &self.receive };
+        buffer.region().part(offset, bytes)
+    }
+
+    /// Puts calls on the stream.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn enqueue(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
+        self.communicator.enqueue_group(operations, &self.stream)
+    }
+
+    /// Puts a copy on the stream; the same place stays as it is.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn copy(&self, from: Position, to: Position) -> Result<(), Error> {
+        if from == to {
+            return Ok(());
+        }
+        self.stream.copy(self.region(from), self.region(to)).map_err(cuda::error)
+    }
+
+    /// Waits for the stream, and for what went wrong on the way.
+    ///
+    /// # Errors
+    /// That.
+    pub fn finish(&self) -> Result<(), Error> {
+        let arrived = self.stream.synchronise().map_err(cuda::error);
+        self.communicator.wait().and(arrived)
+    }
+
+    /// Copies to both buffers, from `start` on.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn upload(&self, start: usize, [send, receive]: [&mut [u8]; 2]) -> Result<(), Error> {
+        self.send.write(start, send).map_err(cuda::error)?;
+        self.receive.write(start, receive).map_err(cuda::error)
+    }
+
+    /// Copies from both buffers.
+    ///
+    /// # Errors
+    /// The driver refuses it.
+    pub fn download(&self, start: usize, [send, receive]: [&mut [u8]; 2]) -> Result<(), Error> {
+        self.send.read(start, send).map_err(cuda::error)?;
+        self.receive.read(start, receive).map_err(cuda::error)
+    }
+}

@@ -1,0 +1,61 @@
+//! No CUDA devices: the program is built without them, and refuses `--device cuda`.
+
+use ccl::{Communicator, Error, Operation, Region};
+
+/// There is none.
+#[derive(Debug)]
+pub enum Device {}
+
+impl Device {
+    /// Says what is missing.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn open(_local_rank: usize) -> Result<Self, Error> {
+        Err(Error::InvalidUsage("the program is built without the feature cuda".to_owned()))
+    }
+
+    /// Its number, its name, and where it is on the bus.
+    #[must_use]
+    pub fn description(&self) -> (usize, &str, &str) {
+        match *self {}
+    }
+}
+
+/// There is none.
+#[derive(Debug)]
+pub enum Gpu {}
+
+type Position = (bool, usize, usize);
+
+#[allow(missing_docs, clippy::missing_errors_doc, reason = "there is no value to call them on")]
+impl Gpu {
+    pub fn new(device: &Device, _group: &Communicator, _bytes: usize) -> Result<Self, Error> {
+        match *device {}
+    }
+
+    #[must_use]
+    pub fn region(&self, _position: Position) -> Region<'_> {
+        match *self {}
+    }
+
+    pub fn enqueue(&self, _operations: &[Operation<'_>]) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub fn copy(&self, _from: Position, _to: Position) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub fn finish(&self) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub fn upload(&self, _start: usize, _both: [&mut [u8]; 2]) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub fn download(&self, _start: usize, _both: [&mut [u8]; 2]) -> Result<(), Error> {
+        match *self {}
+    }
+}

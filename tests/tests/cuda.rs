@@ -1,0 +1,88 @@
+//! The benchmark binaries with buffers in memory of CUDA devices, which are interpreters.
+#![allow(clippy::disallowed_methods, reason = "a test tells processes by the environment")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod benchmarks;
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{self, Command, Output};
+use std::thread;
+
+use benchmarks::{ALL_REDUCE, OTHERS};
+
+/// Seconds after which the library gives up, so that a hang is an error.
+const CALL_TIMEOUT: &str = "40";
+
+/// A folder in which the driver has its name.
+fn driver() -> PathBuf {
+    let library = env::current_exe().unwrap().with_file_name("libccl_fakecuda.so");
+    assert!(library.exists(), "{} is built with the tests", library.display());
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-benchmarks");
+    fs::create_dir_all(&folder).unwrap();
+    // The bindings try the first name before the second.
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        let own = folder.join(format!("{name}-{}-{:?}", process::id(), thread::current().id()));
+        symlink(&library, &own).unwrap();
+        fs::rename(&own, folder.join(name)).unwrap();
+    }
+    folder
+}
+
+fn run(program: &str, arguments: &str) -> Output {
+    let mut command = Command::new(program);
+    for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"] {
+        command.env_remove(name);
+    }
+    command.args(arguments.split_whitespace()).args(["--device", "cuda", "-T", CALL_TIMEOUT]);
+    command.env("LD_LIBRARY_PATH", driver()).env("FAKECUDA_DEVICES", "2");
+    // Pieces in every row but the smallest.
+    command.env("R2CCL_CUDA_STAGING_BYTES", "32768");
+    command.output().unwrap()
+}
+
+/// What it printed, if all results were checked and right.
+fn right(program: &str, arguments: &str) -> String {
+    let output = run(program, arguments);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {arguments}: {text}{errors}");
+    assert!(text.contains("# Out of bounds values : 0 OK\n"), "{program} {arguments}: {text}");
+    let rows = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+    // Behind the last time and bandwidths is the number of wrong elements in place.
+    assert!(rows.clone().count() > 0, "{text}");
+    for row in rows {
+        let wrong = row.split_whitespace().last().unwrap();
+        assert!(["0", "N/A"].contains(&wrong), "{program} {arguments}: {row}");
+    }
+    text
+}
+
+#[test]
+fn all_collectives_are_right_on_devices() {
+    // Whose messages need not fit: the blocks of alltoallv are not cut.
+    let most = |program: &str| if program.contains("alltoallv") { "16K" } else { "64K" };
+    for program in OTHERS.into_iter().chain([ALL_REDUCE]) {
+        let line = format!("--ranks 3 -b 256 -e {} -f 16 -n 2 -r 1", most(program));
+        right(program, &line);
+    }
+}
+
+#[test]
+fn devices_are_named_and_shared_out() {
+    let text = right(ALL_REDUCE, "--ranks 3 -b 8 -e 8 -n 2 -m 3 -d all");
+    for (rank, device) in [0, 1, 0].into_iter().enumerate() {
+        let bus = format!("device {device:>2} [0000:0{}:00.0] PTX interpreter", device + 1);
+        let start = format!("#  Rank {rank:>2} ");
+        let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
+        assert!(line.contains(&bus), "{line}");
+    }
+}
+
+#[test]
+fn threads_are_ranks_too() {
+    right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -o all -u 3");
+    right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -z 1");
+}
