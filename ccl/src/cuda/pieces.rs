@@ -280,3 +280,124 @@ fn ragged<M: Span>(datatype: DataType, counts: &Ragged, input: &M, output: &M) -
     };
     Piece { into, operations: vec![operation], out_of }
 }
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::datatype::{ReduceOp, Reduction};
+
+    use super::*;
+
+    const COLLECTIVES: [Collective; 8] = [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+    ];
+
+    fn operation(collective: Collective, count: usize) -> OperationOn<Stretch> {
+        let reduction = Reduction::Builtin(ReduceOp::Sum);
+        let datatype = DataType::Float32;
+        let request = Request { collective, count, datatype, reduction, root: Rank(1) };
+        // Large enough for every shape, and far from each other.
+        let memory = |offset| Some(Stretch { offset, bytes: 1 << 30 });
+        OperationOn::Collective { request, input: memory(0), output: memory(1 << 40) }
+    }
+
+    /// The bytes of the device that are moved, in order; each must be moved once.
+    fn covered(mut moves: Vec<Move<Stretch>>) -> usize {
+        moves.sort_by_key(|moved| moved.device.offset);
+        for pair in moves.windows(2) {
+            let end = pair[0].device.offset + pair[0].device.bytes;
+            assert_eq!(end, pair[1].device.offset, "no gap, and nothing twice");
+        }
+        moves.iter().map(|moved| moved.device.bytes).sum()
+    }
+
+    #[test]
+    fn pieces_are_all_of_a_collective_and_fit() {
+        for collective in COLLECTIVES {
+            for count in [0, 1, 1000, 12_345] {
+                let batch = [operation(collective, count)];
+                let mut cuts = Vec::new();
+                for me in (0..3).map(Rank) {
+                    let cutter = Cutter { me, ranks: 3, slot_bytes: 8192 };
+                    let pieces: Vec<_> = (0..cutter.count(&batch).unwrap())
+                        .map(|index| cutter.piece(&batch, index).unwrap())
+                        .collect();
+                    let moves =
+                        || pieces.iter().flat_map(|piece| piece.into.iter().chain(&piece.out_of));
+                    assert!(moves().all(|moved| moved.slot.bytes == moved.device.bytes));
+                    assert!(moves().all(|moved| moved.slot.offset + moved.slot.bytes <= 8192));
+                    let OperationOn::Collective { request, .. } = &batch[0] else { unreachable!() };
+                    let shapes = Shapes::of(request, me, 3).unwrap();
+                    let into = pieces.iter().flat_map(|piece| piece.into.clone()).collect();
+                    let out_of = pieces.iter().flat_map(|piece| piece.out_of.clone()).collect();
+                    assert_eq!(
+                        covered(into),
+                        shapes.input_bytes,
+                        "{collective:?} of {count} at {me}"
+                    );
+                    assert_eq!(
+                        covered(out_of),
+                        shapes.output_bytes,
+                        "{collective:?} of {count} at {me}"
+                    );
+                    for piece in &pieces {
+                        piece.operations[0].validate(me, 3).unwrap();
+                    }
+                    cuts.push(pieces.len());
+                }
+                assert!(cuts.iter().all(|cut| *cut == cuts[0]), "{collective:?}: {cuts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn messages_are_cut_alike_whoever_they_are_with() {
+        let message =
+            |bytes| OperationOn::Send { peer: Rank(1), data: Stretch { offset: 0, bytes } };
+        let cutter = Cutter { me: Rank(0), ranks: 2, slot_bytes: 8192 };
+        let sizes = |batch: &[OperationOn<Stretch>], which: usize| -> Vec<usize> {
+            (0..cutter.count(batch).unwrap())
+                .filter_map(|index| {
+                    let piece = cutter.piece(batch, index).unwrap();
+                    piece.into.get(which).map(|moved| moved.device.bytes)
+                })
+                .collect()
+        };
+        let expected = [2048, 2048, 1004];
+        assert_eq!(sizes(&[message(5100)], 0), expected);
+        assert_eq!(sizes(&[message(6000), message(5100)], 1), expected);
+        let too_many = [(); 5].map(|()| message(5100));
+        let error = cutter.count(&too_many).unwrap_err().to_string();
+        assert!(error.contains("R2CCL_CUDA_STAGING_BYTES"), "{error}");
+    }
+
+    #[test]
+    fn blocks_that_differ_are_packed_without_their_gaps() {
+        let counts =
+            Ragged { send: vec![(2, 0), (0, 7), (1, 9)], receive: vec![(1, 4), (1, 8), (3, 0)] };
+        let memory = Stretch { offset: 0, bytes: 1000 };
+        let operation = OperationOn::AllToAllV {
+            datatype: DataType::Int64,
+            counts,
+            input: memory,
+            output: memory,
+        };
+        let cutter = Cutter { me: Rank(0), ranks: 3, slot_bytes: 64 };
+        assert_eq!(cutter.count(std::slice::from_ref(&operation)).unwrap(), 1);
+        let piece = cutter.piece(std::slice::from_ref(&operation), 0).unwrap();
+        let places = |moves: &[Move<Stretch>]| -> Vec<(usize, usize, usize)> {
+            moves.iter().map(|m| (m.device.offset, m.slot.offset, m.slot.bytes)).collect()
+        };
+        assert_eq!(places(&piece.into), [(0, 0, 16), (72, 16, 8)]);
+        assert_eq!(places(&piece.out_of), [(32, 24, 8), (64, 32, 8), (0, 40, 24)]);
+        piece.operations[0].validate(Rank(0), 3).unwrap();
+        let small = Cutter { slot_bytes: 63, ..cutter };
+        assert!(small.count(&[operation]).is_err());
+    }
+}
