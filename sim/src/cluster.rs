@@ -9,6 +9,7 @@ mod agenda;
 pub mod execution;
 pub mod fabric;
 pub mod file;
+mod lane;
 pub mod montecarlo;
 pub mod plan;
 pub mod price;

@@ -18,6 +18,7 @@ use ccl_core::program::{Port, Program};
 use super::agenda::{Agenda, Event, SAME_MOMENT};
 use super::fabric::{Fabric, Way};
 use super::file::{Delays, Outage};
+use super::lane::{Lane, State, weigh};
 use super::sharing::{Sharing, Use};
 use super::steps::{Step, bases, steps};
 use crate::flow::Impossible;
@@ -81,43 +82,6 @@ pub fn execute(
     run.finish()
 }
 
-/// The sends on one link.
-#[derive(Debug)]
-struct Lane {
-    source: Rank,
-    targets: Vec<Rank>,
-    proportions: Option<Vec<u16>>,
-    steps: Vec<usize>,
-    /// For every byte of it, times its weight.
-    uses: Vec<Use>,
-    /// How much faster it is than others where it shares a resource with them.
-    weight: f64,
-    alpha: f64,
-    /// Which of the steps is on, and which segment of it.
-    turn: usize,
-    segment: u32,
-    /// By turn: segments that have arrived, and the receiving steps.
-    landed: Vec<u32>,
-    receivers: Vec<Vec<usize>>,
-    state: State,
-    /// Changes whenever the rate does, so that what was planned for the old one is recognised.
-    version: u32,
-}
-
-/// What a lane does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum State {
-    Idle,
-    /// The processor prepares a message.
-    Preparing,
-    /// So many bytes were left at that moment.
-    Flowing {
-        left: f64,
-        rate: f64,
-        since: f64,
-    },
-}
-
 #[derive(Debug)]
 struct Run<'a> {
     now: f64,
@@ -126,8 +90,6 @@ struct Run<'a> {
     agenda: Agenda,
     lanes: Vec<Lane>,
     steps: Vec<Step>,
-    /// Of a step: what weights are relative to.
-    mean_bytes: f64,
     /// By rank: until when its processor prepares messages.
     busy_until: Vec<f64>,
     /// Steps that are not done.
@@ -160,7 +122,6 @@ impl<'a> Run<'a> {
             agenda: Agenda::default(),
             lanes: Vec::new(),
             open: steps.len(),
-            mean_bytes: mean_bytes(&steps),
             steps,
             busy_until: vec![0.0; programs.len()],
             users: vec![Vec::new(); resources],
@@ -173,6 +134,7 @@ impl<'a> Run<'a> {
             fillings: 0,
         };
         run.connect(programs)?;
+        run.begin_routes()?;
         run.met_lanes = vec![false; run.lanes.len()];
         let copies = programs.iter().map(|program| program.copies.len()).sum::<usize>();
         run.open -= copies;
@@ -191,8 +153,9 @@ impl<'a> Run<'a> {
                 for step in &steps {
                     self.steps[*step].sends = Some(self.lanes.len());
                 }
-                let lane = self.lane(rank, sends.port, program, steps)?;
-                self.lanes.push(lane);
+                let steps: Vec<_> =
+                    steps.iter().map(|step| (*step, self.steps[*step].bytes)).collect();
+                self.lanes.push(Lane::new(&self.fabric, rank, sends.port, program, &steps));
             }
         }
         for ((rank, program), base) in (0..).map(Rank).zip(programs).zip(&bases) {
@@ -216,45 +179,15 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn lane(
-        &self,
-        source: Rank,
-        port: Port,
-        program: &Program,
-        steps: Vec<usize>,
-    ) -> Result<Lane, Impossible> {
-        let topology = self.fabric.topology();
-        let targets = match port {
-            Port::Pair(peer) => vec![peer],
-            Port::Multicast(_) => {
-                let host = topology.ranks_of(topology.node_of(source)).iter();
-                host.copied().filter(|rank| *rank != source).collect()
-            }
-        };
-        let planned = program.rails.iter().find(|(peer, _)| targets == [*peer]);
-        let proportions = planned.map(|(_, parts)| parts.clone()).filter(|parts| !parts.is_empty());
-        let mut lane = Lane {
-            source,
-            alpha: self.fabric.alpha(source, targets[0]),
-            targets,
-            proportions,
-            landed: vec![0; steps.len()],
-            receivers: vec![Vec::new(); steps.len()],
-            steps,
-            uses: Vec::new(),
-            weight: 1.0,
-            turn: 0,
-            segment: 0,
-            state: State::Idle,
-            version: 0,
-        };
-        let is_away = !topology.together(source, lane.targets[0]);
-        if self.options.fairness == Fairness::Bytes && is_away {
-            let bytes: usize = lane.steps.iter().map(|step| self.steps[*step].bytes).sum();
-            lane.weight = bytes.max(1) as f64 / self.mean_bytes;
+    /// What every lane uses, as the options want it.
+    fn begin_routes(&mut self) -> Result<(), Impossible> {
+        if self.options.fairness == Fairness::Bytes {
+            weigh(&mut self.lanes);
         }
-        lane.uses = self.route(&lane)?;
-        Ok(lane)
+        for number in 0..self.lanes.len() {
+            self.lanes[number].uses = self.route(&self.lanes[number])?;
+        }
+        Ok(())
     }
 
     fn route(&self, lane: &Lane) -> Result<Vec<Use>, Impossible> {
@@ -298,8 +231,7 @@ impl<'a> Run<'a> {
             return;
         }
         let overhead = self.fabric.cluster().nics.overhead;
-        let is_away = !self.fabric.topology().together(lane.source, lane.targets[0]);
-        if lane.segment > 0 || overhead <= 0.0 || !is_away {
+        if lane.segment > 0 || overhead <= 0.0 || !lane.is_away {
             return self.start(number);
         }
         let busy_until = &mut self.busy_until[lane.source.index()];
@@ -514,9 +446,4 @@ impl<'a> Run<'a> {
         stuck.dedup();
         Err(Impossible::Stuck(stuck))
     }
-}
-
-fn mean_bytes(steps: &[Step]) -> f64 {
-    let bytes: usize = steps.iter().map(|step| step.bytes).sum();
-    (bytes as f64 / steps.len().max(1) as f64).max(1.0)
 }
