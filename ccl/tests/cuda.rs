@@ -11,9 +11,7 @@
 )]
 
 use std::env;
-use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{self, Child, Command};
 use std::sync::Arc;
@@ -94,16 +92,8 @@ fn start(test: &str) -> Command {
 
 /// A folder in which the driver has its name.
 fn driver() -> PathBuf {
-    let library = env::current_exe().unwrap().with_file_name("libccl_fakecuda.so");
-    assert!(library.exists(), "{} is built with the tests", library.display());
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-ccl");
-    fs::create_dir_all(&folder).unwrap();
-    // The bindings try the first name before the second.
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        let own = folder.join(format!("{name}-{}-{:?}", process::id(), thread::current().id()));
-        symlink(&library, &own).unwrap();
-        fs::rename(&own, folder.join(name)).unwrap();
-    }
+    ccl_fakecuda::install(&folder).unwrap();
     folder
 }
 

@@ -12,7 +12,6 @@ mod nvrtc;
 use std::env;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::symlink;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
@@ -85,25 +84,9 @@ fn start(test: &str, kernels: &Path) -> Command {
 
 /// A folder in which the driver has its name.
 fn driver() -> PathBuf {
-    let program = env::current_exe().expect("the test has a path");
-    let library = program.with_file_name("libccl_fakecuda.so");
-    assert!(library.exists(), "{} is built with the tests", library.display());
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
-    fs::create_dir_all(&folder).expect("the target folder can be written");
-    // The bindings try the first name before the second.
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        let link = folder.join(name);
-        if fs::read_link(&link).ok().as_ref() != Some(&library) {
-            let own = folder.join(format!("{name}-{}-{:?}", process::id(), thread_id()));
-            symlink(&library, &own).expect("the target folder can be written");
-            fs::rename(&own, &link).expect("both are in one folder");
-        }
-    }
+    ccl_fakecuda::install(&folder).expect("it is built with its tests, beside them");
     folder
-}
-
-fn thread_id() -> thread::ThreadId {
-    thread::current().id()
 }
 
 /// A folder with PTX of the modules, made now or by an earlier test; None if there is no compiler.

@@ -1,5 +1,6 @@
 //! The CUDA kernels as NVIDIA's compiler makes them, on an interpreter, against the oracle.
 
+#[macro_use]
 mod cuda;
 mod inputs;
 #[path = "cuda/interpreter.rs"]
@@ -33,39 +34,20 @@ fn right<T>(result: Result<T, String>) -> T {
     result.unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
-/// One test per type: they run side by side.
-macro_rules! every_reduction {
-    ($($name:ident: $datatype:ident;)*) => {$(
-        #[test]
-        fn $name() {
-            let datatype = DataType::$datatype;
-            let is_narrow = datatype.is_float() && datatype.bytes() < 4;
-            for &architecture in &ARCHITECTURES[..if is_narrow { 2 } else { 1 }] {
-                let modules = [Module::Elements(datatype)];
-                let Some(interpreter) = interpreter(&modules, architecture) else { return };
-                assert!(right(battery::reduces(&interpreter, datatype, 2)) > 0);
-                if is_narrow {
-                    assert!(right(battery::pairs(&interpreter, datatype)) > 0);
-                }
-            }
+/// All operations of a type, on all processors that have their own way with it.
+fn reduces(datatype: DataType) {
+    let is_narrow = datatype.is_float() && datatype.bytes() < 4;
+    for &architecture in &ARCHITECTURES[..if is_narrow { 2 } else { 1 }] {
+        let modules = [Module::Elements(datatype)];
+        let Some(interpreter) = interpreter(&modules, architecture) else { return };
+        assert!(right(battery::reduces(&interpreter, datatype, 2)) > 0);
+        if is_narrow {
+            assert!(right(battery::pairs(&interpreter, datatype)) > 0);
         }
-    )*};
+    }
 }
 
-every_reduction! {
-    reduces_int8: Int8;
-    reduces_uint8: Uint8;
-    reduces_int32: Int32;
-    reduces_uint32: Uint32;
-    reduces_int64: Int64;
-    reduces_uint64: Uint64;
-    reduces_float16: Float16;
-    reduces_float32: Float32;
-    reduces_float64: Float64;
-    reduces_bfloat16: Bfloat16;
-    reduces_float8_e4m3: Float8E4m3;
-    reduces_float8_e5m2: Float8E5m2;
-}
+test_every_type!(reduces);
 
 #[test]
 fn copies() {

@@ -5,11 +5,8 @@
 mod benchmarks;
 
 use std::env;
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{self, Command, Output};
-use std::thread;
+use std::path::PathBuf;
+use std::process::{Command, Output};
 
 use benchmarks::{ALL_REDUCE, OTHERS};
 
@@ -18,16 +15,8 @@ const CALL_TIMEOUT: &str = "40";
 
 /// A folder in which the driver has its name.
 fn driver() -> PathBuf {
-    let library = env::current_exe().unwrap().with_file_name("libccl_fakecuda.so");
-    assert!(library.exists(), "{} is built with the tests", library.display());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-benchmarks");
-    fs::create_dir_all(&folder).unwrap();
-    // The bindings try the first name before the second.
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        let own = folder.join(format!("{name}-{}-{:?}", process::id(), thread::current().id()));
-        symlink(&library, &own).unwrap();
-        fs::rename(&own, folder.join(name)).unwrap();
-    }
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-benchmarks");
+    ccl_fakecuda::install(&folder).unwrap();
     folder
 }
 

@@ -16,9 +16,12 @@ mod codes;
 mod device;
 mod driver;
 mod event;
+mod folder;
 mod graph;
 mod ipc;
 mod outside;
 mod settings;
 mod stream;
 mod work;
+
+pub use folder::install;
