@@ -148,16 +148,22 @@ fn enumerators_of_queue_pairs() -> Vec<(String, i64)> {
     numbered
 }
 
+/// The numbers that the compiler of C has for these calls of SHOW.
+fn shown(calls: &str) -> Vec<i64> {
+    let folder = tempfile::tempdir().expect("a folder for a program");
+    let source = folder.path().join("layout.c");
+    let head = "#include <stdio.h>\n#include \"r2ccl/ccl.h\"\n\
+                #define SHOW(x) printf(\"%lld \", (long long)(x))\n";
+    fs::write(&source, format!("{head}int main(void) {{\n{calls}\nreturn 0;\n}}\n"))
+        .expect("it can be written");
+    let printed = succeeded(&mut Command::new(Workshop::new().build(&source)));
+    printed.split_whitespace().map(|number| number.parse().expect("a number")).collect()
+}
+
 #[test]
 fn records_of_queue_pairs_are_the_compilers() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("layout.c");
-    fs::write(
-        &source,
-        "#include <stdio.h>\n\
-         #include \"r2ccl/ccl.h\"\n\
-         #define SHOW(x) printf(\"%lld \", (long long)(x))\n\
-         int main(void) {\n\
+    let seen = shown(
+        "\
              SHOW(sizeof(ccl_vqp_config_t)); SHOW(offsetof(ccl_vqp_config_t, evidence));\n\
              SHOW(offsetof(ccl_vqp_config_t, settle_ms)); SHOW(CCL_VQP_CONFIG_MAGIC);\n\
              ccl_vqp_config_t c = CCL_VQP_CONFIG_INITIALIZER;\n\
@@ -171,12 +177,8 @@ fn records_of_queue_pairs_are_the_compilers() {
              SHOW(sizeof(ccl_vqp_event_t)); SHOW(offsetof(ccl_vqp_event_t, kind));\n\
              SHOW(sizeof(ccl_vqp_info_t)); SHOW(offsetof(ccl_vqp_info_t, evidence));\n\
              SHOW(offsetof(ccl_vqp_info_t, repairs)); SHOW(offsetof(ccl_vqp_info_t, returns));\n\
-             return 0;\n\
-         }\n",
-    )
-    .unwrap();
-    let printed = succeeded(&mut Command::new(Workshop::new().build(&source)));
-    let seen: Vec<i64> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        ",
+    );
     let initial = vqp::ConfigRecord::INITIALIZER;
     let size = |size: usize| i64::try_from(size).unwrap();
     let mut expected = vec![
@@ -214,14 +216,8 @@ fn records_of_queue_pairs_are_the_compilers() {
 
 #[test]
 fn records_and_constants_are_the_compilers() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("layout.c");
-    fs::write(
-        &source,
-        "#include <stdio.h>\n\
-         #include \"r2ccl/ccl.h\"\n\
-         #define SHOW(x) printf(\"%lld \", (long long)(x))\n\
-         int main(void) {\n\
+    let seen = shown(
+        "\
              SHOW(sizeof(ccl_unique_id_t)); SHOW(sizeof(ccl_config_t)); SHOW(_Alignof(ccl_config_t));\n\
              SHOW(offsetof(ccl_config_t, size)); SHOW(offsetof(ccl_config_t, magic));\n\
              SHOW(offsetof(ccl_config_t, version)); SHOW(offsetof(ccl_config_t, blocking));\n\
@@ -240,12 +236,8 @@ fn records_and_constants_are_the_compilers() {
              SHOW(offsetof(ccl_rail_health_t, evidence)); SHOW(CCL_NO_FAULT);\n\
              SHOW(sizeof(ccl_sim_info_t)); SHOW(offsetof(ccl_sim_info_t, estimated_time));\n\
              SHOW(CCL_SIM_INFO_MAGIC);\n\
-             return 0;\n\
-         }\n",
-    )
-    .unwrap();
-    let printed = succeeded(&mut Command::new(Workshop::new().build(&source)));
-    let seen: Vec<i64> = printed.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        ",
+    );
     let sizes = [
         size_of::<UniqueIdRecord>(),
         size_of::<ConfigRecord>(),
