@@ -1,5 +1,6 @@
 //! The keeper of the rails of one end of a link, in the simulated network.
 
+use ccl_core::failover::watch::Question;
 use ccl_transport::network::keeper::{Keeper, News};
 
 use crate::device::{SimulatedDomain, SimulatedPair};
@@ -19,7 +20,7 @@ impl SimulatedKeeper {
 }
 
 impl Keeper for SimulatedKeeper {
-    fn probe(&mut self, path: usize) {
+    fn probe(&mut self, path: usize, _question: Question) {
         self.network.lock().probe(self.link, self.side, path);
     }
 

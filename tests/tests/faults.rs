@@ -128,7 +128,7 @@ fn who_does_not_answer_is_found_out_by_asking_third_hosts() {
 }
 
 #[test]
-fn a_slow_rail_is_measured_and_not_given_up() {
+fn a_slow_rail_is_measured_and_not_lost() {
     let slow = "slow:host=0,rail=1,at=0%,heal=90%,rate=100mbit";
     let Some(records) = run(slow, "-b 4M -e 4M -n 25") else { return };
     let of = |event: &str| -> Vec<&Value> {
@@ -141,7 +141,17 @@ fn a_slow_rail_is_measured_and_not_given_up() {
     let slow: Vec<_> = measured.iter().filter(is_slow).filter(of_host).collect();
     assert!(!slow.is_empty(), "{}", records.finished.output);
     assert!(slow.iter().all(|line| line["rail"] == 1), "{slow:?}");
-    assert!(of("given-up").is_empty(), "{}", records.finished.output);
+    // What waits in queues takes five times as long all at once, so for tens of milliseconds nothing may get
+    // through between two hosts. Their path may be given up for that, once for each fault; then it is back.
+    for lost in of("given-up") {
+        let is_back = |line: &&Value| line["path"] == lost["path"] && line["rank"] == lost["rank"];
+        let is_fresh = lost["incarnation"].as_u64().is_some_and(|incarnation| incarnation < 2);
+        assert!(lost["rail"] == 1 && is_fresh, "{lost}\n{}", records.finished.output);
+        let backs = of("returned").into_iter().filter(is_back);
+        let is_back = backs.map(|back| back["incarnation"].as_u64()).max().flatten()
+            > lost["incarnation"].as_u64();
+        assert!(is_back, "{lost}\n{}", records.finished.output);
+    }
 }
 
 #[test]

@@ -21,6 +21,8 @@ const TIMES_THE_SECOND: u64 = 2;
 /// The second probe follows the first after this part of the suspicion, others after twice as long each time, but
 /// never after more than the suspicion: a lost packet should not decide.
 const FIRST_PART_OF_SUSPICION: u64 = 4;
+/// So much before it would be given up, as a part of the suspicion, a path is asked for the last time.
+const LAST_PART_OF_SUSPICION: u64 = 8;
 
 /// How patient the watch is, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            suspicion_ns: 25_000_000,
+            suspicion_ns: 15_000_000,
             grace_ns: 50_000_000,
             last_ns: 1_000_000_000,
             stuck_ns: 3_000_000_000,
@@ -61,9 +63,18 @@ pub enum Sight {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Ask whether the path works.
-    Probe(usize),
+    Probe(usize, Question),
     /// Give the path up.
     GiveUp(usize, Reason),
+}
+
+/// What a path was asked before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Nothing that it has not answered.
+    First,
+    /// The same.
+    Again,
 }
 
 /// Why a path is given up.
@@ -90,6 +101,8 @@ struct Case {
     witnessed: Option<(usize, Timestamp)>,
     /// When another one did.
     seconded: Option<Timestamp>,
+    /// When it was asked for the last time.
+    condemned: Option<Timestamp>,
 }
 
 /// Watches the paths of one link.
@@ -138,11 +151,8 @@ impl Watch {
         assert_eq!(sights.len(), self.cases.len(), "one sight for every path");
         for (path, sight) in sights.iter().enumerate() {
             match *sight {
-                Sight::Silent(silence) if silence >= self.limits.suspicion_ns => {
-                    self.suspect(now, path, silence, sights, orders);
-                }
                 Sight::Silent(silence) if silence >= self.limits.suspicion_ns / FIRST_QUESTION => {
-                    self.ask(now, path, sights, orders);
+                    self.doubt(now, path, silence, sights, orders);
                 }
                 Sight::Closed => self.forget(path),
                 Sight::Calm | Sight::Silent(_) => {
@@ -153,7 +163,7 @@ impl Watch {
         }
     }
 
-    fn suspect(
+    fn doubt(
         &mut self,
         now: Timestamp,
         path: usize,
@@ -161,12 +171,24 @@ impl Watch {
         sights: &[Sight],
         orders: &mut Vec<Order>,
     ) {
-        if let Some(reason) = self.verdict(now, path, silence) {
-            orders.push(Order::GiveUp(path, reason));
-            return self.forget(path);
+        let last_ns = self.limits.suspicion_ns / LAST_PART_OF_SUSPICION;
+        let asked_last = self.cases[path].condemned;
+        let is_over = asked_last.is_some_and(|condemned| now.since(condemned) >= last_ns);
+        match (self.verdict(now, path, silence), asked_last) {
+            // Whoever is stuck does answer.
+            (Some(reason), _) if is_over || reason == Reason::Stuck => {
+                orders.push(Order::GiveUp(path, reason));
+                self.forget(path);
+            }
+            (_, None) if self.verdict(now.after(last_ns), path, silence + last_ns).is_some() => {
+                self.cases[path].condemned = Some(now);
+                orders.push(Order::Probe(path, Question::Again));
+            }
+            _ => {
+                self.cases[path].is_open = silence >= self.limits.suspicion_ns;
+                self.ask(now, path, sights, orders);
+            }
         }
-        self.cases[path].is_open = true;
-        self.ask(now, path, sights, orders);
     }
 
     /// Probes a path and its siblings, if it is time to.
@@ -181,7 +203,8 @@ impl Watch {
                 case.probed = Some(now);
                 case.unanswered += 1;
                 case.asked.get_or_insert(now);
-                orders.push(Order::Probe(index));
+                let question = if case.unanswered > 1 { Question::Again } else { Question::First };
+                orders.push(Order::Probe(index, question));
             }
         }
     }
@@ -211,7 +234,10 @@ impl Watch {
     /// Whether the path has to be given up now. Only siblings that answered after the path was asked
     /// say something about it.
     fn verdict(&self, now: Timestamp, path: usize, silence: u64) -> Option<Reason> {
-        let Limits { last_ns, stuck_ns, .. } = self.limits;
+        let Limits { suspicion_ns, last_ns, stuck_ns, .. } = self.limits;
+        if silence < suspicion_ns {
+            return None;
+        }
         let Case { asked, witnessed, seconded, .. } = self.cases[path];
         let Some(asked) = asked else {
             return (silence >= stuck_ns).then_some(Reason::Stuck);
@@ -232,12 +258,17 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
+    /// Numbers that are easy to add.
+    fn limits() -> Limits {
+        Limits { suspicion_ns: 25 * MS, ..Limits::default() }
+    }
+
     /// Looks every millisecond; `answers` tells at which milliseconds a path answers, `silent` which
     /// paths are silent from the beginning on. Returns what was ordered, and when.
     fn play(until: u64, silent: &[usize], answers: impl Fn(u64, usize) -> bool) -> String {
         use std::fmt::Write;
 
-        let (mut watch, mut orders) = (Watch::new(3, Limits::default()), Vec::new());
+        let (mut watch, mut orders) = (Watch::new(3, limits()), Vec::new());
         let mut transcript = String::new();
         for ms in 0..until {
             let now = Timestamp(ms * MS);
@@ -260,8 +291,10 @@ mod tests {
     #[test]
     fn a_path_that_is_silent_while_its_siblings_answer_is_dead() {
         let transcript = play(200, &[1], |ms, path| path != 1 && ms == 10);
-        assert!(transcript.starts_with("9 Probe(0)\n9 Probe(1)\n9 Probe(2)\n16 Probe(0)"));
-        assert!(transcript.ends_with("25 GiveUp(1, Silent)\n"), "not before: {transcript}");
+        assert!(transcript.starts_with(
+            "9 Probe(0, First)\n9 Probe(1, First)\n9 Probe(2, First)\n16 Probe(0, First)"
+        ));
+        assert!(transcript.ends_with("22 Probe(1, Again)\n26 GiveUp(1, Silent)\n"), "{transcript}");
     }
 
     /// When a path is given up of which one sibling answers at the first of these milliseconds, and another
@@ -277,20 +310,29 @@ mod tests {
     #[test]
     fn a_suspect_gets_as_much_longer_as_its_siblings_need() {
         const NEVER: u64 = 1_000;
-        for (answer, expected) in [(10, 25), (12, 36), (14, 54), (20, 70), (60, 110)] {
+        for (answer, expected) in [(10, 26), (12, 37), (14, 55), (20, 71), (60, 111)] {
             assert_eq!(given_up([answer, NEVER]), expected, "one answers at {answer}");
         }
-        for (answer, expected) in [(10, 25), (12, 25), (14, 27), (19, 39), (29, 69), (60, 110)] {
+        for (answer, expected) in [(10, 26), (12, 26), (14, 28), (19, 40), (29, 70), (60, 111)] {
             assert_eq!(given_up([answer, answer]), expected, "both answer at {answer}");
         }
-        assert_eq!(given_up([10, 60]), 25, "the quick one is enough");
+        assert_eq!(given_up([10, 60]), 26, "the quick one is enough");
+    }
+
+    #[test]
+    fn the_answer_to_the_last_question_counts() {
+        let late = |ms, path| (path != 1 && ms == 10) || (path == 1 && ms == 24);
+        let transcript = play(40, &[1], late);
+        assert!(transcript.ends_with("22 Probe(1, Again)\n"), "{transcript}");
     }
 
     #[test]
     fn a_suspect_is_probed_often_at_first() {
         let transcript = play(150, &[1], |_, _| false);
-        let probes = transcript.lines().filter_map(|line| line.strip_suffix(" Probe(1)"));
-        assert_eq!(probes.collect::<Vec<_>>(), ["9", "16", "29", "54", "79", "104", "129"]);
+        let probes: Vec<_> = transcript.lines().filter(|line| line.contains("Probe(1")).collect();
+        assert_eq!(probes[..2], ["9 Probe(1, First)", "16 Probe(1, Again)"]);
+        let later = probes[2..].iter().filter_map(|line| line.strip_suffix(" Probe(1, Again)"));
+        assert_eq!(later.collect::<Vec<_>>(), ["29", "54", "79", "104", "129"]);
     }
 
     #[test]
@@ -303,18 +345,20 @@ mod tests {
     #[test]
     fn silence_of_everybody_ends_at_the_last_limit() {
         let transcript = play(2_000, &[0, 1, 2], |_, _| false);
-        assert!(transcript.ends_with("1009 GiveUp(0, AllSilent)\n"), "{transcript}");
+        assert!(transcript.ends_with("1010 GiveUp(0, AllSilent)\n"), "{transcript}");
     }
 
     #[test]
     fn a_connection_that_makes_no_progress_over_a_sound_path_is_stuck() {
-        let transcript = play(5_000, &[2], |ms, _| ms % 25 == 5);
-        assert!(transcript.ends_with("GiveUp(2, Stuck)\n"), "{transcript}");
+        for pause in [25, 1] {
+            let transcript = play(5_000, &[2], |ms, _| ms % pause == pause / 5);
+            assert!(transcript.ends_with("GiveUp(2, Stuck)\n"), "{pause}: {transcript}");
+        }
     }
 
     #[test]
     fn who_confirms_again_is_no_suspect() {
-        let mut watch = Watch::new(2, Limits::default());
+        let mut watch = Watch::new(2, limits());
         let mut orders = Vec::new();
         watch.look(Timestamp(0), &[Sight::Silent(30 * MS), Sight::Calm], &mut orders);
         assert!(watch.suspects(0));

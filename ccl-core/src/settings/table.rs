@@ -147,7 +147,7 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_RAIL_SUSPICION",
-        default: "0.025",
+        default: "0.015",
         help: "A rail whose peer has confirmed nothing for so long, with bytes on the way, is \
                suspect; it is probed after a third of that.",
         field: Field::Seconds { of: |s| &mut s.rail_suspicion, least: 0.001, most: 60.0 },

@@ -4,6 +4,7 @@
 //! the peer's process is stopped or starved, so an answer says that the path works, whoever is at its
 //! end, and that is what a probe wants to know.
 
+pub(super) mod confirmed;
 mod homes;
 pub(super) mod nics;
 

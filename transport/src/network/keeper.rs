@@ -20,6 +20,8 @@ mod worker;
 
 use std::fmt;
 
+use ccl_core::failover::watch::Question;
+
 use crate::verbs::{Domain, QueuePair};
 pub use directory::Directory;
 
@@ -30,8 +32,9 @@ pub use directory::Directory;
 pub trait Keeper: Send + fmt::Debug {
     /// Asks whether the network answers on a path, with something small that does not depend on the
     /// peer's process being scheduled. The answer, if there is one, is [`News::Answered`]; waiting
-    /// for it has no end here, the link decides when it has waited enough.
-    fn probe(&mut self, path: usize);
+    /// for it has no end here, the link decides when it has waited enough. If it asks again, whatever was
+    /// confirmed between the two NICs since the first question is an answer too.
+    fn probe(&mut self, path: usize, question: Question);
 
     /// Asks for a new connection in place of one that both ends have given up, again and again
     /// until there is one or the link is dropped. It comes as [`News::Connected`]. Asking twice is
@@ -53,7 +56,7 @@ pub trait Keeper: Send + fmt::Debug {
 pub struct NoKeeper;
 
 impl Keeper for NoKeeper {
-    fn probe(&mut self, _path: usize) {}
+    fn probe(&mut self, _path: usize, _question: Question) {}
 
     fn reconnect(&mut self, _path: usize, _incarnation: u32) {}
 

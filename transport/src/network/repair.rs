@@ -364,11 +364,11 @@ impl NetworkLink {
 
     fn obey(&mut self, order: Order) {
         match order {
-            Order::Probe(path) => {
+            Order::Probe(path, question) => {
                 if self.repair.watch.suspects(path) {
                     self.tell(path, RailEventKind::Suspected);
                 }
-                self.repair.keeper.probe(path);
+                self.repair.keeper.probe(path, question);
             }
             Order::GiveUp(path, reason) => {
                 let cause = match reason {

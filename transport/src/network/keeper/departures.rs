@@ -4,6 +4,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::TcpStream;
 use std::time::Instant;
 
+use ccl_core::failover::watch::Question;
+
 use super::super::detect::{Knock, Reply};
 use super::super::meet::Hello;
 use super::News;
@@ -17,16 +19,22 @@ const MAX_PROBES: usize = 4;
 const MAX_DIALS: usize = 32;
 
 impl Worker {
-    pub(super) fn probe(&mut self, link: usize, path: usize) {
+    pub(super) fn probe(&mut self, link: usize, path: usize, question: Question) {
         let is_broken = self.is_broken(link, path);
         let Some((kept, _)) = self.path(link, path).filter(|_| !is_broken) else { return };
-        match Knock::probe(&kept.binding, kept.address) {
-            Ok(knock) => {
-                self.make_room(link, path);
-                self.attempts.push(Attempt { knock, link, path, purpose: Purpose::Probe });
-            }
-            Err(reply) => self.probed(link, path, reply),
+        let (near, far) = (kept.binding.address, kept.address.ip());
+        let knock = match Knock::probe(&kept.binding, kept.address) {
+            Ok(knock) => knock,
+            Err(reply) => return self.probed(link, path, reply),
+        };
+        let confirmed = self.connections.confirmed(clock::now(), near, far);
+        let Some((kept, _)) = self.path(link, path) else { return };
+        let before = std::mem::replace(&mut kept.confirmed, confirmed);
+        if question == Question::Again && confirmed > before {
+            return self.probed(link, path, Reply::Accepted);
         }
+        self.make_room(link, path);
+        self.attempts.push(Attempt { knock, link, path, purpose: Purpose::Probe });
     }
 
     /// Gives up the oldest probe of a path that has as many as there may be.

@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use ccl_core::failover::watch::Question;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::directory::Move;
@@ -19,6 +20,7 @@ pub(super) enum Order {
     Probe {
         link: usize,
         path: usize,
+        question: Question,
     },
     Reconnect {
         link: usize,
@@ -143,8 +145,8 @@ pub(super) struct LinkKeeper {
 }
 
 impl Keeper for LinkKeeper {
-    fn probe(&mut self, path: usize) {
-        self.office.order(Order::Probe { link: self.link, path });
+    fn probe(&mut self, path: usize, question: Question) {
+        self.office.order(Order::Probe { link: self.link, path, question });
     }
 
     fn reconnect(&mut self, path: usize, incarnation: u32) {

@@ -8,7 +8,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ccl_core::failover::watch::Question;
 use ccl_core::ids::Rank;
+use socket2::Socket;
 
 use super::super::RailAddress;
 use super::super::events::{RailEvent, Witness};
@@ -140,7 +142,7 @@ impl Kept {
     }
 
     pub(super) fn answer(&mut self, path: usize) -> String {
-        self.keeper.probe(path);
+        self.keeper.probe(path, Question::First);
         format!("{:?}", self.hear())
     }
 }
@@ -206,6 +208,47 @@ fn probes_are_answered_by_the_kernel() {
     }
     addresses.clear();
     assert_eq!(near.answer(0), "Answered { path: 0 }");
+}
+
+/// A listener that answers nobody, because the one who has connected to it is not let in.
+fn deaf(address: IpAddr) -> (Socket, TcpStream) {
+    let listener = socket::bound(&Binding { address, interface: None }, 0).unwrap();
+    listener.listen(0).unwrap();
+    let address = listener.local_addr().unwrap().as_socket().unwrap();
+    (listener, TcpStream::connect(address).unwrap())
+}
+
+#[test]
+fn what_others_get_confirmed_answers_a_probe_that_is_repeated() {
+    let near = Candidate::on_loopback(0, 10, 1);
+    let home = near.rails[0].address;
+    let (listener, _guest) = deaf(IpAddr::from([127, 1, 10, 99]));
+    let there = listener.local_addr().unwrap().as_socket().unwrap();
+    // Another connection between the two NICs.
+    let other = TcpListener::bind((there.ip(), 0)).unwrap();
+    let writer = socket::bound(&Binding { address: home, interface: None }, 0).unwrap();
+    writer.connect(&other.local_addr().unwrap().into()).unwrap();
+    let (mut writer, mut reader) = (TcpStream::from(writer), other.accept().unwrap().0);
+
+    let mut near = near.keep(1, &[there]);
+    let mut send = || {
+        writer.write_all(&[1; 100]).unwrap();
+        reader.read_exact(&mut [0; 100]).unwrap();
+    };
+    send();
+    for question in [Question::First, Question::Again, Question::First, Question::Again] {
+        near.keeper.probe(0, question);
+        thread::sleep(Duration::from_millis(60));
+        assert!(!near.keeper.has_news(), "nobody answers, and nothing was confirmed");
+    }
+    let limit = soon();
+    while !near.keeper.has_news() {
+        assert!(clock::now() < limit, "no answer");
+        send();
+        near.keeper.probe(0, Question::Again);
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(format!("{:?}", near.hear()), "Answered { path: 0 }");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::super::RailAddress;
 use super::super::detect::Knock;
+use super::super::detect::confirmed::Connections;
 use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
 use super::super::events::Witness;
 use super::super::medium::{Choice, Media, Medium};
@@ -52,6 +53,8 @@ pub(super) struct KeptPath {
     pub(super) address: SocketAddr,
     pub(super) redial: Redial,
     pub(super) choice: Choice,
+    /// What was confirmed between its NICs when it was last probed, in bytes.
+    pub(super) confirmed: u64,
 }
 
 impl KeptLink {
@@ -61,6 +64,7 @@ impl KeptLink {
             address,
             redial: Redial::new(),
             choice: Choice::new(medium),
+            confirmed: 0,
         };
         let PeerPlan { rank: peer, dials, peer_rails, connections } = plan;
         let paths = connections.into_iter().map(path).collect();
@@ -107,6 +111,7 @@ pub(super) struct Worker {
     /// If faults are rehearsed.
     prompter: Option<Prompter>,
     nics: Nics,
+    pub(super) connections: Connections,
     next_look: Instant,
     pub(super) attempts: Vec<Attempt>,
     pub(super) visitors: Vec<Visitor>,
@@ -137,6 +142,7 @@ impl Worker {
             witness,
             prompter,
             nics,
+            connections: Connections::default(),
             next_look: clock::now(),
             attempts: Vec::new(),
             visitors: Vec::new(),
@@ -166,7 +172,7 @@ impl Worker {
     fn take_orders(&mut self) {
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Probe { link, path } => self.probe(link, path),
+                Order::Probe { link, path, question } => self.probe(link, path, question),
                 Order::Reconnect { link, path, incarnation } => {
                     if let Some(path) = self.path(link, path).filter(|(_, dials)| *dials) {
                         path.0.redial.ask(clock::now(), incarnation);

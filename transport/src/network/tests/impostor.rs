@@ -3,6 +3,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
+use ccl_core::failover::watch::Question;
 use proptest::prelude::*;
 
 use super::super::keeper::{Keeper, News, NoKeeper};
@@ -193,7 +194,7 @@ struct Clumsy {
 }
 
 impl Keeper for Clumsy {
-    fn probe(&mut self, _path: usize) {}
+    fn probe(&mut self, _path: usize, _question: Question) {}
 
     fn reconnect(&mut self, path: usize, incarnation: u32) {
         let mut asked = self.asked.lock().unwrap();
