@@ -64,28 +64,29 @@ fn count(family: u8, confirmed: &mut Bytes) -> io::Result<()> {
         while !rest.is_empty() {
             let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest)
                 .map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))?;
-            match message.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(connection)) => {
-                    let SocketId { source_address, destination_address, .. } =
-                        connection.header.socket_id;
-                    *confirmed.entry((source_address, destination_address)).or_default() +=
-                        bytes(&connection);
-                }
-                NetlinkPayload::Error(refusal) => return Err(refusal.to_io()),
-                _ => return Ok(()),
-            }
             let length = usize::try_from(message.header.length).unwrap_or(usize::MAX);
             rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            if let NetlinkPayload::Error(refusal) = &message.payload {
+                return Err(refusal.to_io());
+            }
+            let NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(connection)) =
+                message.payload
+            else {
+                return Ok(());
+            };
+            let SocketId { source_address, destination_address, .. } = connection.header.socket_id;
+            *confirmed.entry((source_address, destination_address)).or_default() +=
+                bytes(&connection);
         }
     }
 }
 
+/// What was confirmed on a connection.
 fn bytes(connection: &InetResponse) -> u64 {
-    let reports = connection.nlas.iter().filter_map(|attribute| match attribute {
-        Nla::TcpInfo(report) => Some(report.bytes_acked),
-        _ => None,
+    let report = connection.nlas.iter().find_map(|attribute| {
+        if let Nla::TcpInfo(report) = attribute { Some(report.bytes_acked) } else { None }
     });
-    reports.sum()
+    report.unwrap_or(0)
 }
 
 /// For all connections of a family, with what the kernel knows of them.

@@ -238,7 +238,7 @@ fn what_others_get_confirmed_answers_a_probe_that_is_repeated() {
     send();
     for question in [Question::First, Question::Again, Question::First, Question::Again] {
         near.keeper.probe(0, question);
-        thread::sleep(Duration::from_millis(60));
+        clock::sleep(Duration::from_millis(60));
         assert!(!near.keeper.has_news(), "nobody answers, and nothing was confirmed");
     }
     let limit = soon();
@@ -246,7 +246,7 @@ fn what_others_get_confirmed_answers_a_probe_that_is_repeated() {
         assert!(clock::now() < limit, "no answer");
         send();
         near.keeper.probe(0, Question::Again);
-        thread::sleep(Duration::from_millis(10));
+        clock::sleep(Duration::from_millis(10));
     }
     assert_eq!(format!("{:?}", near.hear()), "Answered { path: 0 }");
 }
