@@ -20,34 +20,52 @@ use netlink_packet_sock_diag::inet::{
 use netlink_sys::protocols::NETLINK_SOCK_DIAG;
 use netlink_sys::{Socket, SocketAddr};
 
+use crate::clock;
+
 /// What was just learnt is not asked for again: questions about paths come in groups.
 const FRESH: Duration = Duration::from_millis(1);
+/// Nor so many times as long as it took to learn: where connections are many the keeper has other work too.
+const TIMES_THE_EFFORT: u32 = 8;
 /// The kernel tells no more at once.
 const BUFFER_BYTES: usize = 32 << 10;
 
 /// By the addresses of the near and the far NIC.
 type Bytes = HashMap<(IpAddr, IpAddr), u64>;
 
-/// The connections of this host, whoever has made them.
+/// The connections of this host, whoever has made them: those over IPv4 and those over IPv6.
 #[derive(Debug, Default)]
-pub(in super::super) struct Connections {
+pub(in super::super) struct Connections([Family; 2]);
+
+#[derive(Debug, Default)]
+struct Family {
     confirmed: Bytes,
-    asked: Option<Instant>,
+    fresh_until: Option<Instant>,
+    /// The kernel has refused to tell, which costs it a search for a module each time.
+    is_refused: bool,
 }
 
 impl Connections {
     /// So many bytes were confirmed between two NICs, on the connections that there are now; as far as the kernel
     /// tells.
     pub(in super::super) fn confirmed(&mut self, now: Instant, near: IpAddr, far: IpAddr) -> u64 {
-        if self.asked.is_none_or(|asked| now.saturating_duration_since(asked) >= FRESH) {
-            self.asked = Some(now);
-            self.confirmed.clear();
-            let family = if near.is_ipv4() { AF_INET } else { AF_INET6 };
-            if let Err(cause) = count(family, &mut self.confirmed) {
-                tracing::debug!(%cause, "the kernel does not tell of other connections");
-            }
+        let family = &mut self.0[usize::from(near.is_ipv6())];
+        if !family.is_refused && family.fresh_until.is_none_or(|until| now >= until) {
+            family.look(now, if near.is_ipv4() { AF_INET } else { AF_INET6 });
         }
-        self.confirmed.get(&(near, far)).copied().unwrap_or(0)
+        family.confirmed.get(&(near, far)).copied().unwrap_or(0)
+    }
+}
+
+impl Family {
+    fn look(&mut self, now: Instant, number: u8) {
+        self.confirmed.clear();
+        if let Err(cause) = count(number, &mut self.confirmed) {
+            self.is_refused = true;
+            tracing::debug!(%cause, "the kernel does not tell of other connections");
+        }
+        let end = clock::now();
+        let effort = end.saturating_duration_since(now);
+        self.fresh_until = Some(end + FRESH.max(TIMES_THE_EFFORT * effort));
     }
 }
 
@@ -113,7 +131,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::clock;
     use crate::verbs::soft::socket::{self, Binding};
 
     /// A connection between two addresses.
