@@ -49,6 +49,18 @@ impl Collective {
         Self::PointToPoint,
     ];
 
+    /// Those that move blocks, all of one size.
+    pub const UNIFORM: [Self; 8] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllToAll,
+        Self::Gather,
+        Self::Scatter,
+    ];
+
     /// The kind with this number on the wire.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {

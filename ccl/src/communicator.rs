@@ -18,9 +18,10 @@ use ccl_transport::wait::Ladder;
 
 use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
 use crate::calibration;
+use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
 use crate::engine::{Engine, Limits, Watch};
-use crate::environment::{self, Environment};
+use crate::environment::Environment;
 use crate::executor::Executor;
 use crate::guardian::{Found, Guardian};
 use crate::health::{Health, HealthBoard};
@@ -28,28 +29,8 @@ use crate::operation::Operation;
 use crate::plans::Planner;
 use crate::recorder::Dump;
 use crate::setup;
+use crate::split;
 use crate::timeline::{RailRecord, Timeline};
-
-/// How to create a communicator.
-#[derive(Clone, Debug, Default)]
-pub struct Config {
-    /// A name for messages and logs.
-    pub name: Option<String>,
-    /// Deadline of every call; the setting `R2CCL_TIMEOUT` if `None`.
-    pub timeout: Option<Duration>,
-    /// Everything that can be set by the environment as well.
-    pub settings: Settings,
-}
-
-impl Config {
-    /// The settings of the process environment.
-    ///
-    /// # Errors
-    /// A variable has an impossible value.
-    pub fn from_environment() -> Result<Self, Error> {
-        Ok(Self { settings: environment::settings()?, ..Self::default() })
-    }
-}
 
 /// One member of a group of ranks. Clones are the same member.
 ///
@@ -198,10 +179,10 @@ impl Communicator {
         let config = config.unwrap_or(&core.config);
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         let turn = core.splits.fetch_add(1, Ordering::Relaxed);
-        let wish = format!("{} {key}", color.map_or(-1, i64::from));
+        let wish = split::wish(color, key);
         let wishes =
             core.control.all_gather(&format!("split {turn} wishes"), wish.as_bytes(), deadline)?;
-        let members = color.map_or_else(Vec::new, |color| members_of(&wishes, color));
+        let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
         let place = members.iter().position(|member| *member == core.rank);
         let id = if place == Some(0) { Some(UniqueId::create(&config.settings)?) } else { None };
         let bytes = id.as_ref().map_or_else(Vec::new, |id| id.to_bytes().to_vec());
@@ -526,21 +507,4 @@ fn announce(control: &Control, me: Rank, error: &Error) {
     if let Err(cause) = control.announce(&ControlEvent::from_error(me, error)) {
         tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
     }
-}
-
-/// The ranks that wish `color`, in order of their key and then of their rank.
-fn members_of(wishes: &[Vec<u8>], color: u32) -> Vec<Rank> {
-    let parse = |wish: &[u8]| -> Option<(i64, i64)> {
-        let (color, key) = std::str::from_utf8(wish).ok()?.split_once(' ')?;
-        Some((color.parse().ok()?, key.parse().ok()?))
-    };
-    let mut members: Vec<(i64, Rank)> = (0..)
-        .map(Rank)
-        .zip(wishes)
-        .filter_map(|(rank, wish)| parse(wish).map(|(color, key)| (color, key, rank)))
-        .filter(|(wished, ..)| *wished == i64::from(color))
-        .map(|(_, key, rank)| (key, rank))
-        .collect();
-    members.sort_unstable();
-    members.into_iter().map(|(_, rank)| rank).collect()
 }

@@ -21,6 +21,7 @@ pub mod bootstrap;
 mod calibration;
 mod collectives;
 mod communicator;
+mod config;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver;
@@ -43,6 +44,7 @@ mod rehearsal;
 mod setup;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod split;
 mod timeline;
 pub mod vqp;
 
@@ -56,7 +58,8 @@ pub use ccl_core::ids::{Epoch, Rail, Rank};
 pub use ccl_core::layout::Ragged;
 pub use ccl_core::settings::Settings;
 pub use ccl_kernels::{Element, Region};
-pub use communicator::{Communicator, Config};
+pub use communicator::Communicator;
+pub use config::Config;
 pub use driver::Pending;
 pub use group::Group;
 pub use health::HealthBoard;

@@ -36,16 +36,6 @@ const MOST_RANKS: u32 = 16;
 /// What output buffers hold where nobody writes.
 const UNTOUCHED: i64 = 77;
 
-const COLLECTIVES: [Collective; 8] = [
-    Collective::AllReduce,
-    Collective::Reduce,
-    Collective::Broadcast,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllToAll,
-    Collective::Gather,
-    Collective::Scatter,
-];
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max];
 const DATATYPES: [DataType; 5] =
     [DataType::Uint8, DataType::Int32, DataType::Int64, DataType::Float32, DataType::Float64];
@@ -167,7 +157,7 @@ impl Call {
     fn draw(random: &mut StdRng, ranks: u32) -> Self {
         let most = 1 << random.random_range(0..=MOST_COUNT_BITS);
         Self {
-            collective: COLLECTIVES[random.random_range(0..COLLECTIVES.len())],
+            collective: Collective::UNIFORM[random.random_range(0..Collective::UNIFORM.len())],
             datatype: DATATYPES[random.random_range(0..DATATYPES.len())],
             op: OPS[random.random_range(0..OPS.len())],
             root: Rank(random.random_range(0..ranks)),

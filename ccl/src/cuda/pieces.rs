@@ -287,17 +287,6 @@ mod tests {
 
     use super::*;
 
-    const COLLECTIVES: [Collective; 8] = [
-        Collective::AllReduce,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Gather,
-        Collective::Scatter,
-        Collective::AllToAll,
-    ];
-
     fn operation(collective: Collective, count: usize) -> OperationOn<Stretch> {
         let reduction = Reduction::Builtin(ReduceOp::Sum);
         let datatype = DataType::Float32;
@@ -319,7 +308,7 @@ mod tests {
 
     #[test]
     fn pieces_are_all_of_a_collective_and_fit() {
-        for collective in COLLECTIVES {
+        for collective in Collective::UNIFORM {
             for count in [0, 1, 1000, 12_345] {
                 let batch = [operation(collective, count)];
                 let mut cuts = Vec::new();

@@ -157,17 +157,7 @@ impl Case {
 #[test]
 fn every_algorithm_ends_with_the_right_numbers_in_any_order() {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
-    let collectives = [
-        Collective::AllReduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::AllToAll,
-        Collective::Gather,
-        Collective::Scatter,
-    ];
-    for collective in collectives {
+    for collective in Collective::UNIFORM {
         for name in names(collective) {
             for ranks in [1, 2, 3, 4, 5, 7, 8, 12] {
                 for count in [1, 3, 257, 1000] {

@@ -10,25 +10,20 @@
     reason = "tests tell their processes by the environment; small numbers; what fails, fails the test"
 )]
 
-use std::env;
+mod ranks;
+
 use std::io::Write as _;
-use std::path::PathBuf;
-use std::process::{self, Child, Command};
+use std::process;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ccl::cuda::{self, Buffer, DeviceRegion, Gpu, Stream};
 use ccl::{
     Collective, Communicator, Config, DataType, Error, OperationOn, Ragged, Rank, ReduceOp,
     Reduction, Region, Request, UniqueId,
 };
-
-/// Set in the programs that find the driver: rank, number of ranks, and the id in hexadecimal digits.
-const INSIDE: &str = "CCL_TEST_CUDA_RANK";
-
-/// No test takes as long.
-const DEADLINE: Duration = Duration::from_secs(200);
+use ranks::processes;
 
 /// Collectives do not take as long, and so does nothing that waits for their failure.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -40,61 +35,9 @@ fn config(staging_bytes: usize) -> Config {
     config
 }
 
-/// Does it in a process per rank; those of the ranks in `lost` fail.
-fn processes(test: &str, size: u32, lost: &[u32], act: impl FnOnce(u32, u32, UniqueId)) {
-    if let Some((rank, size, id)) = inside() {
-        thread::spawn(end_at_the_deadline);
-        return act(rank, size, id);
-    }
-    let id = UniqueId::create(&config(4096).settings).unwrap();
-    let digits: String = id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let start = |rank| start(test).env(INSIDE, format!("{rank} {size} {digits}")).spawn().unwrap();
-    let children: Vec<Child> = (0..size).map(start).collect();
-    let ends: Vec<bool> =
-        children.into_iter().map(|mut child| child.wait().unwrap().success()).collect();
-    let expected: Vec<bool> = (0..size).map(|rank| !lost.contains(&rank)).collect();
-    assert_eq!(ends, expected, "{test}: which ranks succeed");
-}
-
 /// Past the test harness, so that it is seen.
 fn skip(what: &str) {
     let _ = writeln!(std::io::stderr(), "skip: {what}");
-}
-
-fn inside() -> Option<(u32, u32, UniqueId)> {
-    let told = env::var(INSIDE).ok()?;
-    let mut words = told.split(' ');
-    let mut number = || words.next().unwrap().parse().unwrap();
-    let (rank, size) = (number(), number());
-    let digits = words.next().unwrap();
-    let byte = |at: usize| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap();
-    let bytes: Vec<u8> = (0..digits.len() / 2).map(byte).collect();
-    Some((rank, size, UniqueId::from_bytes(bytes.as_slice().try_into().unwrap()).unwrap()))
-}
-
-/// Ends a program that hangs.
-fn end_at_the_deadline() {
-    let begin = Instant::now();
-    while let Some(left) = DEADLINE.checked_sub(begin.elapsed()) {
-        thread::park_timeout(left);
-    }
-    // Its parent names the test.
-    process::abort();
-}
-
-/// This program again, with that test only.
-fn start(test: &str) -> Command {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]);
-    command.env("LD_LIBRARY_PATH", driver()).env("FAKECUDA_DEVICES", "2");
-    command
-}
-
-/// A folder in which the driver has its name.
-fn driver() -> PathBuf {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-ccl");
-    ccl_fakecuda::install(&folder).unwrap();
-    folder
 }
 
 /// One rank, with what a program has.
@@ -165,17 +108,6 @@ fn contribution(datatype: DataType, count: usize, rank: u32) -> Vec<u8> {
     (0..count).flat_map(element).collect()
 }
 
-const COLLECTIVES: [Collective; 8] = [
-    Collective::AllReduce,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-];
-
 /// Blocks of a rank's input and output, and what output minus input is in place, in blocks.
 fn shape(collective: Collective, me: usize, ranks: usize) -> (usize, usize, isize) {
     let own = me.cast_signed();
@@ -231,7 +163,7 @@ fn compare(member: &Member, request: Request) {
 fn all_collectives(member: &Member) {
     let types = [DataType::Float32, DataType::Bfloat16, DataType::Int64, DataType::Uint8];
     let sum = Reduction::Builtin(ReduceOp::Sum);
-    for (index, collective) in COLLECTIVES.into_iter().enumerate() {
+    for (index, collective) in Collective::UNIFORM.into_iter().enumerate() {
         let root = Rank(index as u32 % member.size());
         for (datatype, count) in types.into_iter().zip([1, 1000, 0, 5000]) {
             compare(member, Request { collective, count, datatype, reduction: sum, root });
