@@ -426,11 +426,10 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn needs_poll(&self) -> bool {
-        !(self.ready.is_empty()
-            && self.outgoing.is_empty()
-            && self.inbox.is_empty()
-            && self.broken.is_none()
-            && self.executed.is_reported())
+        // After the end nothing is read, executed or found broken any more, whatever was left of it.
+        let is_at_work = self.state == State::ReadyToSend
+            && !(self.inbox.is_empty() && self.broken.is_none() && self.executed.is_reported());
+        is_at_work || !self.ready.is_empty() || !self.outgoing.is_empty()
     }
 }
 

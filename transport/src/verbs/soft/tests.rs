@@ -1,7 +1,7 @@
 //! A software queue pair against a peer that is none.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -60,6 +60,10 @@ impl Bench {
             self.pair.poll(&mut self.done);
             assert!(clock::now() < deadline);
         }
+        while self.pair.needs_poll() {
+            self.pair.poll(&mut self.done);
+            assert!(clock::now() < deadline, "it is never over");
+        }
         self.pair.fault().unwrap().clone()
     }
 
@@ -104,6 +108,23 @@ fn a_read_must_be_answered_in_full_and_before_it_is_acknowledged() {
         bench.say(&lie);
         assert!(matches!(bench.until_error(), TransportError::Protocol(_)), "{lie:?}");
     }
+}
+
+/// What it has executed and not yet told, and what it has learned last of its connection, keep nobody
+/// waiting for one that has ended.
+#[test]
+fn one_that_has_ended_has_nothing_left_to_do() {
+    let mut bench = Bench::new();
+    bench.say(&Header { remote: bench.region.remote(0), ..Header::new(Kind::Write, 0) });
+    bench.say(&Header::new(Kind::Refuse, 0));
+    bench.until_error();
+    let mut bench = Bench::new();
+    bench.say(&Header::new(Kind::Refuse, 0));
+    bench.peer.shutdown(Shutdown::Both).unwrap();
+    // The first is answered by a reset, at which the kernel takes nothing of the second.
+    bench.write(1);
+    bench.write(2);
+    bench.until_error();
 }
 
 /// The peer is told what was executed with the next frame that goes its way, or when nothing does.
