@@ -10,7 +10,6 @@ use ccl_core::collective::Request;
 use ccl_core::error::Error;
 use ccl_core::health::RailHealth;
 use ccl_core::ids::{Epoch, Rank};
-use ccl_core::settings::Settings;
 use ccl_core::topology::Topology;
 use ccl_core::tuning::Tuning;
 use ccl_transport::clock;
@@ -264,7 +263,7 @@ impl Communicator {
     }
 
     #[cfg(feature = "cuda")]
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &ccl_core::settings::Settings {
         &self.core().config.settings
     }
 

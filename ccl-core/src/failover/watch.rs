@@ -121,6 +121,24 @@ impl Watch {
 
     /// A probe of the path was answered.
     pub fn answered(&mut self, now: Timestamp, path: usize) {
+        self.witness(now, path);
+        let Case { is_open, probed, .. } = self.cases[path];
+        self.cases[path] = Case { is_open, probed, ..Case::default() };
+    }
+
+    /// Others had something confirmed on the path before it was probed for the last time, to which it owes an
+    /// answer still.
+    pub fn confirmed(&mut self, now: Timestamp, path: usize) {
+        self.witness(now, path);
+        let case = &mut self.cases[path];
+        if case.asked.is_some() {
+            case.asked = case.probed.max(case.condemned);
+            (case.witnessed, case.seconded, case.condemned) = (None, None, None);
+        }
+    }
+
+    /// A path works: that says something about siblings which were asked and are silent.
+    fn witness(&mut self, now: Timestamp, path: usize) {
         let siblings = self.cases.iter_mut().enumerate().filter(|(index, _)| *index != path);
         for (_, sibling) in siblings.filter(|(_, sibling)| sibling.asked.is_some()) {
             let (first, _) = *sibling.witnessed.get_or_insert((path, now));
@@ -128,8 +146,6 @@ impl Watch {
                 sibling.seconded.get_or_insert(now);
             }
         }
-        let Case { is_open, probed, .. } = self.cases[path];
-        self.cases[path] = Case { is_open, probed, ..Case::default() };
     }
 
     /// Forgets what was suspected of a path.
@@ -239,9 +255,10 @@ impl Watch {
             return None;
         }
         let Case { asked, witnessed, seconded, .. } = self.cases[path];
-        let Some(asked) = asked else {
-            return (silence >= stuck_ns).then_some(Reason::Stuck);
-        };
+        if silence >= stuck_ns {
+            return Some(Reason::Stuck);
+        }
+        let asked = asked?;
         let overdue = |answered, times| self.is_overdue(now, asked, answered, times);
         if witnessed.is_some_and(|(_, answered)| overdue(answered, TIMES_THE_SIBLING))
             || seconded.is_some_and(|answered| overdue(answered, TIMES_THE_SECOND))
@@ -324,6 +341,39 @@ mod tests {
         let late = |ms, path| (path != 1 && ms == 10) || (path == 1 && ms == 24);
         let transcript = play(40, &[1], late);
         assert!(transcript.ends_with("22 Probe(1, Again)\n"), "{transcript}");
+    }
+
+    /// When a path that is silent from the beginning on is given up. Siblings answer at once whenever they
+    /// are asked; of the path itself only what others get confirmed is seen, until this millisecond.
+    fn given_up_after(confirmed_until: u64) -> (u64, Reason) {
+        let (mut watch, mut orders) = (Watch::new(3, limits()), Vec::new());
+        for ms in 0..10_000 {
+            let now = Timestamp(ms * MS);
+            watch.look(now, &[Sight::Calm, Sight::Silent(ms * MS), Sight::Calm], &mut orders);
+            for order in orders.drain(..) {
+                match order {
+                    Order::Probe(1, Question::Again) if ms < confirmed_until => {
+                        watch.confirmed(now, 1);
+                    }
+                    Order::Probe(1, _) => {}
+                    Order::Probe(sibling, _) => watch.answered(now.after(MS / 2), sibling),
+                    Order::GiveUp(path, reason) => {
+                        assert_eq!(path, 1);
+                        return (ms, reason);
+                    }
+                }
+            }
+        }
+        panic!("it is never given up")
+    }
+
+    #[test]
+    fn what_others_get_confirmed_answers_what_was_asked_before() {
+        assert_eq!(given_up_after(0), (26, Reason::Silent));
+        // The question at which it was seen stands.
+        assert_eq!(given_up_after(17), (30, Reason::Silent));
+        assert_eq!(given_up_after(1_000), (1_037, Reason::Silent));
+        assert_eq!(given_up_after(9_000), (3_000, Reason::Stuck));
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub trait Keeper: Send + fmt::Debug {
     /// Asks whether the network answers on a path, with something small that does not depend on the
     /// peer's process being scheduled. The answer, if there is one, is [`News::Answered`]; waiting
     /// for it has no end here, the link decides when it has waited enough. If it asks again, whatever was
-    /// confirmed between the two NICs since the first question is an answer too.
+    /// confirmed between the two NICs since it asked before is told as [`News::Confirmed`].
     fn probe(&mut self, path: usize, question: Question);
 
     /// Asks for a new connection in place of one that both ends have given up, again and again
@@ -72,6 +72,12 @@ impl Keeper for NoKeeper {
 pub enum News {
     /// The network answered a probe.
     Answered {
+        /// The path.
+        path: usize,
+    },
+    /// Nobody has answered probes yet, but between the first and the last one the peer's host has confirmed
+    /// something on other connections between the two NICs.
+    Confirmed {
         /// The path.
         path: usize,
     },

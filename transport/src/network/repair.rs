@@ -268,11 +268,10 @@ impl NetworkLink {
     }
 
     fn hear(&mut self, news: News) {
+        let now = self.repair.timestamp(clock::now());
         match news {
-            News::Answered { path } => {
-                let now = self.repair.timestamp(clock::now());
-                self.repair.watch.answered(now, path);
-            }
+            News::Answered { path } => self.repair.watch.answered(now, path),
+            News::Confirmed { path } => self.repair.watch.confirmed(now, path),
             News::Unreachable { path } => {
                 self.give_up(path, Evidence::Device, "no route to the peer".into());
             }

@@ -30,11 +30,11 @@ impl Worker {
         let confirmed = self.connections.confirmed(clock::now(), near, far);
         let Some((kept, _)) = self.path(link, path) else { return };
         let before = std::mem::replace(&mut kept.confirmed, confirmed);
-        if question == Question::Again && confirmed > before {
-            return self.probed(link, path, Reply::Accepted);
-        }
         self.make_room(link, path);
         self.attempts.push(Attempt { knock, link, path, purpose: Purpose::Probe });
+        if question == Question::Again && confirmed > before {
+            self.tell(link, News::Confirmed { path });
+        }
     }
 
     /// Gives up the oldest probe of a path that has as many as there may be.

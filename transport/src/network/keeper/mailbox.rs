@@ -106,6 +106,7 @@ fn subject(news: &News) -> (usize, u8) {
         News::Unreachable { path } => (*path, 1),
         News::Severed { path, .. } => (*path, 2),
         News::Connected { path, .. } => (*path, 3),
+        News::Confirmed { path } => (*path, 4),
     }
 }
 

@@ -139,6 +139,7 @@ fn hear_severed(near: &mut Kept, far: &mut Kept, causes: [&str; 2]) {
             }
             other @ (News::Severed { .. }
             | News::Answered { .. }
+            | News::Confirmed { .. }
             | News::Unreachable { .. }
             | News::Connected { .. }) => panic!("{other:?} instead of {wanted}"),
         }
@@ -178,6 +179,7 @@ fn an_address_that_is_taken_away_severs_a_rail() {
         }
         other @ (News::Severed { .. }
         | News::Answered { .. }
+        | News::Confirmed { .. }
         | News::Unreachable { .. }
         | News::Connected { .. }) => panic!("{other:?}"),
     }
@@ -197,6 +199,7 @@ fn readdress(hosts: &[Host; 2], host: usize, (near, far): (&mut Kept, &mut Kept)
         }
         other @ (News::Severed { .. }
         | News::Answered { .. }
+        | News::Confirmed { .. }
         | News::Unreachable { .. }
         | News::Connected { .. }) => panic!("{other:?}"),
     }

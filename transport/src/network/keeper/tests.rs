@@ -135,9 +135,10 @@ impl Kept {
                 assert_eq!(pair.state(), State::ReadyToSend);
                 (path, incarnation, domain, pair)
             }
-            other @ (News::Answered { .. } | News::Unreachable { .. } | News::Severed { .. }) => {
-                panic!("{other:?}")
-            }
+            other @ (News::Answered { .. }
+            | News::Confirmed { .. }
+            | News::Unreachable { .. }
+            | News::Severed { .. }) => panic!("{other:?}"),
         }
     }
 
@@ -248,7 +249,7 @@ fn what_others_get_confirmed_answers_a_probe_that_is_repeated() {
         near.keeper.probe(0, Question::Again);
         clock::sleep(Duration::from_millis(10));
     }
-    assert_eq!(format!("{:?}", near.hear()), "Answered { path: 0 }");
+    assert_eq!(format!("{:?}", near.hear()), "Confirmed { path: 0 }");
 }
 
 #[test]
