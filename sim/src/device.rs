@@ -6,7 +6,7 @@ use std::time::Duration;
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
     Access, Completion, Connection, Depth, Domain, LocalKey, Memory, MemoryRegion, PostError,
-    QueuePair, ReceiveRequest, RemoteKey, State, WorkRequest,
+    QueuePair, ReceiveRequest, RemoteKey, Silence, State, WorkRequest,
 };
 
 use crate::network::{EndId, Network, Shared};
@@ -144,7 +144,7 @@ impl QueuePair for SimulatedPair {
         true
     }
 
-    fn silence(&self) -> Option<Duration> {
-        self.network.lock().silence(self.end).map(Duration::from_nanos)
+    fn silence(&self) -> Option<Silence> {
+        self.network.lock().silence(self.end).map(Duration::from_nanos).map(Silence::of)
     }
 }

@@ -28,6 +28,7 @@ def arguments():
     parser.add_argument("--fault", default="carrier", help="carrier, admin or silent")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--rails", type=int, default=4)
+    parser.add_argument("--rate", help="of every rail, as 200mbit; unlimited if left out")
     parser.add_argument("--size", default="64K")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between cuts")
     parser.add_argument("--heal", type=float, default=0.25, help="mean seconds until a cable heals")
@@ -46,7 +47,7 @@ def run(options, folder):
     # A round is about a second; the number of rounds is chosen from a first, short run.
     iterations = max(1, int(seconds / probe(options, build)))
     command = [
-        os.path.join(build, "testbed"), "--hosts", str(options.hosts), "--rails", str(options.rails),
+        *testbed(options, build),
         "--limit", f"{seconds * 4 + 60:.0f}s", "--json", cuts, "--from", "in-place", "--chaos", chaos,
         "--", os.path.join(build, options.program), "-b", options.size, "-e", options.size,
         "-n", str(iterations), "-w", "5", "-c", "1", "--timeline", ranks,
@@ -61,10 +62,16 @@ def run(options, folder):
     return lines(cuts), lines(ranks), epochs(done.stdout + done.stderr, options.hosts), wrong, " ".join(command)
 
 
+def testbed(options, build):
+    """How hosts are made."""
+    rate = ["--rate", options.rate] if options.rate else []
+    return [os.path.join(build, "testbed"), "--hosts", str(options.hosts), "--rails", str(options.rails), *rate]
+
+
 def probe(options, build):
     """Seconds of one out-of-place and one in-place call."""
     command = [
-        os.path.join(build, "testbed"), "--hosts", str(options.hosts), "--rails", str(options.rails),
+        *testbed(options, build),
         "--", os.path.join(build, options.program), "-b", options.size, "-e", options.size,
         "-n", "200", "-w", "20", "-c", "0",
     ]

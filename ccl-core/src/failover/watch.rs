@@ -10,8 +10,9 @@
 
 use crate::ids::Timestamp;
 
-/// A path is asked after this part of the silence that makes it suspect.
+/// A path is asked after this part of the suspicion and this part of what a confirmation takes.
 const FIRST_QUESTION: u64 = 3;
+const FIRST_PART_OF_USUAL: u64 = 2;
 /// After a sibling's answer, a suspect gets so many times as long as it took, but no more than the grace, and no
 /// less than this part of it.
 const TIMES_THE_SIBLING: u64 = 8;
@@ -53,10 +54,12 @@ impl Default for Limits {
 pub enum Sight {
     /// It is not in use.
     Closed,
-    /// Nothing is on the way, or what is on the way is being confirmed.
+    /// Nothing is on the way.
     Calm,
-    /// For so many nanoseconds nothing was confirmed although bytes are on the way.
-    Silent(u64),
+    /// Of what is on the way something was confirmed since the last look.
+    Moving,
+    /// Nothing was confirmed although bytes are on the way.
+    Silent(Silence),
 }
 
 /// What to do.
@@ -86,6 +89,26 @@ pub enum Reason {
     AllSilent,
     /// The network answers, but the connection makes no progress.
     Stuck,
+}
+
+/// That of a path with bytes on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// For so many nanoseconds.
+    pub lasts_ns: u64,
+    /// How long a confirmation takes on this path as a rule.
+    pub usual_ns: u64,
+}
+
+impl Silence {
+    fn beyond_ns(self) -> u64 {
+        self.lasts_ns.saturating_sub(self.usual_ns)
+    }
+
+    /// Whether it is worth a question.
+    fn is_strange(self, suspicion_ns: u64) -> bool {
+        self.lasts_ns >= suspicion_ns / FIRST_QUESTION + self.usual_ns / FIRST_PART_OF_USUAL
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,13 +188,15 @@ impl Watch {
     /// There is not one sight for every path.
     pub fn look(&mut self, now: Timestamp, sights: &[Sight], orders: &mut Vec<Order>) {
         assert_eq!(sights.len(), self.cases.len(), "one sight for every path");
+        let moving = |(_, sight): &(usize, &Sight)| **sight == Sight::Moving;
+        sights.iter().enumerate().filter(moving).for_each(|(path, _)| self.witness(now, path));
         for (path, sight) in sights.iter().enumerate() {
             match *sight {
-                Sight::Silent(silence) if silence >= self.limits.suspicion_ns / FIRST_QUESTION => {
+                Sight::Silent(silence) if silence.is_strange(self.limits.suspicion_ns) => {
                     self.doubt(now, path, silence, sights, orders);
                 }
                 Sight::Closed => self.forget(path),
-                Sight::Calm | Sight::Silent(_) => {
+                Sight::Calm | Sight::Moving | Sight::Silent(_) => {
                     let probed = self.cases[path].probed;
                     self.cases[path] = Case { probed, ..Case::default() };
                 }
@@ -183,25 +208,29 @@ impl Watch {
         &mut self,
         now: Timestamp,
         path: usize,
-        silence: u64,
+        silence: Silence,
         sights: &[Sight],
         orders: &mut Vec<Order>,
     ) {
         let last_ns = self.limits.suspicion_ns / LAST_PART_OF_SUSPICION;
         let asked_last = self.cases[path].condemned;
         let is_over = asked_last.is_some_and(|condemned| now.since(condemned) >= last_ns);
-        match (self.verdict(now, path, silence), asked_last) {
+        let verdict = |after_ns| {
+            let silence = Silence { lasts_ns: silence.lasts_ns + after_ns, ..silence };
+            self.verdict(now.after(after_ns), path, silence)
+        };
+        match (verdict(0), asked_last) {
             // Whoever is stuck does answer.
             (Some(reason), _) if is_over || reason == Reason::Stuck => {
                 orders.push(Order::GiveUp(path, reason));
                 self.forget(path);
             }
-            (_, None) if self.verdict(now.after(last_ns), path, silence + last_ns).is_some() => {
+            (_, None) if verdict(last_ns).is_some() => {
                 self.cases[path].condemned = Some(now);
                 orders.push(Order::Probe(path, Question::Again));
             }
             _ => {
-                self.cases[path].is_open = silence >= self.limits.suspicion_ns;
+                self.cases[path].is_open = silence.beyond_ns() >= self.limits.suspicion_ns;
                 self.ask(now, path, sights, orders);
             }
         }
@@ -249,17 +278,20 @@ impl Watch {
 
     /// Whether the path has to be given up now. Only siblings that answered after the path was asked
     /// say something about it.
-    fn verdict(&self, now: Timestamp, path: usize, silence: u64) -> Option<Reason> {
+    fn verdict(&self, now: Timestamp, path: usize, silence: Silence) -> Option<Reason> {
         let Limits { suspicion_ns, last_ns, stuck_ns, .. } = self.limits;
-        if silence < suspicion_ns {
+        if silence.beyond_ns() < suspicion_ns {
             return None;
         }
         let Case { asked, witnessed, seconded, .. } = self.cases[path];
-        if silence >= stuck_ns {
+        if silence.beyond_ns() >= stuck_ns {
             return Some(Reason::Stuck);
         }
         let asked = asked?;
-        let overdue = |answered, times| self.is_overdue(now, asked, answered, times);
+        // An answer takes as long as what else is on the way.
+        let overdue = |answered, times| {
+            now.since(asked) >= silence.usual_ns && self.is_overdue(now, asked, answered, times)
+        };
         if witnessed.is_some_and(|(_, answered)| overdue(answered, TIMES_THE_SIBLING))
             || seconded.is_some_and(|answered| overdue(answered, TIMES_THE_SECOND))
         {
@@ -280,9 +312,13 @@ mod tests {
         Limits { suspicion_ns: 25 * MS, ..Limits::default() }
     }
 
-    /// Looks every millisecond; `answers` tells at which milliseconds a path answers, `silent` which
+    fn silent(ms: u64) -> Sight {
+        Sight::Silent(Silence { lasts_ns: ms * MS, usual_ns: 0 })
+    }
+
+    /// Looks every millisecond; `answers` tells at which milliseconds a path answers, `mute` which
     /// paths are silent from the beginning on. Returns what was ordered, and when.
-    fn play(until: u64, silent: &[usize], answers: impl Fn(u64, usize) -> bool) -> String {
+    fn play(until: u64, mute: &[usize], answers: impl Fn(u64, usize) -> bool) -> String {
         use std::fmt::Write;
 
         let (mut watch, mut orders) = (Watch::new(3, limits()), Vec::new());
@@ -290,8 +326,8 @@ mod tests {
         for ms in 0..until {
             let now = Timestamp(ms * MS);
             (0..3).filter(|path| answers(ms, *path)).for_each(|path| watch.answered(now, path));
-            let sight = |path| match silent.contains(&path) {
-                true => Sight::Silent(ms * MS),
+            let sight = |path| match mute.contains(&path) {
+                true => silent(ms),
                 false => Sight::Calm,
             };
             watch.look(now, &[0, 1, 2].map(sight), &mut orders);
@@ -349,7 +385,7 @@ mod tests {
         let (mut watch, mut orders) = (Watch::new(3, limits()), Vec::new());
         for ms in 0..10_000 {
             let now = Timestamp(ms * MS);
-            watch.look(now, &[Sight::Calm, Sight::Silent(ms * MS), Sight::Calm], &mut orders);
+            watch.look(now, &[Sight::Calm, silent(ms), Sight::Calm], &mut orders);
             for order in orders.drain(..) {
                 match order {
                     Order::Probe(1, Question::Again) if ms < confirmed_until => {
@@ -365,6 +401,37 @@ mod tests {
             }
         }
         panic!("it is never given up")
+    }
+
+    /// When a path is given up that is silent from the beginning on, where confirmations take so many
+    /// milliseconds, although nobody answers, while so much is confirmed on a sibling.
+    fn given_up_beside(sibling: Sight, usual: u64) -> (u64, Reason) {
+        let (mut watch, mut orders) = (Watch::new(2, limits()), Vec::new());
+        for ms in 0..2_000 {
+            let silence = Silence { lasts_ns: ms * MS, usual_ns: usual * MS };
+            let sights = [sibling, Sight::Silent(silence)];
+            watch.look(Timestamp(ms * MS), &sights, &mut orders);
+            for order in orders.drain(..) {
+                if let Order::GiveUp(path, reason) = order {
+                    assert_eq!(path, 1);
+                    return (ms, reason);
+                }
+            }
+        }
+        panic!("it is never given up")
+    }
+
+    #[test]
+    fn what_is_confirmed_on_a_sibling_is_an_answer_of_it() {
+        assert_eq!(given_up_beside(Sight::Calm, 0), (1_010, Reason::AllSilent));
+        assert_eq!(given_up_beside(Sight::Moving, 0), (26, Reason::Silent));
+    }
+
+    #[test]
+    fn an_answer_takes_as_long_as_a_confirmation() {
+        for (usual, expected) in [(10, 36), (16, 42), (40, 70), (100, 160)] {
+            assert_eq!(given_up_beside(Sight::Moving, usual), (expected, Reason::Silent));
+        }
     }
 
     #[test]
@@ -410,11 +477,11 @@ mod tests {
     fn who_confirms_again_is_no_suspect() {
         let mut watch = Watch::new(2, limits());
         let mut orders = Vec::new();
-        watch.look(Timestamp(0), &[Sight::Silent(30 * MS), Sight::Calm], &mut orders);
+        watch.look(Timestamp(0), &[silent(30), Sight::Calm], &mut orders);
         assert!(watch.suspects(0));
         watch.answered(Timestamp(1), 1);
         watch.look(Timestamp(MS), &[Sight::Calm, Sight::Calm], &mut orders);
-        watch.look(Timestamp(90 * MS), &[Sight::Silent(30 * MS), Sight::Calm], &mut orders);
+        watch.look(Timestamp(90 * MS), &[silent(30), Sight::Calm], &mut orders);
         assert!(
             watch.suspects(0) && !orders.iter().any(|order| matches!(order, Order::GiveUp(..)))
         );

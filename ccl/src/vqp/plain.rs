@@ -65,7 +65,8 @@ impl Plain {
     /// Does what a NIC does that has repeated itself in vain.
     pub(super) fn look_around(&mut self, limit: Duration) {
         self.idle_polls = 0;
-        if let Some(silence) = self.pair.silence().filter(|silence| *silence > limit) {
+        let silence = self.pair.silence().map(|silence| silence.beyond_repetition());
+        if let Some(silence) = silence.filter(|silence| *silence > limit) {
             let text = format!("its host has confirmed nothing for {silence:.1?}");
             self.give_up(TransportError::TimedOut(text));
         }

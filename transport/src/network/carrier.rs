@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use ccl_core::failover::watch::{self, Sight};
 use ccl_core::ids::Timestamp;
 
 use super::RailTraffic;
@@ -10,7 +11,7 @@ use super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, No
 use crate::TransportError;
 use crate::verbs::{
     Access, Domain, Memory, MemoryRegion, Operation, QueuePair, ReceiveRequest, RemoteAddress,
-    WorkId, WorkRequest,
+    Silence, WorkId, WorkRequest,
 };
 
 /// Names of operations that carry no tile; tiles are named by their sequence.
@@ -65,17 +66,25 @@ impl Awaited {
     }
 
     /// For how long nothing was confirmed, if something is awaited.
-    fn silence(&self, now: Timestamp) -> Option<Duration> {
-        self.since.map(|since| Duration::from_nanos(now.since(since)))
+    fn silence(&self, now: Timestamp) -> Option<Silence> {
+        self.since.map(|since| Silence::of(Duration::from_nanos(now.since(since))))
     }
 }
 
 impl Carrier {
-    /// For how long nothing was confirmed of what is on the way, as far as that can be told.
-    pub(super) fn silence(&self, now: Timestamp) -> Option<Duration> {
-        let pair = &self.live.as_ref()?.pair;
+    /// What is seen of the path, as far as that can be told.
+    pub(super) fn sight(&self, now: Timestamp) -> Sight {
+        let Some(Live { pair, .. }) = &self.live else { return Sight::Closed };
         let awaited = || self.awaited.silence(now).filter(|_| pair.confirms_alone());
-        pair.silence().or_else(awaited)
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        match pair.silence().or_else(awaited) {
+            None => Sight::Calm,
+            Some(Silence { is_broken: true, .. }) => Sight::Moving,
+            Some(Silence { lasts, usual, .. }) => Sight::Silent(watch::Silence {
+                lasts_ns: nanoseconds(lasts),
+                usual_ns: nanoseconds(usual),
+            }),
+        }
     }
 
     /// So many bytes have arrived, with which the path was busy from `since` until now.

@@ -347,12 +347,7 @@ impl NetworkLink {
         let timestamp = self.repair.timestamp(now);
         let mut sights = std::mem::take(&mut self.repair.sights);
         sights.clear();
-        sights.extend(self.carriers.iter().map(|carrier| match &carrier.live {
-            None => Sight::Closed,
-            Some(_) => carrier.silence(timestamp).map_or(Sight::Calm, |silence| {
-                Sight::Silent(u64::try_from(silence.as_nanos()).unwrap_or(u64::MAX))
-            }),
-        }));
+        sights.extend(self.carriers.iter().map(|carrier| carrier.sight(timestamp)));
         let mut orders = std::mem::take(&mut self.repair.orders);
         self.repair.watch.look(timestamp, &sights, &mut orders);
         for order in orders.drain(..) {

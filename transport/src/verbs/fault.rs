@@ -11,12 +11,12 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::RawFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ccl_core::random::Random;
 
 use super::{
-    Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, State, Status,
+    Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, Silence, State, Status,
     WorkRequest,
 };
 use crate::{TransportError, clock};
@@ -246,13 +246,13 @@ impl QueuePair for Faulty {
     }
 
     /// Of a queue pair that fell silent, how long ago somebody asked first.
-    fn silence(&self) -> Option<Duration> {
+    fn silence(&self) -> Option<Silence> {
         if !self.is_silent() || self.inner.state() != State::ReadyToSend {
             return self.inner.silence();
         }
         let since = self.silent_since.get().unwrap_or_else(clock::now);
         self.silent_since.set(Some(since));
-        Some(clock::now().saturating_duration_since(since))
+        Some(Silence::of(clock::now().saturating_duration_since(since)))
     }
 
     fn descriptor(&self) -> Option<RawFd> {
@@ -419,7 +419,7 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
     }
 
     /// A loss in one direction is enough: then either the bytes do not arrive or their confirmation.
-    fn silence(&self) -> Option<Duration> {
+    fn silence(&self) -> Option<Silence> {
         let is_awaited = self.unconfirmed > 0 || self.posted_in_vain;
         if self.loss() == Loss::default() || !is_awaited {
             self.silent_since.set(None);
@@ -427,7 +427,7 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
         }
         let since = self.silent_since.get().unwrap_or_else(clock::now);
         self.silent_since.set(Some(since));
-        Some(clock::now().saturating_duration_since(since))
+        Some(Silence::of(clock::now().saturating_duration_since(since)))
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -139,10 +139,9 @@ pub trait QueuePair: Send + fmt::Debug {
     /// Whether bytes that left this process may still be lost if it exits now.
     fn in_flight(&self) -> bool;
 
-    /// For how long the peer's host has confirmed nothing although bytes are on the way to it; `None`
-    /// when nothing is on the way, or when the device cannot tell. Counted from when somebody first
-    /// asked, so never more than the truth.
-    fn silence(&self) -> Option<Duration> {
+    /// That of the peer's host while bytes are on the way to it; `None` when nothing is on the way, or when
+    /// the device cannot tell.
+    fn silence(&self) -> Option<Silence> {
         None
     }
 
@@ -157,6 +156,34 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Whether a poll is worthwhile although the descriptor is not readable.
     fn needs_poll(&self) -> bool;
+}
+
+/// What is heard of a peer's host that has bytes to confirm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Silence {
+    /// For how long nothing was confirmed. Counted from when somebody first asked, so never more than the
+    /// truth.
+    pub lasts: Duration,
+    /// How long a confirmation takes on this path as a rule: where queues are long, that is many times what it
+    /// takes elsewhere.
+    pub usual: Duration,
+    /// Something was confirmed since somebody asked before, with bytes on the way then as now.
+    pub is_broken: bool,
+}
+
+impl Silence {
+    /// One on a path where confirmations take no time.
+    #[must_use]
+    pub fn of(lasts: Duration) -> Self {
+        Self { lasts, ..Self::default() }
+    }
+
+    /// How much longer it lasts than a confirmation takes if the first attempt is lost, as is usual where
+    /// queues are full.
+    #[must_use]
+    pub fn beyond_repetition(&self) -> Duration {
+        self.lasts.saturating_sub(2 * self.usual)
+    }
 }
 
 /// What [`QueuePair::connect`] needs to reach the peer's end. A device that is set up otherwise adds

@@ -11,7 +11,7 @@ use ccl_transport::verbs::soft::SoftDevice;
 use ccl_transport::verbs::virtual_qp::{VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings};
 use ccl_transport::verbs::{
     Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, PostError,
-    QueuePair, ReceiveRequest, State, Status, WorkId, WorkRequest,
+    QueuePair, ReceiveRequest, Silence, State, Status, WorkId, WorkRequest,
 };
 
 /// SplitMix64.
@@ -190,8 +190,8 @@ impl QueuePair for Deaf {
         self.inner.needs_poll()
     }
 
-    fn silence(&self) -> Option<Duration> {
-        self.is_frozen().then_some(Duration::MAX)
+    fn silence(&self) -> Option<Silence> {
+        self.is_frozen().then_some(Silence::of(Duration::MAX))
     }
 }
 

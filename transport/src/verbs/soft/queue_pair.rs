@@ -12,8 +12,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::SockRef;
 
 use super::super::{
-    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest, State,
-    Status, Transition, WorkId, WorkRequest,
+    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest,
+    Silence, State, Status, Transition, WorkId, WorkRequest,
 };
 use super::domain::{Span, Table};
 use super::frame::{Header, Kind};
@@ -21,7 +21,7 @@ use super::inbox::{Fill, Inbox};
 use super::outgoing::{Frame, Outgoing};
 use super::requests::{Answer, Culprit, Request, Requests};
 use super::responder::{Arriving, Step};
-use super::silence::Silence;
+use super::silence::Confirmations;
 use crate::TransportError;
 
 /// Operations executed before the peer is told although nothing else goes its way.
@@ -43,7 +43,7 @@ pub(super) struct SoftQueuePair {
     state: State,
     fault: Option<TransportError>,
     stream: Option<TcpStream>,
-    silence: Silence,
+    confirmations: Confirmations,
     /// Both addresses, for messages.
     path: String,
     pub(super) outgoing: Outgoing,
@@ -123,7 +123,7 @@ impl SoftQueuePair {
             state: State::Reset,
             fault: None,
             stream: None,
-            silence: Silence::default(),
+            confirmations: Confirmations::default(),
             path: "not connected".into(),
             outgoing: Outgoing::default(),
             broken: None,
@@ -416,9 +416,9 @@ impl QueuePair for SoftQueuePair {
         self.state == State::ReadyToSend && self.broken.is_none() && (unsent > 0 || !self.flushed())
     }
 
-    fn silence(&self) -> Option<Duration> {
+    fn silence(&self) -> Option<Silence> {
         let stream = self.stream.as_ref().filter(|_| self.state == State::ReadyToSend)?;
-        self.silence.of(stream)
+        self.confirmations.silence(stream)
     }
 
     fn descriptor(&self) -> Option<RawFd> {

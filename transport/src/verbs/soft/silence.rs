@@ -7,8 +7,7 @@
 //! last looked.
 //!
 //! A peer whose process reads nothing closes its window. Then nothing is on the way, however much
-//! waits, and that is no silence. Neither is the time that a confirmation takes on this path as a rule: where
-//! queues are long, that is many times what it takes elsewhere.
+//! waits, and that is no silence.
 
 use std::cell::Cell;
 use std::mem::MaybeUninit;
@@ -16,6 +15,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use super::super::Silence;
 use crate::clock;
 
 /// What the kernel knows of the bytes that were sent.
@@ -27,19 +27,18 @@ struct Confirmed {
     awaited: bool,
     /// How long ago it confirmed anything, sent bytes or not.
     ago: Duration,
-    /// How long a confirmation may take on this path, as it has been so far, even if the first attempt is
-    /// lost.
+    /// How long a confirmation may take on this path, as it has been so far.
     usual: Duration,
 }
 
 /// Deviations from the mean round trip that are usual; the kernel repeats what takes longer.
 const DEVIATIONS: u32 = 4;
 /// No path is given more time than this.
-const LONGEST_USUAL: Duration = Duration::from_secs(1);
+const LONGEST_USUAL: Duration = Duration::from_millis(500);
 
 /// The memory of one connection.
 #[derive(Debug, Default)]
-pub(super) struct Silence(Cell<Option<Watched>>);
+pub(super) struct Confirmations(Cell<Option<Watched>>);
 
 /// Bytes that were on the way.
 #[derive(Clone, Copy, Debug)]
@@ -49,26 +48,27 @@ struct Watched {
     since: Instant,
 }
 
-impl Silence {
-    /// For how much longer than usual nothing was confirmed on `stream` that was on the way.
-    pub(super) fn of(&self, stream: &TcpStream) -> Option<Duration> {
+impl Confirmations {
+    /// What is heard on `stream`, if anything is on the way.
+    pub(super) fn silence(&self, stream: &TcpStream) -> Option<Silence> {
         let confirmed = confirmed(stream)?;
         self.judge(clock::now(), confirmed)
     }
 
-    fn judge(&self, now: Instant, confirmed: Confirmed) -> Option<Duration> {
-        let same = self.0.get().filter(|watched| watched.confirmed == confirmed.bytes);
+    fn judge(&self, now: Instant, confirmed: Confirmed) -> Option<Silence> {
+        let before = self.0.get();
+        let same = before.filter(|watched| watched.confirmed == confirmed.bytes);
         let watched = same.unwrap_or(Watched { confirmed: confirmed.bytes, since: now });
         self.0.set(confirmed.awaited.then_some(watched));
         let since = now.saturating_duration_since(watched.since);
-        let silent = since.min(confirmed.ago).saturating_sub(confirmed.usual);
-        confirmed.awaited.then_some(silent)
+        let (lasts, usual) = (since.min(confirmed.ago), confirmed.usual);
+        let is_broken = before.is_some() && same.is_none();
+        confirmed.awaited.then_some(Silence { lasts, usual, is_broken })
     }
 }
 
-/// One loss is usual where queues are full, so the time until the repetition is confirmed is too.
 fn usual(round_trip: Duration, deviation: Duration) -> Duration {
-    (2 * (round_trip + DEVIATIONS * deviation)).min(LONGEST_USUAL)
+    (round_trip + DEVIATIONS * deviation).min(LONGEST_USUAL)
 }
 
 fn confirmed(stream: &TcpStream) -> Option<Confirmed> {
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn only_what_is_on_the_way_makes_silence() {
-        let (silence, start) = (Silence::default(), clock::now());
+        let (confirmations, start) = (Confirmations::default(), clock::now());
         let mut steps = Vec::new();
         for (second, confirmed) in [
             (0, at(0, false, SECOND * 60)),
@@ -124,23 +124,22 @@ mod tests {
             (91, at(10, false, SECOND)),
             (92, at(10, true, SECOND)),
         ] {
-            let judged = silence.judge(start + SECOND * second, confirmed);
-            steps.push(judged.map(|silence| silence.as_secs_f64()));
+            let judged = confirmations.judge(start + SECOND * second, confirmed);
+            steps.push(judged.map(|silence| (silence.lasts.as_secs_f64(), silence.is_broken)));
         }
-        let expected = [None, Some(0.0), Some(1.0), Some(1.0), Some(0.0), Some(1.0), Some(0.0)];
-        assert_eq!(steps[..7], expected);
-        assert_eq!(steps[7..], [None, Some(0.0)]);
+        let (on, broken) = (|seconds| Some((seconds, false)), Some((0.0, true)));
+        assert_eq!(steps[..4], [None, on(0.0), on(1.0), on(1.0)]);
+        assert_eq!(steps[4..], [broken, on(1.0), broken, None, on(0.0)]);
     }
 
     #[test]
-    fn what_takes_as_long_as_usual_is_no_silence() {
-        let (silence, start) = (Silence::default(), clock::now());
+    fn a_confirmation_may_take_as_long_as_it_did_and_be_repeated() {
         let ms = Duration::from_millis;
-        let slow = |ago| Confirmed { usual: usual(ms(20), ms(5)), ..at(0, true, ago) };
-        assert_eq!(silence.judge(start, slow(ms(500))), Some(Duration::ZERO));
-        assert_eq!(silence.judge(start + ms(70), slow(ms(570))), Some(Duration::ZERO));
-        assert_eq!(silence.judge(start + ms(105), slow(ms(605))), Some(ms(25)));
+        assert_eq!(usual(ms(20), ms(5)), ms(40));
         assert_eq!(usual(SECOND, SECOND), LONGEST_USUAL);
+        let silence = |lasts| Silence { usual: ms(40), ..Silence::of(lasts) };
+        assert_eq!(silence(ms(70)).beyond_repetition(), Duration::ZERO);
+        assert_eq!(silence(ms(105)).beyond_repetition(), ms(25));
     }
 
     #[test]
@@ -149,8 +148,8 @@ mod tests {
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let _far = listener.accept().unwrap();
         near.set_nonblocking(true).unwrap();
-        let silence = Silence::default();
-        assert_eq!(silence.of(&near), None);
+        let confirmations = Confirmations::default();
+        assert_eq!(confirmations.silence(&near), None);
         let limit = clock::now() + SECOND * 20;
         let full = loop {
             let wrote = near.write(&[0; 1 << 16]);
@@ -162,6 +161,6 @@ mod tests {
             assert!(clock::now() < limit, "the window never closed");
         };
         assert!(full.bytes > 1 << 16, "{full:?}");
-        assert_eq!(silence.of(&near), None);
+        assert_eq!(confirmations.silence(&near), None);
     }
 }

@@ -10,8 +10,8 @@ use ccl_core::ids::{Rail, Timestamp};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::super::{
-    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, State, Status,
-    Transition, WorkRequest,
+    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, Silence, State,
+    Status, Transition, WorkRequest,
 };
 use super::complete::Parting;
 use super::control::Hello;
@@ -231,7 +231,7 @@ impl VirtualQp {
         for rail in 0..self.rails.len() {
             let pair = self.rails[rail].pair.as_ref();
             let silence = pair.and_then(|pair| pair.silence());
-            if silence.is_some_and(|silence| silence > self.settings.silence) {
+            if silence.is_some_and(|silence| silence.beyond_repetition() > self.settings.silence) {
                 self.suspect(rail);
             }
         }
@@ -460,7 +460,7 @@ impl QueuePair for VirtualQp {
         has_requests || pairs.any(|pair| pair.in_flight())
     }
 
-    fn silence(&self) -> Option<Duration> {
+    fn silence(&self) -> Option<Silence> {
         self.rails[self.active()].pair.as_ref()?.silence()
     }
 
