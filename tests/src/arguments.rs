@@ -125,7 +125,7 @@ pub struct Arguments {
     /// Start so many processes of this program on this machine
     #[arg(long, value_name = "N", help_heading = "Ours")]
     pub ranks: Option<NonZeroUsize>,
-    /// Bind every process to a processor when there are more of them than processors, or leave that
+    /// Bind every process to a processor unless there are more processors than processes, or leave that
     /// to the kernel
     #[arg(
         long = "bind-to",

@@ -165,14 +165,14 @@ impl Drop for Processes {
 /// Where the processes of `--ranks` run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Binding {
-    /// Each bound to one processor if there are more of them than processors.
+    /// Each bound to one processor unless there are more processors than processes.
     #[default]
     Core,
     /// Where the kernel puts them.
     None,
 }
 
-/// Binds this process to one processor if there are more members than processors.
+/// Binds this process to one processor unless there are more of those than members.
 fn bind(member: Member) -> rustix::io::Result<()> {
     let allowed = sched_getaffinity(None)?;
     let processors: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
@@ -184,8 +184,8 @@ fn bind(member: Member) -> rustix::io::Result<()> {
 
 /// The processor of a member, which shares it with as few others as possible; none where all have room.
 fn processor_of(member: Member, processors: &[usize]) -> Option<usize> {
-    let crowded = member.count > processors.len();
-    processors.get(member.index % processors.len().max(1)).copied().filter(|_| crowded)
+    let is_full = member.count >= processors.len();
+    processors.get(member.index % processors.len().max(1)).copied().filter(|_| is_full)
 }
 
 /// The link of a started process to its launcher.
@@ -265,7 +265,8 @@ mod tests {
                 .collect()
         };
         assert_eq!(places(5, &[3, 8]), [Some(3), Some(8), Some(3), Some(8), Some(3)]);
-        assert_eq!(places(2, &[0, 1]), [None, None]);
+        assert_eq!(places(2, &[0, 1]), [Some(0), Some(1)]);
+        assert_eq!(places(2, &[0, 1, 2]), [None, None]);
     }
 
     #[test]
