@@ -8,6 +8,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::ids::{Node, Rail, Rank};
 
+/// What lies between two devices of a host, in NCCL's classes of paths (those of `NCCL_NET_GDR_LEVEL`). A
+/// nearer one is less.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Distance {
+    /// Nothing: it is one device, or two ports of one.
+    Loc,
+    /// One PCIe switch.
+    Pix,
+    /// Several PCIe switches, and no host bridge.
+    Pxb,
+    /// One PCIe host bridge.
+    Phb,
+    /// What connects host bridges inside a NUMA node.
+    Node,
+    /// What connects NUMA nodes.
+    Sys,
+    /// Nobody knows: one of them is not on PCI. All such distances are equal.
+    #[default]
+    Unknown,
+}
+
+impl Distance {
+    /// Its name in NCCL.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loc => "LOC",
+            Self::Pix => "PIX",
+            Self::Pxb => "PXB",
+            Self::Phb => "PHB",
+            Self::Node => "NODE",
+            Self::Sys => "SYS",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
 /// What one rail of one node can carry.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RailCapacity {

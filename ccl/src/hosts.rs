@@ -8,11 +8,16 @@ use std::fs;
 use std::net::IpAddr;
 
 use ccl_core::Error;
+use ccl_core::ids::Rank;
 use ccl_core::settings::Settings;
+use ccl_transport::place::Sysfs;
 use nix::net::if_::InterfaceFlags;
 
 /// Assumed where the kernel does not know the speed of a link: 10 Gbit/s.
 pub const UNKNOWN_SPEED_BYTES_PER_SECOND: u64 = 1_250_000_000;
+
+/// In the kernel's unit of speeds.
+pub(crate) const BYTES_PER_MEGABIT: u64 = 125_000;
 
 /// Prefixes of interfaces that lead to containers and virtual machines of the same host.
 const BRIDGES: &[&str] = &["docker", "br-", "virbr", "cni", "lxc", "podman"];
@@ -110,6 +115,26 @@ pub fn nics(settings: &Settings) -> Result<Vec<Nic>, Error> {
             interface,
         })
         .collect())
+}
+
+/// Tells the log where the rails of this rank are.
+pub(crate) fn tell(rank: Rank, rails: &[Nic]) {
+    if !tracing::enabled!(tracing::Level::INFO) {
+        return;
+    }
+    for (rail, nic) in rails.iter().enumerate() {
+        let place = Sysfs::default().interface(&nic.interface);
+        tracing::info!(
+            rank = rank.0,
+            rail,
+            name = nic.name,
+            interface = nic.interface,
+            pci = place.address(),
+            numa_node = place.numa_node(),
+            megabits_per_second = nic.speed_bytes_per_second / BYTES_PER_MEGABIT,
+            "a rail of this rank"
+        );
+    }
 }
 
 /// The kernel's names of the interfaces that have an address, up or not.
@@ -232,7 +257,7 @@ fn speed_bytes_per_second(interface: &str) -> u64 {
 /// The kernel writes megabits per second, and -1 or an error where it does not know.
 fn parse_speed(text: &str) -> u64 {
     match text.trim().parse::<u64>() {
-        Ok(megabits @ 1..=100_000_000) => megabits * 125_000,
+        Ok(megabits @ 1..=100_000_000) => megabits * BYTES_PER_MEGABIT,
         Ok(_) | Err(_) => UNKNOWN_SPEED_BYTES_PER_SECOND,
     }
 }

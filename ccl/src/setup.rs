@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::Control;
 use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Paths, Surroundings};
-use crate::hosts::{HostIdentity, Nic, booted_system, nics};
+use crate::hosts::{self, HostIdentity, Nic, booted_system, nics};
 use crate::rdma;
 use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
@@ -159,6 +159,9 @@ impl Group<'_> {
                 Some(created.map_err(from_transport)?)
             }
         };
+        if !remote.is_empty() {
+            hosts::tell(self.me, &rails);
+        }
         let rails = addresses(rails);
         let endpoint = match remote.is_empty() {
             true => None,

@@ -8,12 +8,16 @@ mod cuts;
 #[path = "support/resent.rs"]
 mod resent;
 
+use std::cmp::Reverse;
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bench::{Pair, Place};
-use ccl_transport::verbs::virtual_qp::{Evidence, Limits, Owner, SparePool, VirtualSettings};
+use ccl_transport::place::Distance;
+use ccl_transport::verbs::virtual_qp::{
+    Evidence, Limits, Owner, SparePool, Standing, VirtualSettings,
+};
 use ccl_transport::verbs::{
     Access, Completion, Depth, Domain, Memory, Operation, QueuePair, ReceiveRequest, State, Status,
     WorkId,
@@ -195,6 +199,33 @@ fn a_rail_that_falls_silent_is_left() {
     pair.post(1, write(&near, &far));
     until(&mut pair, |pair| pair.near_done.len() == 1);
     assert_eq!((pair.near_done[0].status, pair.near.active()), (Status::Success, 1));
+}
+
+/// Whichever end leads. A backup counts as up when its peer has been heard on it.
+#[test]
+fn the_nearest_backup_is_taken_and_then_the_fastest() {
+    let standing = |distance, capacity| Standing { distance, capacity: Reverse(capacity) };
+    let standings = vec![
+        standing(Distance::Loc, 1),
+        standing(Distance::Sys, 400),
+        standing(Distance::Pix, 1),
+        standing(Distance::Pix, 2),
+    ];
+    let settings = VirtualSettings { standings, ..settings(Evidence::Handshake, 4, LIMIT) };
+    let (near, far) = places(&settings);
+    let mut pair = Pair::new(&near, &far, DEPTH);
+    pair.attach(1..4);
+    until(&mut pair, |pair| pair.near.is_running() && pair.far.is_running());
+    let quiet = (0..1000).filter(|_| !pair.poll()).count();
+    assert!(quiet > 0);
+    for (lost, next) in [(0, 3), (3, 2), (2, 1)] {
+        pair.post(lost as u64, write(&near, &far));
+        pair.near.suspect(lost);
+        until(&mut pair, |pair| !pair.near_done.is_empty());
+        assert_eq!(statuses(&pair.near_done), [(lost as u64, Status::Success)]);
+        assert_eq!((pair.near.active(), pair.far.active()), (next, next));
+        pair.near_done.clear();
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ccl_core::settings::{HcaFilter, Settings};
+use ccl_transport::place::{Place, Sysfs};
 use ccl_transport::verbs;
 use ccl_transport::verbs::soft::SoftDevice;
 use ccl_transport::verbs::soft::socket::Binding;
@@ -26,6 +27,7 @@ pub(super) struct Port {
     pub(super) nature: Nature,
     pub(super) binding: Binding,
     pub(super) bytes_per_second: u64,
+    pub(super) place: Place,
 }
 
 /// What the other end of a rail has to know of its device.
@@ -47,21 +49,29 @@ impl Port {
     fn soft(nic: Nic) -> Self {
         let (name, device) = (nic.name.clone(), SoftDevice::new(nic.name.clone(), nic.address));
         let nature = Nature { name, is_rdma: false, has_atomics: true };
-        Self::new(Arc::new(device), nature, nic)
+        let place = Sysfs::default().interface(&nic.interface);
+        Self::new(Arc::new(device), nature, nic, place)
     }
 
     /// An RDMA device and the NIC that has its address.
     fn rdma(port: RdmaPort, nic: Nic) -> Self {
         let RdmaPort { device, has_atomics } = port;
         let nature = Nature { name: device.name().to_owned(), is_rdma: true, has_atomics };
-        Self::new(device, nature, nic)
+        let place = rdma_place(&Sysfs::default(), device.name(), &nic.interface);
+        Self::new(device, nature, nic, place)
     }
 
-    fn new(device: Arc<dyn verbs::Device>, nature: Nature, nic: Nic) -> Self {
+    fn new(device: Arc<dyn verbs::Device>, nature: Nature, nic: Nic, place: Place) -> Self {
         let interface = (!nic.address.is_loopback()).then_some(nic.interface);
         let binding = Binding { address: nic.address, interface };
-        Self { device, nature, binding, bytes_per_second: nic.speed_bytes_per_second }
+        Self { device, nature, binding, bytes_per_second: nic.speed_bytes_per_second, place }
     }
+}
+
+/// Where an RDMA device is: if it is one of software, where its interface is.
+fn rdma_place(sysfs: &Sysfs, device: &str, interface: &str) -> Place {
+    let place = sysfs.rdma_device(device);
+    if place.is_unknown() { sysfs.interface(interface) } else { place }
 }
 
 /// The devices of this host that `text` names, in the order of the rails: the default one, then the
@@ -202,6 +212,22 @@ mod tests {
         for named in ["interfaces", "lo", "RDMA devices"] {
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn an_rdma_device_of_software_is_where_its_interface_is() {
+        let tree = tempfile::tempdir().unwrap();
+        let (bus, class) = (tree.path().join("devices/pci0000:00"), tree.path().join("class"));
+        for (name, device) in [("net/eth0", "0000:00:01.0"), ("infiniband/mlx5_0", "0000:00:02.0")]
+        {
+            std::fs::create_dir_all(bus.join(device)).unwrap();
+            std::fs::create_dir_all(class.join(name)).unwrap();
+            std::os::unix::fs::symlink(bus.join(device), class.join(name).join("device")).unwrap();
+        }
+        std::fs::create_dir(class.join("infiniband/rxe0")).unwrap();
+        let address = |device| rdma_place(&Sysfs::at(tree.path()), device, "eth0").address();
+        assert_eq!(address("mlx5_0:1").as_deref(), Some("0000:00:02.0"));
+        assert_eq!(address("rxe0").as_deref(), Some("0000:00:01.0"));
     }
 
     /// A port without a NIC, as of another network namespace or of InfiniBand, has nowhere to be called

@@ -16,6 +16,7 @@ use super::devices::{Nature, Port, ports};
 use super::drill::{Drill, Fragile};
 use super::{Error, Key, QueuePair};
 use crate::driver::lock;
+use crate::hosts::BYTES_PER_MEGABIT;
 
 /// The deepest queue pair.
 pub const MAX_DEPTH: usize = 1 << 16;
@@ -149,17 +150,20 @@ impl Domain {
     /// one that cannot be used: it names the device and the reason.
     pub fn open(config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let found = ports(&config.devices, &crate::environment::settings()?)?;
+        tell(&found);
+        Self::over(&found, config, key)
+    }
+
+    fn over(found: &[Port], config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
         let drill = drill.map(Arc::new);
-        let standing =
-            |port: &Port| Standing { distance: 0, capacity: Reverse(port.bytes_per_second) };
-        let standings: Vec<_> = found.iter().map(standing).collect();
+        let standings = standings(found);
         let settings = VirtualSettings {
             standings: standings.clone(),
             clients: config.queue_pairs,
             ..VirtualSettings::new(Evidence::Handshake, found.len())
         };
-        let device = VirtualDevice::new(fragile(&found, drill.as_ref()), settings);
+        let device = VirtualDevice::new(fragile(found, drill.as_ref()), settings);
         let bindings = found.iter().map(|port| port.binding.clone()).collect();
         let natures: Vec<_> = found.iter().map(|port| port.nature.clone()).collect();
         let names = natures.iter().map(|nature| nature.name.clone()).collect();
@@ -217,6 +221,30 @@ impl Domain {
     }
 }
 
+/// What the devices are worth: near ones first, as seen from the default one, then fast ones.
+fn standings(found: &[Port]) -> Vec<Standing> {
+    let standing = |port: &Port| Standing {
+        distance: found[0].place.distance(&port.place),
+        capacity: Reverse(port.bytes_per_second),
+    };
+    found.iter().map(standing).collect()
+}
+
+/// Tells the log where the devices are.
+fn tell(found: &[Port]) {
+    for (rail, port) in found.iter().enumerate() {
+        tracing::info!(
+            rail,
+            name = port.nature.name,
+            pci = port.place.address(),
+            numa_node = port.place.numa_node(),
+            megabits_per_second = port.bytes_per_second / BYTES_PER_MEGABIT,
+            distance = found[0].place.distance(&port.place).name(),
+            "a rail of virtual queue pairs"
+        );
+    }
+}
+
 /// The devices, over the cables of a drill where there is one.
 fn fragile(found: &[Port], drill: Option<&Arc<Drill>>) -> Vec<Arc<dyn verbs::Device>> {
     let wrap = |(rail, port): (usize, &Port)| -> Arc<dyn verbs::Device> {
@@ -227,4 +255,57 @@ fn fragile(found: &[Port], drill: Option<&Arc<Drill>>) -> Vec<Arc<dyn verbs::Dev
         }
     };
     found.iter().enumerate().map(wrap).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use ccl_core::settings::Settings;
+    use ccl_transport::place::{Distance, Sysfs};
+
+    use super::*;
+
+    /// Two are below one switch, one on another port of the host bridge above it, one on the other socket.
+    #[test]
+    fn near_devices_go_before_fast_ones() {
+        let tree = tempfile::tempdir().unwrap();
+        let switch = "pci0000:3a/0000:3a:00.0/0000:3b:00.0";
+        let found = [
+            (10, format!("{switch}/0000:3c:00.0/0000:3d:00.0")),
+            (400, "pci0000:ae/0000:ae:00.0/0000:af:00.0".to_owned()),
+            (100, "pci0000:3a/0000:3a:02.0/0000:50:00.0".to_owned()),
+            (25, format!("{switch}/0000:3c:04.0/0000:3e:00.0")),
+        ];
+        let names = "127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4";
+        let mut ports = ports(names, &Settings::default()).unwrap();
+        fs::create_dir_all(tree.path().join("class/net")).unwrap();
+        for (index, (port, (speed, device))) in ports.iter_mut().zip(found).enumerate() {
+            let folder = tree.path().join("class/net").join(format!("eth{index}"));
+            let device = tree.path().join("devices").join(device);
+            fs::create_dir_all(&device).unwrap();
+            fs::create_dir(&folder).unwrap();
+            fs::write(device.join("numa_node"), format!("{}\n", index % 2)).unwrap();
+            symlink(&device, folder.join("device")).unwrap();
+            port.place = Sysfs::at(tree.path()).interface(&format!("eth{index}"));
+            port.bytes_per_second = speed;
+        }
+        let key = Key::from_passphrase("a test of distances");
+        let domain = Domain::over(&ports, &DomainConfig::default(), &key).unwrap();
+        let distances: Vec<_> = domain.standings.iter().map(|rail| rail.distance).collect();
+        assert_eq!(distances, [Distance::Loc, Distance::Sys, Distance::Phb, Distance::Pix]);
+        let mut backups = [1, 2, 3];
+        backups.sort_by_key(|rail| domain.standings[*rail]);
+        assert_eq!(backups, [3, 2, 1]);
+    }
+
+    #[test]
+    fn devices_that_are_nowhere_go_by_speed() {
+        let mut ports = ports("127.0.0.1,127.0.0.2,127.0.0.3", &Settings::default()).unwrap();
+        ports[2].bytes_per_second = ports[1].bytes_per_second + 1;
+        let standings = standings(&ports);
+        assert!(standings.iter().all(|standing| standing.distance == Distance::Unknown));
+        assert!(standings[2] < standings[1]);
+    }
 }

@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 
 use crate::ids::Rail;
+use crate::topology::Distance;
 
 /// How a sender learns, after a failure, what its peer already has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,8 @@ impl Evidence {
 /// What a backup rail is worth: the nearest is used first, and of those the one that carries most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Standing {
-    /// How far it is from the memory: hops, or any number that grows with them.
-    pub distance: u32,
+    /// How far its device is from that of the default rail, near which the program keeps its memory.
+    pub distance: Distance,
     /// What it carries, in bytes per second.
     pub capacity: Reverse<u64>,
 }
@@ -88,9 +89,16 @@ mod tests {
     #[test]
     fn backups_are_tried_by_distance_and_then_by_capacity() {
         let standing = |distance, capacity| Standing { distance, capacity: Reverse(capacity) };
-        let standings =
-            [standing(9, 1), standing(2, 50), standing(1, 10), standing(1, 40), standing(2, 50)];
-        assert_eq!(chain(&standings), [0, 3, 2, 1, 4].map(Rail));
+        let (near, far) = (Distance::Pix, Distance::Sys);
+        let standings = [
+            standing(Distance::Unknown, 1),
+            standing(far, 50),
+            standing(near, 10),
+            standing(near, 40),
+            standing(far, 50),
+            standing(Distance::Unknown, 60),
+        ];
+        assert_eq!(chain(&standings), [0, 3, 2, 1, 4, 5].map(Rail));
         assert_eq!(chain(&standings[..1]), [Rail(0)]);
         assert!(chain(&[]).is_empty());
     }
