@@ -61,6 +61,9 @@ pub enum Error {
         /// The cause as reported.
         cause: String,
     },
+    /// A CUDA device or its driver failed, or there is none.
+    #[error("CUDA: {0}")]
+    Cuda(String),
     /// A bug of the library.
     #[error("internal error: {0}")]
     Internal(String),
@@ -100,6 +103,7 @@ impl Error {
             Self::PeerLost { .. } | Self::Aborted { .. } => ResultCode::RemoteError,
             Self::Deadline { .. } => ResultCode::Timeout,
             Self::System { .. } => ResultCode::SystemError,
+            Self::Cuda(_) => ResultCode::UnhandledCudaError,
             Self::Internal(_) => ResultCode::InternalError,
         }
     }
@@ -120,6 +124,7 @@ impl Error {
             }
             Self::Aborted { .. } => "destroy this communicator and create a new one",
             Self::System { .. } => "ask the operator of the host to mend the reported cause",
+            Self::Cuda(_) => "ask the operator of the host to mend the device or its driver",
             Self::Internal(_) => "report it with the log",
         }
     }

@@ -394,6 +394,7 @@ impl Core {
                 | Error::Deadline { .. }
                 | Error::Aborted { .. }
                 | Error::System { .. }
+                | Error::Cuda(_)
                 | Error::Internal(_) => self.fail(error),
             }
         }

@@ -19,6 +19,7 @@ from . import _native, errors, health
 from ._native import Communicator, Group, ReduceOp, Request, UniqueId, __version__
 from .errors import (
     AbortedError,
+    CudaError,
     DeadlineError,
     DisagreementError,
     Error,
@@ -34,6 +35,7 @@ from .health import RailCounters, RailHealth, RailState, Verdict
 __all__ = [
     "AbortedError",
     "Communicator",
+    "CudaError",
     "DeadlineError",
     "DisagreementError",
     "Error",

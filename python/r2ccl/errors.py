@@ -10,6 +10,7 @@ import enum
 
 __all__ = [
     "AbortedError",
+    "CudaError",
     "DeadlineError",
     "DisagreementError",
     "Error",
@@ -105,6 +106,10 @@ class AbortedError(Error):
 
 class OperatingSystemError(Error):
     """The operating system refused something. Its operator can mend it."""
+
+
+class CudaError(Error):
+    """A CUDA device or its driver failed, or there is none."""
 
 
 class InternalError(Error):

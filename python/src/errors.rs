@@ -67,6 +67,10 @@ fn describe(error: &Error, attributes: &Bound<'_, PyDict>) -> PyResult<&'static 
             attributes.set_item("reason", cause)?;
             Ok("OperatingSystemError")
         }
+        Error::Cuda(reason) => {
+            attributes.set_item("reason", reason)?;
+            Ok("CudaError")
+        }
         Error::Internal(reason) => {
             attributes.set_item("reason", reason)?;
             Ok("InternalError")

@@ -21,7 +21,7 @@ impl Device {
     /// There is no driver, or no device.
     pub fn open(local_rank: usize) -> Result<Self, Error> {
         let count = cuda::count()?;
-        let none = || Error::system("CUDA", "there is a driver, and no device");
+        let none = || Error::Cuda("there is a driver, and no device".to_owned());
         let ordinal = local_rank.checked_rem(count).ok_or_else(none)?;
         let handle = cuda::open(ordinal)?;
         let name = handle.name().map_err(cuda::error)?;

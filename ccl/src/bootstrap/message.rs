@@ -209,6 +209,7 @@ impl ControlEvent {
             other @ (Error::InvalidArgument(_)
             | Error::InvalidUsage(_)
             | Error::System { .. }
+            | Error::Cuda(_)
             | Error::Internal(_)) => Self::Aborted { rank, reason: other.to_string() },
         }
     }

@@ -9,5 +9,5 @@ pub fn error(error: gpu::Error) -> Error {
     if let gpu::Error::Misuse(text) = error {
         return Error::InvalidArgument(text);
     }
-    Error::system("CUDA", format!("{error} ({})", error.remedy()))
+    Error::Cuda(format!("{error} ({})", error.remedy()))
 }

@@ -103,6 +103,7 @@ impl From<ccl_core::Error> for Error {
             | ccl_core::Error::PeerLost { .. }
             | ccl_core::Error::Deadline { .. }
             | ccl_core::Error::Aborted { .. }
+            | ccl_core::Error::Cuda(_)
             | ccl_core::Error::Internal(_) => Self::system("read the settings", error),
         }
     }

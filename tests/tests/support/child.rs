@@ -67,6 +67,7 @@ impl From<Result<String, Error>> for Ending {
             Error::Deadline { waiting, .. } => Self::Deadline { waiting, text },
             Error::Aborted { rank, .. } => Self::Aborted { rank: rank.0, text },
             Error::System { call, .. } => Self::System { call, text },
+            Error::Cuda(_) => Self::System { call: "CUDA".to_owned(), text },
             Error::Internal(_) => Self::Internal(text),
         }
     }
