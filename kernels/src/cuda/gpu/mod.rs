@@ -6,6 +6,7 @@
 
 mod compile;
 mod error;
+mod foreign;
 mod memory;
 mod place;
 mod stream;
@@ -13,6 +14,7 @@ mod supply;
 
 pub use compile::{Compiler, Target};
 pub use error::Error;
+pub use foreign::{KeptContext, device_of};
 pub use memory::{Buffer, DeviceRegion, Handle, Imported, Lent, Pinned};
 pub use place::Place;
 pub use stream::{Event, Graph, Stream};
@@ -155,6 +157,39 @@ impl Gpu {
     pub unsafe fn stream_of(&self, stream: *mut c_void) -> Stream {
         // SAFETY: the caller answers for it.
         unsafe { Stream::borrowed(&self.context, stream.cast()) }
+    }
+
+    /// As [`Self::stream_of`], for a stream that may be of another device or context.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] if it is; or the driver does not know the stream.
+    ///
+    /// # Safety
+    ///
+    /// It is a stream (`CUstream`, `cudaStream_t`) that exists for as long as the result and its clones, or a
+    /// default stream, such as null, which is that of the context that is current in this thread.
+    pub unsafe fn checked_stream_of(&self, stream: *mut c_void) -> Result<Stream, Error> {
+        if !foreign::is_default(stream) {
+            // The driver may want to be asked with a context of its own, whichever the thread has.
+            self.context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        }
+        // SAFETY: the caller answers for it.
+        let (device, own) = (unsafe { device_of(stream) }?, self.ordinal());
+        if device != own {
+            let text =
+                format!("the stream is of device {device}, the communicator of device {own}");
+            return Err(Error::Misuse(text));
+        }
+        // SAFETY: the caller answers for it.
+        if unsafe { foreign::context_of(stream) }? != self.context.cu_ctx() {
+            return Err(Error::Misuse(format!(
+                "the stream is of a context of its own: only streams of the primary context of device \
+                 {own} will do, which is that of the runtime"
+            )));
+        }
+        // SAFETY: it is of this context, which was checked, and the caller answers for its life.
+        Ok(unsafe { self.stream_of(stream) })
     }
 
     /// Where an address is.
