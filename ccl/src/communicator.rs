@@ -162,6 +162,12 @@ impl Communicator {
         Ok(())
     }
 
+    /// The deadline of the calls that begin now.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.core().timeout()
+    }
+
     /// Divides the group by `color`, in order of `key` and then of rank; collective. A rank without
     /// a colour takes part and gets no communicator.
     ///
@@ -381,9 +387,12 @@ fn nanoseconds(duration: Duration) -> u64 {
 }
 
 impl Core {
+    fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
+    }
+
     fn run(&self, operations: &[Operation<'_>], watch: Option<Watch<'_>>) -> Result<(), Error> {
-        let timeout = Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed));
-        let limits = Limits { control: &self.control, timeout, watch };
+        let limits = Limits { control: &self.control, timeout: self.timeout(), watch };
         self.activity.fetch_add(1, Ordering::Relaxed);
         let result = lock(&self.engine).run(operations, limits);
         if let Err(error) = &result {

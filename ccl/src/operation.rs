@@ -92,7 +92,7 @@ impl Span for Region<'_> {
     }
 }
 
-impl<M: Span> OperationOn<M> {
+impl<M> OperationOn<M> {
     /// A short name for messages.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -105,6 +105,25 @@ impl<M: Span> OperationOn<M> {
         }
     }
 
+    /// The same call with other memory in the place of each buffer.
+    pub fn map<N>(self, mut other: impl FnMut(M) -> N) -> OperationOn<N> {
+        match self {
+            Self::Collective { request, input, output } => {
+                let (input, output) = (input.map(&mut other), output.map(&mut other));
+                OperationOn::Collective { request, input, output }
+            }
+            Self::AllToAllV { datatype, counts, input, output } => {
+                let (input, output) = (other(input), other(output));
+                OperationOn::AllToAllV { datatype, counts, input, output }
+            }
+            Self::Send { peer, data } => OperationOn::Send { peer, data: other(data) },
+            Self::Receive { peer, data } => OperationOn::Receive { peer, data: other(data) },
+            Self::Barrier => OperationOn::Barrier,
+        }
+    }
+}
+
+impl<M: Span> OperationOn<M> {
     /// Checks everything that one rank can know about its call.
     ///
     /// # Errors

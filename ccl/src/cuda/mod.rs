@@ -13,7 +13,9 @@ mod staging;
 
 pub use error::error;
 
-pub use ccl_kernels::cuda::gpu::{Buffer, DeviceRegion, Gpu, Place, Stream, Supply};
+pub use ccl_kernels::cuda::gpu::{
+    Buffer, DeviceRegion, Gpu, KeptContext, Place, Stream, Supply, device_of,
+};
 pub(crate) use staging::Job;
 
 use std::collections::VecDeque;
@@ -46,7 +48,7 @@ impl Span for DeviceRegion<'_> {
 /// Opens a device for [`Communicator::new`].
 ///
 /// # Errors
-/// [`Error::System`]: there is no driver, it is too old, or there is no such device.
+/// [`Error::Cuda`]: there is no driver, it is too old, or there is no such device.
 pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Error> {
     Gpu::open(ordinal, Supply::default()).map(Arc::new).map_err(error)
 }
@@ -54,7 +56,7 @@ pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Error> {
 /// How many devices there are.
 ///
 /// # Errors
-/// [`Error::System`]: there is no driver, or it is too old.
+/// [`Error::Cuda`]: there is no driver, or it is too old.
 pub fn count() -> Result<usize, Error> {
     Gpu::count().map_err(error)
 }
@@ -77,7 +79,7 @@ impl Communicator {
     /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`.
     ///
     /// # Errors
-    /// [`Error::System`]: so much cannot be pinned.
+    /// [`Error::Cuda`]: so much cannot be pinned.
     pub fn new(host: &crate::Communicator, gpu: &Arc<Gpu>) -> Result<Self, Error> {
         let slot_bytes = host.settings().cuda_staging_bytes;
         let staging = Arc::new(Staging::new(gpu, slot_bytes)?);
@@ -122,24 +124,51 @@ impl Communicator {
         operations: &[Operation<'_>],
         stream: &Stream,
     ) -> Result<(), Error> {
+        self.enqueue_joined(operations, std::slice::from_ref(stream))
+    }
+
+    /// As [`Self::enqueue_group`], for several streams: the calls begin when all of them have come to
+    /// them, and all of them wait for all calls.
+    ///
+    /// # Errors
+    /// As [`Self::enqueue`]; [`Error::InvalidArgument`] if there is no stream.
+    pub fn enqueue_joined(
+        &self,
+        operations: &[Operation<'_>],
+        streams: &[Stream],
+    ) -> Result<(), Error> {
         self.check()?;
         self.host.usable()?;
-        self.check_stream(stream)?;
-        for operation in operations {
-            operation.validate(self.host.rank(), self.host.size())?;
-            memory(operation).into_iter().try_for_each(|region| self.check_place(region))?;
-        }
+        let no_stream = || Error::InvalidArgument("there is no stream".into());
+        let (first, others) = streams.split_first().ok_or_else(no_stream)?;
+        streams.iter().try_for_each(|stream| self.check_stream(stream))?;
+        operations.iter().try_for_each(|operation| self.check_call(operation))?;
         let batches = batches(operations);
         let counts = batches.iter().map(|batch| self.cutter.count(batch));
         let counts = counts.collect::<Result<Vec<_>, _>>()?;
+        for other in others {
+            other.mark().and_then(|come| first.wait(&come)).map_err(error)?;
+        }
         // What is done first here is done first on all ranks.
         let mut issue = lock(&self.issue);
         for (batch, count) in batches.into_iter().zip(counts) {
-            let issued = self.issue(&mut issue, batch, count, stream);
-            // The others have to know that this rank does not come.
-            issued.inspect_err(|error| self.host.fail(error))?;
+            let issued = self.issue(&mut issue, batch, count, first);
+            issued.inspect_err(|error| self.fail(error))?;
+        }
+        drop(issue);
+        for other in others {
+            first.mark().and_then(|end| other.wait(&end)).map_err(error)?;
         }
         Ok(())
+    }
+
+    /// Checks everything that this rank can know about a call, as [`Self::enqueue`] does.
+    ///
+    /// # Errors
+    /// As [`Self::enqueue`].
+    pub fn validate(&self, operation: &Operation<'_>, stream: &Stream) -> Result<(), Error> {
+        self.check_stream(stream)?;
+        self.check_call(operation)
     }
 
     /// What went wrong in a call that has returned, if something did.
@@ -160,6 +189,17 @@ impl Communicator {
         // An error of it is kept.
         last.map_or(Ok(()), |last| last.wait()).or_else(|_| self.check())?;
         self.check()
+    }
+
+    /// Waits for everything that was started and takes leave, as [`crate::Communicator::finalize`] does. A
+    /// stream that does not come to its call within the deadline of the communicator, from now on, ends it.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn finalize(&self) -> Result<(), Error> {
+        self.staging.close(self.host.timeout());
+        let left = self.host.finalize();
+        self.check().and(left)
     }
 
     /// Ends all calls, on all ranks; streams that wait for them go on.
@@ -189,6 +229,17 @@ impl Communicator {
             *lock(&self.last) = Some(self.host.start_staged(job)?);
         }
         begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
+    }
+
+    /// The others have to know that this rank does not come.
+    fn fail(&self, error: &Error) {
+        self.staging.keep(error);
+        self.host.fail(error);
+    }
+
+    fn check_call(&self, operation: &Operation<'_>) -> Result<(), Error> {
+        operation.validate(self.host.rank(), self.host.size())?;
+        memory(operation).into_iter().try_for_each(|region| self.check_place(region))
     }
 
     fn check_stream(&self, stream: &Stream) -> Result<(), Error> {

@@ -6,12 +6,12 @@
 //! numbers. Every piece gets its number written, whatever becomes of it: no stream is left waiting.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
-use ccl_kernels::Region;
 use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
+use ccl_transport::clock;
 
 use super::error::error as from_device;
 use super::pieces::{Piece, Stretch};
@@ -31,13 +31,20 @@ pub(crate) struct Staging {
     /// One word: the number of the last piece that is over.
     over: Pinned,
     failure: Mutex<Option<Error>>,
+    /// For how long streams are waited for, once no further call may come.
+    patience: OnceLock<Duration>,
 }
 
 impl Staging {
     pub(crate) fn new(gpu: &Gpu, slot_bytes: usize) -> Result<Self, Error> {
         let pin = |bytes| gpu.pin(bytes).map_err(from_device);
         let slots = [pin(slot_bytes)?, pin(slot_bytes)?];
-        Ok(Self { slots, over: pin(size_of::<u32>())?, failure: Mutex::default() })
+        Ok(Self {
+            slots,
+            over: pin(size_of::<u32>())?,
+            failure: Mutex::default(),
+            patience: OnceLock::new(),
+        })
     }
 
     /// The first thing that went wrong.
@@ -45,7 +52,14 @@ impl Staging {
         lock(&self.failure).clone()
     }
 
-    fn keep(&self, error: &Error) {
+    /// No stream is waited for any longer than this, from now on.
+    pub(crate) fn close(&self, patience: Duration) {
+        // The first time counts.
+        let _ = self.patience.set(patience);
+    }
+
+    /// Keeps what went wrong, if it is the first.
+    pub(crate) fn keep(&self, error: &Error) {
         lock(&self.failure).get_or_insert_with(|| error.clone());
     }
 
@@ -68,7 +82,7 @@ impl Gate {
     }
 
     /// Waits; gives up when `hopeless` returns an error.
-    fn pass(&self, hopeless: impl Fn() -> Option<Error>) -> Result<(), Error> {
+    fn pass(&self, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
         let mut is_open = lock(&self.is_open);
         while !*is_open {
             if let Some(error) = hopeless() {
@@ -105,49 +119,42 @@ impl Job {
         fail: &dyn Fn(&Error),
         run: impl FnOnce(&[Operation<'_>]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let hopeless = || fault().or_else(|| self.entered.has_happened().err().map(from_device));
+        let mut first_look = None;
+        let hopeless = || {
+            let failed = || self.entered.has_happened().err().map(from_device);
+            fault().or_else(failed).or_else(|| self.is_overdue(&mut first_look))
+        };
         // What has ended the communicator may have let the stream come here with nothing.
         let arrived = self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err));
         let result = arrived.inspect_err(fail).and_then(|()| {
             let mut lent = self.staging.slots[self.slot].lend();
             let region = lent.region();
-            let operations: Vec<Operation<'_>> =
-                self.operations.iter().map(|operation| on(region, operation)).collect();
-            run(&operations)
+            let part = |stretch: Stretch| region.part(stretch.offset, stretch.bytes);
+            let operations = self.operations.iter().map(|operation| operation.clone().map(part));
+            run(&operations.collect::<Vec<Operation<'_>>>())
         });
         if let Err(error) = &result {
             self.staging.keep(error);
         }
         result
     }
+
+    /// An error if the communicator was closed, and the stream has not come for too long.
+    fn is_overdue(&self, first_look: &mut Option<Instant>) -> Option<Error> {
+        let patience = *self.staging.patience.get()?;
+        let now = clock::now();
+        let waited = now.saturating_duration_since(*first_look.get_or_insert(now));
+        (waited > patience).then(|| Error::Deadline {
+            call: self.operations.first().map_or("a call", OperationOn::name).to_owned(),
+            seconds: patience.as_secs_f64(),
+            waiting: "its CUDA stream has not come to it".to_owned(),
+        })
+    }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         self.staging.over.word(0).store(self.number, Ordering::Release);
-    }
-}
-
-/// The operation on the memory that its stretches are of.
-fn on<'a>(slot: Region<'a>, operation: &OperationOn<Stretch>) -> Operation<'a> {
-    let part = |stretch: Stretch| slot.part(stretch.offset, stretch.bytes);
-    match operation {
-        OperationOn::Collective { request, input, output } => Operation::Collective {
-            request: *request,
-            input: input.map(part),
-            output: output.map(part),
-        },
-        OperationOn::AllToAllV { datatype, counts, input, output } => Operation::AllToAllV {
-            datatype: *datatype,
-            counts: counts.clone(),
-            input: part(*input),
-            output: part(*output),
-        },
-        OperationOn::Send { peer, data } => Operation::Send { peer: *peer, data: part(*data) },
-        OperationOn::Receive { peer, data } => {
-            Operation::Receive { peer: *peer, data: part(*data) }
-        }
-        OperationOn::Barrier => Operation::Barrier,
     }
 }
 

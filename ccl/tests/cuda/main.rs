@@ -368,6 +368,45 @@ fn an_abort_ends_what_waits_for_its_stream() {
 }
 
 #[test]
+fn the_end_waits_for_streams_but_not_for_ever() {
+    threads("the_end_waits_for_streams_but_not_for_ever", 1, |rank, id| {
+        let late = Member::on(0, (rank, 1), id, 4096);
+        let (data, word) = (late.upload(&words([1; 10])), late.gpu().pin(4).unwrap());
+        late.cuda.enqueue(all_reduce(&data), &late.stream).unwrap();
+        late.host().set_timeout(Duration::from_millis(100)).unwrap();
+        late.stream.wait_for_word(&word, 0, 1).unwrap();
+        late.cuda.enqueue(all_reduce(&data), &late.stream).unwrap();
+        let error = late.cuda.finalize().unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("its CUDA stream has not come to it"), "{error}");
+        assert_eq!(late.cuda.check(), Err(error), "it is kept");
+        word.word(0).store(1, std::sync::atomic::Ordering::Release);
+        late.stream.synchronise().unwrap();
+    });
+}
+
+#[test]
+fn streams_of_a_group_wait_for_each_other() {
+    threads("streams_of_a_group_wait_for_each_other", 2, |rank, id| {
+        let member = Member::new(rank, 2, id, 4096);
+        let streams = [member.stream.clone(), member.gpu().stream().unwrap()];
+        let (source, data) = (member.upload(&words([1; 600])), member.upload(&words([0; 600])));
+        let word = member.gpu().pin(4).unwrap();
+        // The call goes on the first stream, its input comes on the second one, late.
+        streams[1].wait_for_word(&word, 0, 1).unwrap();
+        streams[1].copy(source.region(), data.region()).unwrap();
+        member.cuda.enqueue_joined(&[all_reduce(&data)], &streams).unwrap();
+        streams[1].copy(data.region(), source.region()).unwrap();
+        word.word(0).store(1, std::sync::atomic::Ordering::Release);
+        streams[1].synchronise().unwrap();
+        assert!(download(&source) == words([2; 600]));
+        let none = member.cuda.enqueue_joined(&[all_reduce(&data)], &[]);
+        assert!(matches!(none, Err(Error::InvalidArgument(_))), "{none:?}");
+        member.cuda.wait().unwrap();
+    });
+}
+
+#[test]
 fn a_rank_that_dies_is_named_and_the_stream_goes_on() {
     const TEST: &str = "a_rank_that_dies_is_named_and_the_stream_goes_on";
     processes(TEST, 3, &[1], |rank, size, id| {
