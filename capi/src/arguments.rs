@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-use ccl::{Collective, DataType, Error, Operation, Rank, ReduceOp, Reduction, Region, Request};
+use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp, Reduction, Region, Request};
 use ccl_core::layout::Ragged;
 
 use crate::abi::FIRST_USER_OP;
@@ -66,31 +66,24 @@ impl Call {
     }
 
     /// The operation on these buffers.
-    ///
-    /// # Safety
-    ///
-    /// The buffers are as large as the header says for this rank, and nobody else uses them until
-    /// the operation is done.
-    pub(crate) unsafe fn on(
+    pub(crate) fn on(
         self,
         send: *const c_void,
         receive: *mut c_void,
         place: Place<'_>,
-    ) -> Result<Operation<'static>, Error> {
+    ) -> Result<OperationOn<Buffer>, Error> {
         let request = self.request(place)?;
         let (sent, received) = blocks(request.collective, place.size, place.rank == request.root);
         let bytes = |blocks: u32| bytes(request.count, blocks, request.datatype);
         let input = match sent {
-            // SAFETY: the caller's promise about `send`.
-            Some(blocks) => Some(unsafe { source("send", send, bytes(blocks)?) }?),
+            Some(blocks) => Some(Buffer::source("send", send, bytes(blocks)?)?),
             None => None,
         };
         let output = match received {
-            // SAFETY: the caller's promise about `receive`.
-            Some(blocks) => Some(unsafe { target("recv", receive, bytes(blocks)?) }?),
+            Some(blocks) => Some(Buffer::target("recv", receive, bytes(blocks)?)?),
             None => None,
         };
-        Ok(Operation::Collective { request, input, output })
+        Ok(OperationOn::Collective { request, input, output })
     }
 }
 
@@ -130,26 +123,23 @@ impl RaggedCall {
     ///
     /// # Safety
     ///
-    /// The arrays have an entry for every rank. The buffers reach as far as the arrays say, and
-    /// nobody else uses them until the operation is done.
+    /// The arrays have an entry for every rank.
     pub(crate) unsafe fn on(
         self,
         send: *const c_void,
         receive: *mut c_void,
         place: Place<'_>,
-    ) -> Result<Operation<'static>, Error> {
+    ) -> Result<OperationOn<Buffer>, Error> {
         let datatype = datatype(self.datatype)?;
         // SAFETY: the caller's promise about the arrays.
         let sent = unsafe { pairs(self.send_counts, self.send_displacements, place.size) }?;
         let (counts, displacements) = (self.receive_counts, self.receive_displacements);
         // SAFETY: the caller's promise about the arrays.
         let received = unsafe { pairs(counts, displacements, place.size) }?;
-        // SAFETY: the caller's promise about the buffers.
-        let input = unsafe { source("send", send, extent(&sent, datatype)?) }?;
-        // SAFETY: the caller's promise about the buffers.
-        let output = unsafe { target("recv", receive, extent(&received, datatype)?) }?;
+        let input = Buffer::source("send", send, extent(&sent, datatype)?)?;
+        let output = Buffer::target("recv", receive, extent(&received, datatype)?)?;
         let counts = Ragged { send: sent, receive: received };
-        Ok(Operation::AllToAllV { datatype, counts, input, output })
+        Ok(OperationOn::AllToAllV { datatype, counts, input, output })
     }
 }
 
@@ -227,34 +217,54 @@ pub(crate) fn bytes(count: usize, blocks: u32, datatype: DataType) -> Result<usi
         .ok_or_else(too_large)
 }
 
-/// Memory that an operation reads.
-///
-/// # Safety
-///
-/// Where `start` is not null, `bytes` bytes can be read there until the operation is done.
-pub(crate) unsafe fn source(
-    what: &str,
-    start: *const c_void,
+/// A buffer of the program, in memory of the host or of a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    start: *mut u8,
     bytes: usize,
-) -> Result<Region<'static>, Error> {
-    let start = checked_start(what, start.cast_mut(), bytes)?;
-    // SAFETY: the C program lends the memory until the operation is done: the header says so.
-    Ok(unsafe { Region::read_only(start, bytes) })
+    is_read_only: bool,
 }
 
-/// Memory that an operation writes.
-///
-/// # Safety
-///
-/// Where `start` is not null, `bytes` bytes can be read and written there until the operation is done.
-pub(crate) unsafe fn target(
-    what: &str,
-    start: *mut c_void,
-    bytes: usize,
-) -> Result<Region<'static>, Error> {
-    let start = checked_start(what, start, bytes)?;
-    // SAFETY: the C program lends the memory until the operation is done: the header says so.
-    Ok(unsafe { Region::new(start, bytes) })
+impl Buffer {
+    /// One that an operation reads, called `what` in messages.
+    pub(crate) fn source(what: &str, start: *const c_void, bytes: usize) -> Result<Self, Error> {
+        let start = checked_start(what, start.cast_mut(), bytes)?;
+        Ok(Self { start, bytes, is_read_only: true })
+    }
+
+    /// One that an operation writes.
+    pub(crate) fn target(what: &str, start: *mut c_void, bytes: usize) -> Result<Self, Error> {
+        let start = checked_start(what, start, bytes)?;
+        Ok(Self { start, bytes, is_read_only: false })
+    }
+
+    /// It as memory of the host.
+    ///
+    /// # Safety
+    ///
+    /// The bytes can be read there, and written if it is no source, and nobody else uses them until the
+    /// operation is done.
+    pub(crate) unsafe fn on_host(self) -> Region<'static> {
+        match self.is_read_only {
+            // SAFETY: the caller's promise.
+            true => unsafe { Region::read_only(self.start, self.bytes) },
+            // SAFETY: the caller's promise.
+            false => unsafe { Region::new(self.start, self.bytes) },
+        }
+    }
+
+    /// It as memory of a device.
+    ///
+    /// # Safety
+    ///
+    /// If there is memory of a device at its start, the bytes are there, and nobody else uses them until the
+    /// stream of the operation has come past it.
+    #[cfg(feature = "cuda")]
+    pub(crate) unsafe fn on_device(self) -> ccl::cuda::DeviceRegion<'static> {
+        let address = self.start.expose_provenance() as u64;
+        // SAFETY: the caller's promise.
+        unsafe { ccl::cuda::DeviceRegion::new(address, self.bytes) }
+    }
 }
 
 fn checked_start(what: &str, start: *mut c_void, bytes: usize) -> Result<*mut u8, Error> {

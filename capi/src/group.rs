@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 
 use ccl::{Error, Operation};
 
+use crate::device;
 use crate::member::Member;
 use crate::outcome::{Outcome, Status};
 
@@ -21,6 +22,7 @@ struct Collected {
     depth: u32,
     failure: Option<Error>,
     operations: Vec<(Arc<Member>, Operation<'static>)>,
+    device_calls: Vec<(Arc<Member>, device::Call)>,
     jobs: Vec<Job>,
     in_progress: bool,
 }
@@ -82,6 +84,16 @@ pub(crate) fn submit(member: &Arc<Member>, operation: Operation<'static>) -> Out
     member.watch(vec![communicator.start(operation)?])
 }
 
+/// Puts a call on memory of a device on its stream, or collects it.
+pub(crate) fn submit_on_device(member: &Arc<Member>, call: device::Call) -> Outcome {
+    let entry = (Arc::clone(member), call);
+    if is_open() {
+        OPEN.with_borrow_mut(|open| open.device_calls.push(entry));
+        return Ok(Status::Done);
+    }
+    device::enqueue(&[entry]).map(|()| Status::Done)
+}
+
 /// Does something that waits for other ranks: here, or elsewhere where the caller must not wait.
 pub(crate) fn perform(
     member: &Member,
@@ -106,6 +118,10 @@ impl Collected {
         let jobs = join(self.jobs);
         self.failure.map_or(Ok(()), Err)?;
         jobs?;
+        if !self.device_calls.is_empty() {
+            let text = "calls on memory of CUDA devices are not predicted: predict those on memory of the host";
+            return Err(Error::InvalidUsage(text.into()));
+        }
         let mut sums: Vec<(Arc<Member>, f64)> = Vec::new();
         for (member, operation) in &self.operations {
             let seconds = member.ready()?.predict(operation)?;
@@ -122,7 +138,10 @@ impl Collected {
         self.failure.map_or(Ok(()), Err)?;
         jobs?;
         let status = if self.in_progress { Status::InProgress } else { Status::Done };
-        let Some(blocking) = common_mode(&self.operations)? else {
+        let blocking = common_mode(&self.operations)?;
+        check_sides(&self.operations, &self.device_calls)?;
+        device::enqueue(&self.device_calls)?;
+        let Some(blocking) = blocking else {
             return Ok(status);
         };
         let members: Vec<_> =
@@ -135,6 +154,24 @@ impl Collected {
             return group.run().map(|()| status);
         }
         watch_everywhere(&members, group)
+    }
+}
+
+/// Sends and receives of a group progress together, which those on a stream and those of this thread
+/// cannot.
+fn check_sides(
+    on_host: &[(Arc<Member>, Operation<'static>)],
+    on_device: &[(Arc<Member>, device::Call)],
+) -> Result<(), Error> {
+    let is_on_host =
+        |member: &Arc<Member>| on_host.iter().any(|(other, _)| Arc::ptr_eq(member, other));
+    match on_device.iter().any(|(member, _)| is_on_host(member)) {
+        false => Ok(()),
+        true => Err(Error::InvalidUsage(
+            "a group has calls on memory of the host and on memory of a CUDA device on one \
+             communicator: make two groups"
+                .into(),
+        )),
     }
 }
 

@@ -16,6 +16,13 @@ pub mod vqp;
 
 mod arguments;
 mod config;
+#[cfg(feature = "cuda")]
+mod device;
+#[cfg(not(feature = "cuda"))]
+#[path = "device_absent.rs"]
+mod device;
+#[cfg(all(test, feature = "cuda"))]
+mod device_absent;
 mod group;
 mod handles;
 mod member;

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use ccl::{Communicator, Error, Pending, Reduction, Registration};
 
 use crate::abi::FIRST_USER_OP;
+use crate::device::Device;
 use crate::handles::{Table, locked};
 use crate::outcome::{Outcome, Status};
 
@@ -23,6 +24,8 @@ pub(crate) struct Member {
     pub(crate) blocking: bool,
     /// What the program registered, by its handle.
     pub(crate) registrations: Mutex<BTreeMap<usize, Registration>>,
+    /// What calls on memory of a CUDA device need.
+    pub(crate) device: Device,
     created: OnceLock<Result<Communicator, Error>>,
     work: Mutex<Work>,
     operations: Mutex<UserOperations>,
@@ -55,6 +58,7 @@ impl Member {
         Arc::new(Self {
             blocking,
             registrations: Mutex::default(),
+            device: Device::default(),
             created: OnceLock::new(),
             work: Mutex::new(Work::Idle(Ok(()))),
             operations: Mutex::default(),
@@ -111,7 +115,9 @@ impl Member {
             Err(error) => return Some(Err(error.clone())),
         };
         let result = self.work_result()?;
-        Some(result.and_then(|()| communicator.async_error().map_or(Ok(()), Err)))
+        // What went wrong here says more than what was made of it for all ranks.
+        let failure = self.device.failure().or_else(|| communicator.async_error());
+        Some(result.and_then(|()| failure.map_or(Ok(()), Err)))
     }
 
     fn work_result(&self) -> Option<Result<(), Error>> {
@@ -160,11 +166,24 @@ impl Member {
         !self.ending.swap(true, Ordering::SeqCst)
     }
 
+    /// Waits for everything that was started, and takes leave.
+    pub(crate) fn finalize(&self) -> Result<(), Error> {
+        self.device.finalize(self.communicator()?)
+    }
+
+    /// Frees what the device needs, when its calls are over.
+    pub(crate) fn release_device(&self) {
+        if let Ok(communicator) = self.communicator() {
+            self.device.release(communicator);
+        }
+    }
+
     /// Ends everything, now or as soon as the communicator exists.
     pub(crate) fn abort(&self) {
         self.aborted.store(true, Ordering::SeqCst);
         if let Some(Ok(communicator)) = self.created.get() {
             communicator.abort("ccl_comm_abort was called");
+            self.device.give_up();
         }
     }
 

@@ -73,6 +73,50 @@ fn every_end_is_what_the_header_says() {
     assert_eq!(printed, "endings: 4 ranks, every end as described\n");
 }
 
+/// With devices that are interpreters, and pinned memory of this size.
+fn cuda_program(program: &Path, staging_bytes: &str) -> Command {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-capi");
+    ccl_fakecuda::install(&folder).expect("the driver was built");
+    let mut command = rank_program(program);
+    command.env("LD_LIBRARY_PATH", folder).env("FAKECUDA_DEVICES", "2");
+    command.env("R2CCL_CUDA_STAGING_BYTES", staging_bytes);
+    command
+}
+
+#[test]
+fn every_call_on_memory_of_devices_does_what_the_header_says() {
+    let workshop = Workshop::new();
+    let program = example(&workshop, "cuda.c");
+    // The second time in pieces, and with one device.
+    for (ranks, staging_bytes, devices) in [("2", "1048576", "2"), ("3", "8192", "1")] {
+        let mut command = cuda_program(&program, staging_bytes);
+        let printed = succeeded(command.env("FAKECUDA_DEVICES", devices).arg(ranks));
+        assert_eq!(printed, format!("cuda: {ranks} ranks, every call as described\n"));
+    }
+}
+
+#[test]
+fn every_end_with_calls_on_streams_is_what_the_header_says() {
+    let workshop = Workshop::new();
+    let program = example(&workshop, "cuda_endings.c");
+    let printed = succeeded(cuda_program(&program, "8388608").arg("3"));
+    assert_eq!(printed, "cuda_endings: 3 ranks, every end as described\n");
+}
+
+#[test]
+fn without_a_driver_calls_on_memory_of_devices_say_so() {
+    let workshop = Workshop::new();
+    let mut command = rank_program(&example(&workshop, "cuda.c"));
+    let output = command.arg("no-driver").output().expect("it runs");
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    if !output.status.success() && !complaints.contains("no CUDA driver") {
+        support::skip(&format!("the error without a CUDA driver: there is one: {complaints}"));
+        return;
+    }
+    let printed = support::check("cuda no-driver", &output);
+    assert_eq!(printed, "cuda: no CUDA driver, and it is said so\n");
+}
+
 #[test]
 fn a_queue_pair_survives_its_nic() {
     let workshop = Workshop::new();

@@ -2,9 +2,9 @@
  * r2ccl: collective communication that survives NIC failures.
  *
  * Link with -lr2ccl. The interface follows NCCL's: the same words, the same numbers for results,
- * element types and operations, the same in-place rules. Buffers are ordinary host memory, and
- * there are no streams: a call returns when its buffers may be used again, or, in its "i" form,
- * hands out a request.
+ * element types and operations, the same in-place rules. Buffers are ordinary host memory: a call
+ * returns when they may be used again, or, in its "i" form, hands out a request. Calls on memory of
+ * CUDA devices, in the order of streams, begin with ccl_cuda_.
  *
  * Rules that hold for every function:
  *
@@ -413,6 +413,83 @@ ccl_result_t ccl_request_wait(ccl_request_t *request);
  * on; its buffers belong to the library until ccl_comm_finalize() returns, and its result shows only
  * in ccl_comm_get_async_error(), if it ends the communicator. CCL_REQUEST_NULL is ignored. */
 ccl_result_t ccl_request_free(ccl_request_t *request);
+
+/* ---- On memory of CUDA devices --------------------------------------------------------------- */
+/* ccl_cuda_X is ccl_X, with the same shapes and in-place forms, on memory of a CUDA device, in the order
+ * of a stream. A call returns at once: what the stream does before the call is in `send`, and what comes
+ * later on the stream finds the result in `recv`. Memory and stream belong to the call until the stream
+ * has come past it (cuStreamSynchronize, an event). Data goes through pinned memory of the host, twice
+ * R2CCL_CUDA_STAGING_BYTES for each communicator; kernels of the library are not used.
+ *
+ *  - `stream` is a CUstream or cudaStream_t of the primary context of a device, which is the context
+ *    that the CUDA runtime uses. NULL is the default stream of the context that is current in the thread.
+ *  - The device of a communicator is that of the stream of its first such call, because a stream names
+ *    its device and a communicator is made without one; only then is memory pinned. All further calls
+ *    need streams and memory of that device. It is current in the thread that makes the first call;
+ *    which context is current is the same after a call as before.
+ *  - Ranks of one process use streams that do not wait for each other: not the default stream. A thread
+ *    that holds several ranks puts their calls into a group: pinning memory may wait for the device, and
+ *    in a group it comes before any stream waits for another rank.
+ *  - Calls on a communicator are done in the order in which they were made, on whichever streams, and on
+ *    memory of the host too: those wait for the streams of the calls before them.
+ *  - All ranks make the ccl_cuda_ form of a call, or none: what does not fit into the pinned memory is
+ *    cut into pieces, which are calls of their own to ranks that cut nothing.
+ *  - Memory of the host, pinned memory and memory of another device are CCL_INVALID_ARGUMENT, and a
+ *    stream that is captured into a graph is CCL_INVALID_USAGE; nothing has happened then.
+ *  - CCL_UNHANDLED_CUDA_ERROR: a call of CUDA failed, or there is no driver. CCL_INVALID_USAGE, with a
+ *    message that says so: the library is built without the feature `cuda`.
+ *  - What goes wrong after a call has returned comes by ccl_comm_get_async_error(). Streams go on then,
+ *    and what they find in `recv` is worth nothing.
+ *  - The deadline of a call counts from when its stream has come to it.
+ *  - blocking = 0 makes no difference to them, except that they are CCL_INVALID_USAGE as long as
+ *    something else is CCL_IN_PROGRESS.
+ *  - In a group they are put on their streams at its end. Sends and receives of a group progress
+ *    together. Calls of one communicator on several streams begin when all these streams have come to
+ *    them, and all these streams wait for all of them. Calls on memory of the host and of a device on
+ *    one communicator do not fit into one group (CCL_INVALID_USAGE at its end), nor do any of a device
+ *    into ccl_group_simulate_end().
+ *  - ccl_comm_finalize() and ccl_comm_destroy() wait until the streams have come to all calls and these
+ *    are done; if a stream does not come to its call within the communicator's timeout, the call ends
+ *    with CCL_TIMEOUT. ccl_comm_destroy() also frees what was pinned, which waits for all streams of the
+ *    device; after the timeout that is left to the background. ccl_comm_abort() leaves it to the
+ *    background at once and waits for nothing. In all of these cases streams go on.                     */
+
+ccl_result_t ccl_cuda_allreduce(const void *send, void *recv, size_t count,
+                                ccl_datatype_t datatype, ccl_redop_t op, ccl_comm_t comm,
+                                void *stream);
+ccl_result_t ccl_cuda_allgather(const void *send, void *recv, size_t count,
+                                ccl_datatype_t datatype, ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_reducescatter(const void *send, void *recv, size_t count,
+                                    ccl_datatype_t datatype, ccl_redop_t op, ccl_comm_t comm,
+                                    void *stream);
+ccl_result_t ccl_cuda_broadcast(const void *send, void *recv, size_t count,
+                                ccl_datatype_t datatype, int root, ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_reduce(const void *send, void *recv, size_t count, ccl_datatype_t datatype,
+                             ccl_redop_t op, int root, ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_alltoall(const void *send, void *recv, size_t count,
+                               ccl_datatype_t datatype, ccl_comm_t comm, void *stream);
+
+/* The arrays are memory of the host. What a rank sends and receives must fit into
+ * R2CCL_CUDA_STAGING_BYTES together (else CCL_INVALID_ARGUMENT on this rank): nobody knows all counts, so
+ * the call is not cut. */
+ccl_result_t ccl_cuda_alltoallv(const void *send, const size_t *send_counts,
+                                const size_t *send_displacements, void *recv,
+                                const size_t *recv_counts, const size_t *recv_displacements,
+                                ccl_datatype_t datatype, ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_gather(const void *send, void *recv, size_t count, ccl_datatype_t datatype,
+                             int root, ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_scatter(const void *send, void *recv, size_t count, ccl_datatype_t datatype,
+                              int root, ccl_comm_t comm, void *stream);
+
+/* The stream goes on when the streams of all ranks have come to it. */
+ccl_result_t ccl_cuda_barrier(ccl_comm_t comm, void *stream);
+
+/* The stream waits for the peer: messages in both directions belong into a group. More than two large
+ * messages per rank in one group may not fit into R2CCL_CUDA_STAGING_BYTES (CCL_INVALID_ARGUMENT). */
+ccl_result_t ccl_cuda_send(const void *send, size_t count, ccl_datatype_t datatype, int peer,
+                           ccl_comm_t comm, void *stream);
+ccl_result_t ccl_cuda_recv(void *recv, size_t count, ccl_datatype_t datatype, int peer,
+                           ccl_comm_t comm, void *stream);
 
 /* ---- Reductions of the user ----------------------------------------------------------------- */
 

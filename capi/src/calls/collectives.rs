@@ -1,23 +1,27 @@
-//! Collectives and point-to-point calls, each in its blocking and its non-blocking form.
+//! Collectives and point-to-point calls, each in its blocking and its non-blocking form, and on memory of
+//! CUDA devices.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-use ccl::{Collective, Error, Operation};
+use ccl::{Collective, Error, OperationOn};
 
 use super::{entry_in_group, place};
 use crate::abi::{CommHandle, RequestHandle};
-use crate::arguments::{Call, Place, RaggedCall, Slot, bytes, datatype as checked_datatype, rank};
-use crate::arguments::{source, target};
+use crate::arguments::{
+    Buffer, Call, Place, RaggedCall, Slot, bytes, datatype as checked_datatype, rank,
+};
 use crate::calls::requests::{REQUESTS, Started};
-use crate::group::{self, submit};
+use crate::device;
+use crate::group::{self, submit, submit_on_device};
 use crate::member::Member;
 use crate::outcome::{Status, on};
 
-/// Exports a blocking and a non-blocking function with the same arguments.
+/// Exports a blocking and a non-blocking function, and one for devices, with the same arguments.
 macro_rules! operations {
-    ($($blocking:ident, $starting:ident ($($name:ident: $kind:ty),*) = $operation:expr;)*) => {$(
+    ($($blocking:ident, $starting:ident, $on_device:ident
+       ($($name:ident: $kind:ty),*) = $operation:expr;)*) => {$(
         /// See the header.
         ///
         /// # Safety
@@ -27,7 +31,9 @@ macro_rules! operations {
         #[unsafe(no_mangle)]
         #[allow(clippy::too_many_arguments, reason = "the signature is the header's")]
         pub unsafe extern "C" fn $blocking($($name: $kind,)* comm: CommHandle) -> c_int {
-            run(stringify!($blocking), comm, $operation)
+            let operation = $operation;
+            // SAFETY: the caller's promise.
+            unsafe { run(stringify!($blocking), comm, operation) }
         }
 
         /// See the header.
@@ -42,9 +48,29 @@ macro_rules! operations {
             comm: CommHandle,
             request: *mut RequestHandle,
         ) -> c_int {
+            let operation = $operation;
             // SAFETY: the caller's promise about `request`.
             let request = unsafe { Slot::at("request", request) };
-            start(stringify!($starting), comm, request, $operation)
+            // SAFETY: the caller's promise.
+            unsafe { start(stringify!($starting), comm, request, operation) }
+        }
+
+        /// See the header.
+        ///
+        /// # Safety
+        ///
+        /// Arrays are as large as the header says, and buffers are, where they are memory of a device; they
+        /// are left to the library until the stream has come past the call. The stream exists until then.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the signature is the header's")]
+        pub unsafe extern "C" fn $on_device(
+            $($name: $kind,)*
+            comm: CommHandle,
+            stream: *mut c_void,
+        ) -> c_int {
+            let operation = $operation;
+            // SAFETY: the caller's promise.
+            unsafe { enqueue(stringify!($on_device), comm, stream, operation) }
         }
     )*};
 }
@@ -57,102 +83,92 @@ type Target = *mut c_void;
 type Counts = *const usize;
 
 operations! {
-    ccl_allreduce, ccl_iallreduce
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place| {
-            let call = Call::new(Collective::AllReduce, count, datatype).op(op);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_allreduce, ccl_iallreduce, ccl_cuda_allreduce
+        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place: Place<'_>| {
+            Call::new(Collective::AllReduce, count, datatype).op(op).on(send, recv, place)
         };
-    ccl_allgather, ccl_iallgather
-        (send: Source, recv: Target, count: usize, datatype: c_int) = |place| {
-            let call = Call::new(Collective::AllGather, count, datatype);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_allgather, ccl_iallgather, ccl_cuda_allgather
+        (send: Source, recv: Target, count: usize, datatype: c_int) = |place: Place<'_>| {
+            Call::new(Collective::AllGather, count, datatype).on(send, recv, place)
         };
-    ccl_reducescatter, ccl_ireducescatter
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place| {
-            let call = Call::new(Collective::ReduceScatter, count, datatype).op(op);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_reducescatter, ccl_ireducescatter, ccl_cuda_reducescatter
+        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place: Place<'_>| {
+            Call::new(Collective::ReduceScatter, count, datatype).op(op).on(send, recv, place)
         };
-    ccl_broadcast, ccl_ibroadcast
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place| {
-            let call = Call::new(Collective::Broadcast, count, datatype).root(root);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_broadcast, ccl_ibroadcast, ccl_cuda_broadcast
+        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
+            Call::new(Collective::Broadcast, count, datatype).root(root).on(send, recv, place)
         };
-    ccl_reduce, ccl_ireduce
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int, root: c_int) = |place| {
-            let call = Call::new(Collective::Reduce, count, datatype).op(op).root(root);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_reduce, ccl_ireduce, ccl_cuda_reduce
+        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int, root: c_int) =
+        |place: Place<'_>| {
+            Call::new(Collective::Reduce, count, datatype).op(op).root(root).on(send, recv, place)
         };
-    ccl_alltoall, ccl_ialltoall
-        (send: Source, recv: Target, count: usize, datatype: c_int) = |place| {
-            let call = Call::new(Collective::AllToAll, count, datatype);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_alltoall, ccl_ialltoall, ccl_cuda_alltoall
+        (send: Source, recv: Target, count: usize, datatype: c_int) = |place: Place<'_>| {
+            Call::new(Collective::AllToAll, count, datatype).on(send, recv, place)
         };
-    ccl_alltoallv, ccl_ialltoallv
+    ccl_alltoallv, ccl_ialltoallv, ccl_cuda_alltoallv
         (send: Source, send_counts: Counts, send_displacements: Counts,
          recv: Target, receive_counts: Counts, receive_displacements: Counts,
-         datatype: c_int) = |place| {
+         datatype: c_int) = |place: Place<'_>| {
             let call = RaggedCall {
                 send_counts, send_displacements, receive_counts, receive_displacements, datatype,
             };
             // SAFETY: the caller's promise.
             unsafe { call.on(send, recv, place) }
         };
-    ccl_gather, ccl_igather
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place| {
-            let call = Call::new(Collective::Gather, count, datatype).root(root);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_gather, ccl_igather, ccl_cuda_gather
+        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
+            Call::new(Collective::Gather, count, datatype).root(root).on(send, recv, place)
         };
-    ccl_scatter, ccl_iscatter
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place| {
-            let call = Call::new(Collective::Scatter, count, datatype).root(root);
-            // SAFETY: the caller's promise.
-            unsafe { call.on(send, recv, place) }
+    ccl_scatter, ccl_iscatter, ccl_cuda_scatter
+        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
+            Call::new(Collective::Scatter, count, datatype).root(root).on(send, recv, place)
         };
-    ccl_barrier, ccl_ibarrier () = |_| Ok(Operation::Barrier);
-    ccl_send, ccl_isend
-        (send: Source, count: usize, datatype: c_int, peer: c_int) = |place| {
+    ccl_barrier, ccl_ibarrier, ccl_cuda_barrier () = |_: Place<'_>| Ok(OperationOn::Barrier);
+    ccl_send, ccl_isend, ccl_cuda_send
+        (send: Source, count: usize, datatype: c_int, peer: c_int) = |place: Place<'_>| {
             let peer = rank("peer", peer, place.size)?;
             let bytes = bytes(count, 1, checked_datatype(datatype)?)?;
-            // SAFETY: the caller's promise.
-            let data = unsafe { source("send", send, bytes) }?;
-            Ok(Operation::Send { peer, data })
+            Ok(OperationOn::Send { peer, data: Buffer::source("send", send, bytes)? })
         };
-    ccl_recv, ccl_irecv
-        (recv: Target, count: usize, datatype: c_int, peer: c_int) = |place| {
+    ccl_recv, ccl_irecv, ccl_cuda_recv
+        (recv: Target, count: usize, datatype: c_int, peer: c_int) = |place: Place<'_>| {
             let peer = rank("peer", peer, place.size)?;
             let bytes = bytes(count, 1, checked_datatype(datatype)?)?;
-            // SAFETY: the caller's promise.
-            let data = unsafe { target("recv", recv, bytes) }?;
-            Ok(Operation::Receive { peer, data })
+            Ok(OperationOn::Receive { peer, data: Buffer::target("recv", recv, bytes)? })
         };
 }
 
 /// The blocking form: outside a group, runs the operation; inside, collects it.
-fn run(
+///
+/// # Safety
+///
+/// The buffers of the operation are memory of the host that is left to the library until it is done.
+unsafe fn run(
     function: &str,
     comm: CommHandle,
-    operation: impl FnOnce(Place<'_>) -> Result<Operation<'static>, Error>,
+    operation: impl FnOnce(Place<'_>) -> Result<OperationOn<Buffer>, Error>,
 ) -> c_int {
     let collect_or_run = |member: &Arc<Member>| {
         let operation = operation(place(member, member.communicator()?))?;
-        submit(member, operation)
+        // SAFETY: the caller's promise.
+        submit(member, operation.map(|buffer| unsafe { buffer.on_host() }))
     };
     entry_in_group(function, || on(function, comm, collect_or_run))
 }
 
 /// The non-blocking form.
-fn start(
+///
+/// # Safety
+///
+/// As for [`run`].
+unsafe fn start(
     function: &str,
     comm: CommHandle,
     request: Result<Slot<RequestHandle>, Error>,
-    operation: impl FnOnce(Place<'_>) -> Result<Operation<'static>, Error>,
+    operation: impl FnOnce(Place<'_>) -> Result<OperationOn<Buffer>, Error>,
 ) -> c_int {
     let begin = |member: &Arc<Member>| {
         let request = request?;
@@ -161,10 +177,34 @@ fn start(
             return Err(Error::InvalidUsage("a non-blocking form inside a group".into()));
         }
         let communicator = member.ready()?;
-        let pending = communicator.start(operation(place(member, communicator))?)?;
+        let operation = operation(place(member, communicator))?;
+        // SAFETY: the caller's promise.
+        let pending = communicator.start(operation.map(|buffer| unsafe { buffer.on_host() }))?;
         let started = Started { pending, member: Arc::clone(member) };
         request.put(without_provenance_mut(REQUESTS.insert(Arc::new(started))));
         Ok(Status::Done)
     };
     entry_in_group(function, || on(function, comm, begin))
+}
+
+/// The form for memory of a device: outside a group, puts the operation on the stream; inside, collects it.
+///
+/// # Safety
+///
+/// The stream is null or one that exists until it has come past the operation. Where there is memory of a
+/// device at the start of a buffer, all of it is, and is left to the library until then.
+unsafe fn enqueue(
+    function: &str,
+    comm: CommHandle,
+    stream: *mut c_void,
+    operation: impl FnOnce(Place<'_>) -> Result<OperationOn<Buffer>, Error>,
+) -> c_int {
+    let collect_or_enqueue = |member: &Arc<Member>| {
+        let communicator = member.ready()?;
+        let operation = operation(place(member, communicator))?;
+        // SAFETY: the caller's promise.
+        let call = unsafe { device::Call::new(&member.device, communicator, operation, stream) }?;
+        submit_on_device(member, call)
+    };
+    entry_in_group(function, || on(function, comm, collect_or_enqueue))
 }

@@ -153,11 +153,12 @@ pub extern "C" fn ccl_comm_set_timeout(comm: CommHandle, timeout_ms: c_int) -> c
 pub extern "C" fn ccl_comm_finalize(comm: CommHandle) -> c_int {
     const NAME: &str = "ccl_comm_finalize";
     let finalize = |member: &Arc<Member>| {
-        let communicator = member.ready()?.clone();
+        member.ready()?;
         if !member.begin_end() {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));
         }
-        perform(member, move || communicator.finalize())
+        let owner = Arc::clone(member);
+        perform(member, move || owner.finalize())
     };
     entry_in_group(NAME, || on(NAME, comm, finalize))
 }
@@ -313,11 +314,18 @@ fn end(member: &Arc<Member>) -> Outcome {
     for registration in std::mem::take(&mut *locked(&member.registrations)).into_values() {
         communicator.deregister(registration)?;
     }
-    if !member.begin_end() {
+    let is_first_end = member.begin_end();
+    if !is_first_end && !member.device.is_used() {
         return Ok(Status::Done);
     }
+    let owner = Arc::clone(member);
+    let finish = move || {
+        let finalized = if is_first_end { owner.finalize() } else { Ok(()) };
+        owner.release_device();
+        finalized
+    };
     // Nobody can ask for the end of background work: the handle is gone.
-    perform(member, move || communicator.finalize()).map(|_| Status::Done)
+    perform(member, finish).map(|_| Status::Done)
 }
 
 /// Takes back a handle that the program shall not see.

@@ -31,7 +31,7 @@ impl Workshop {
         let mut compiler = Command::new("cc");
         compiler.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"]);
         compiler.arg("-I").arg(include_folder()).arg(source).arg("-o").arg(&program);
-        compiler.arg(&self.library).arg("-lpthread");
+        compiler.arg(&self.library).args(["-lpthread", "-ldl"]);
         compiler.arg(format!("-Wl,-rpath,{}", self.folder.path().display()));
         succeeded(&mut compiler);
         program
