@@ -5,8 +5,8 @@ use std::env;
 use std::ffi::{CString, c_char};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use libloading::os::unix::{Library, Symbol};
 
@@ -46,8 +46,24 @@ fn out<T>(place: &mut T) -> u64 {
     std::ptr::from_mut(place).expose_provenance() as u64
 }
 
-/// A thread with the context of device 0.
-fn start() {
+/// Nothing else may wait for the device while streams of it are captured.
+static CAPTURE: RwLock<()> = RwLock::new(());
+
+/// A thread with the context of device 0, in which nobody captures.
+fn start() -> RwLockReadGuard<'static, ()> {
+    let calm = CAPTURE.read().unwrap_or_else(PoisonError::into_inner);
+    bind();
+    calm
+}
+
+/// A thread with the context of device 0, which has it for itself.
+fn start_alone() -> RwLockWriteGuard<'static, ()> {
+    let alone = CAPTURE.write().unwrap_or_else(PoisonError::into_inner);
+    bind();
+    alone
+}
+
+fn bind() {
     must!("cuInit", 0);
     let mut context = 0u64;
     must!("cuDevicePrimaryCtxRetain", out(&mut context), 0);
@@ -118,7 +134,7 @@ fn launch(function: u64, (grid, block): (u32, u32), stream: u64, arguments: [u64
 
 #[test]
 fn the_default_stream_and_others_take_turns() {
-    start();
+    let _calm = start();
     let ((gate, opened), (count, counted)) = (word(), word());
     let (blocking, free, done) = (stream(0), stream(1), event(2));
     assert_eq!(launch(function("wait"), (1, 1), blocking, [gate, count]), OK);
@@ -139,7 +155,7 @@ fn the_default_stream_and_others_take_turns() {
 
 #[test]
 fn branches_of_a_graph_run_side_by_side() {
-    start();
+    let _alone = start_alone();
     let ((a, there), (b, _)) = (word(), word());
     let (origin, branch) = (stream(1), stream(1));
     let (forked, joined) = (event(2), event(2));
@@ -171,7 +187,7 @@ fn branches_of_a_graph_run_side_by_side() {
 
 #[test]
 fn launches_that_cannot_be_are_refused() {
-    start();
+    let _calm = start();
     let (kernel, (gate, _)) = (function("meet"), word());
     let refused = |shape| launch(kernel, shape, 0, [gate, gate]);
     assert_eq!(refused((0, 1)), INVALID_VALUE);
@@ -191,7 +207,7 @@ fn launches_that_cannot_be_are_refused() {
 
 #[test]
 fn texts_that_cannot_be_loaded_are_refused() {
-    start();
+    let _calm = start();
     assert_eq!(load(".version 8.0\n.nonsense"), Err(218));
     assert_eq!(load(".version 9.1\n"), Err(222));
     assert_eq!(load("\x7fELF"), Err(209));
@@ -209,7 +225,7 @@ fn texts_that_cannot_be_loaded_are_refused() {
 
 #[test]
 fn functions_and_pointers_are_described() {
-    start();
+    let _calm = start();
     let (kernel, mut value) = (function("meet"), 0u32);
     let mut attribute = |number: u32| {
         must!("cuFuncGetAttribute", out(&mut value), number, kernel);
@@ -240,7 +256,7 @@ extern "C" fn count(word: &AtomicU32) {
 
 #[test]
 fn functions_of_the_host_run_in_order() {
-    start();
+    let _calm = start();
     let ((gate, opened), (unused, _)) = (word(), word());
     let (stream, (argument, counted)) = (stream(1), word());
     assert_eq!(launch(function("wait"), (1, 1), stream, [gate, unused]), OK);
@@ -272,7 +288,7 @@ struct Handle([u8; 64]);
 
 #[test]
 fn events_reach_other_processes() {
-    start();
+    let _calm = start();
     if let Ok(text) = env::var(HANDLE) {
         return wait_for_event(&text);
     }
