@@ -29,8 +29,8 @@ pub struct DomainConfig {
     /// `R2CCL_IB_HCA` admits; or names, separated by commas: of RDMA devices (`mlx5_0`, `mlx5_0:1`), and
     /// of interfaces or addresses, which get software devices; or a filter as in `R2CCL_NIC` that begins
     /// with `^` or `=`. An interface goes before an RDMA device of the same name, which can be named with
-    /// its port. A rail has devices of the same kind at both ends. Behind the default one the order does not
-    /// matter: backups are tried by their distance from it, then by capacity.
+    /// its port. A rail has devices of the same kind at both ends. Backups are tried by
+    /// their distance from the default one, then by capacity, and in this order where both are equal.
     pub devices: String,
     /// Queue pairs with atomics that the domain serves over its life, at most; further ones cannot be
     /// made.
