@@ -2,6 +2,7 @@
 """What queue pairs that survive their NIC cost, and what they carry over time.
 
     tests/measure/vqp.py cost [--sizes 16,64,4K,64K,1M] [--rounds 5]
+    tests/measure/vqp.py batches [--rounds 5]
     tests/measure/vqp.py latency [--sizes 1,2,4,8,16] [--rounds 5]
     tests/measure/vqp.py verbs
     tests/measure/vqp.py failover [--fault FAULT] [--rounds 3] -- FLAGS
@@ -10,6 +11,9 @@
 
 `cost` measures each size with every evidence beside a plain queue pair (`off`), all in turns in every
 round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round.
+
+`batches` posts 64 requests together, 16 compare-and-swaps with three reads behind each, and prints how long a batch
+takes.
 
 `latency` is `ib_write_lat` with small messages: median, and mean and standard deviation, of the middle round. `verbs`
 tells what single calls cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long
@@ -62,6 +66,9 @@ def arguments() -> argparse.Namespace:
     cost.add_argument("--rounds", type=int, default=5)
     cost.add_argument("--duration", default="500ms", help="of each bandwidth")
     cost.add_argument("--iterations", type=int, default=3000, help="of each latency")
+    batches = commands.add_parser("batches")
+    batches.add_argument("--rounds", type=int, default=5)
+    batches.add_argument("--iterations", type=int, default=300, help="batches of each latency")
     latency = commands.add_parser("latency")
     latency.add_argument("--sizes", default="1,2,4,8,16")
     latency.add_argument("--rounds", type=int, default=5)
@@ -153,6 +160,17 @@ def cost(options: argparse.Namespace) -> None:
         for name, numbers in found.items():
             if test in name:
                 print(f"| {name} | " + " | ".join(cells(numbers)) + " |")
+
+
+def batches(options: argparse.Namespace) -> None:
+    """Prints what each evidence costs where requests are posted together."""
+    found: dict[str, dict[str, list[float]]] = {}
+    name = "16 compare-and-swaps, three reads behind each"
+    flags = ["-A", "CMP_AND_SWAP", "--batch", "16", "--reads", "3", "-n", str(options.iterations)]
+    for _ in range(options.rounds):
+        measure(options, found, ("vqp_atomic_lat", flags, LATENCY_COLUMN), name)
+    print("| µs of a batch, median | " + " | ".join(EVIDENCES) + " |\n|" + "---|" * (len(EVIDENCES) + 1))
+    print(f"| {name} | " + " | ".join(cells(found[name])) + " |")
 
 
 def cells(numbers: dict[str, list[float]]) -> list[str]:
@@ -269,5 +287,6 @@ def draw(options: argparse.Namespace, curves: dict[str, list[dict]]) -> None:
 if __name__ == "__main__":
     chosen = arguments()
     {
-        "cost": cost, "latency": latency, "verbs": verbs, "failover": failover, "memory": memory, "timeline": timeline
+        "cost": cost, "batches": batches, "latency": latency, "verbs": verbs, "failover": failover,
+        "memory": memory, "timeline": timeline,
     }[chosen.command](chosen)  # fmt: skip

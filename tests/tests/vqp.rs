@@ -162,6 +162,11 @@ fn all_sizes_and_several_queue_pairs_are_right() {
     assert_eq!(odd.rows()[0][..2], ["7", "300"]);
     let swaps = run(ATOMIC_LAT, "--local -A CMP_AND_SWAP -n 200 --evidence log").check();
     assert_eq!(swaps.rows()[0][..2], ["8", "200"]);
+    for evidence in EVIDENCES {
+        let line =
+            format!("--local -A CMP_AND_SWAP --batch 16 --reads 3 -n 20 --evidence {evidence}");
+        assert_eq!(run(ATOMIC_LAT, &line).check().rows()[0][..2], ["8", "320"], "{evidence}");
+    }
 }
 
 /// Every operation goes on where its evidence says so, whichever end fails and however it shows.

@@ -41,6 +41,9 @@ impl EvidenceChoice {
     }
 }
 
+/// Atomics of a batch, and reads behind each.
+const MOST_OF_A_BATCH: u64 = 128;
+
 /// What the command line says.
 #[derive(Clone, Debug, Parser)]
 #[command(
@@ -89,6 +92,12 @@ pub struct Arguments {
         value_name = "TYPE"
     )]
     pub atomic: AtomicType,
+    /// Atomics that are posted together and timed as one, each with its reads behind it; vqp_atomic_lat only
+    #[arg(long, default_value_t = 1, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=MOST_OF_A_BATCH), value_name = "N")]
+    pub batch: usize,
+    /// Reads of 8 bytes behind each atomic, of other words; vqp_atomic_lat only
+    #[arg(long, default_value_t = 0, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(0..=MOST_OF_A_BATCH), value_name = "N")]
+    pub reads: usize,
     /// Bandwidths in Gb/s, not in MiB/s
     #[arg(long = "report_gbits", visible_alias = "report-gbits")]
     pub report_gbits: bool,

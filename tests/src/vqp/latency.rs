@@ -1,6 +1,6 @@
-//! The initiator of a latency test: one operation at a time.
+//! The initiator of a latency test: one operation at a time, or one batch of atomics.
 
-use ccl::vqp::{Completion, Operation, WorkId, WorkRequest};
+use ccl::vqp::{Completion, Memory, Operation, WorkId, WorkRequest};
 
 use super::data::Slots;
 use super::meet::{Ends, stuck, succeeded, unsuccessful};
@@ -13,6 +13,8 @@ use crate::error::Failure;
 /// The word that atomics work on, in the memory of the responder.
 pub(super) const WORD_OFFSET: usize = 0;
 const WORD_BYTES: usize = 8;
+/// What stands in the words behind it, with their number.
+const DATA: u64 = 1 << 40;
 
 /// What an end sends, and where it is answered.
 pub(super) fn places(bytes: usize) -> [Slots; 2] {
@@ -54,7 +56,8 @@ pub fn initiate(ends: &mut Ends, plan: &Plan, bytes: usize, meter: &mut Meter) -
         };
         seconds.push((meter.now_s() - before_s) * share);
     }
-    let posted = vec![seconds.len() as u64];
+    let of_a_sample = if plan.test == Test::AtomicLatency { plan.batch as u64 } else { 1 };
+    let posted = vec![seconds.len() as u64 * of_a_sample];
     Ok(Row { bytes, posted, speed: Speed::Latency(seconds) })
 }
 
@@ -86,28 +89,55 @@ pub(super) fn write(ends: &mut Ends, number: u64, [outgoing, incoming]: [Slots; 
     post(ends, number, Operation::Write { source, target })
 }
 
-/// One atomic, whose result must be that of the one before.
-fn count_up(ends: &mut Ends, plan: &Plan, number: u64, meter: &mut Meter) -> Outcome<()> {
-    let result = ends.region.segment(WORD_OFFSET, WORD_BYTES);
-    let target = ends.theirs.at(WORD_OFFSET as u64);
-    let before = number - 1;
-    post(
-        ends,
-        number,
-        match plan.atomic {
-            AtomicType::FetchAndAdd => Operation::FetchAdd { result, target, addend: 1 },
-            AtomicType::CompareAndSwap => {
-                Operation::CompareAndSwap { result, target, expected: before, new: number }
-            }
-        },
-    )?;
-    wait_for(ends, (plan, number), meter, |_| true)?;
-    meter.count(1, WORD_BYTES as u64, ends.pairs[0].active_rail());
-    let seen = ends.region.memory().load(WORD_OFFSET);
-    if seen == before {
-        return Ok(());
+/// The words behind it, which are read, as a transaction reads what it has locked.
+pub(super) fn fill_words(memory: &Memory, plan: &Plan) {
+    for read in 1..=plan.reads {
+        memory.store(WORD_OFFSET + read * WORD_BYTES, DATA + read as u64);
     }
-    Err(Failure::Results(format!("atomic {number} found {seen}, not {before}")))
+}
+
+/// A batch of atomics with reads behind them. The result of each must be that of the atomic before.
+/// `number` counts batches from 1.
+fn count_up(ends: &mut Ends, plan: &Plan, number: u64, meter: &mut Meter) -> Outcome<()> {
+    let (batch, requests) = (plan.batch as u64, plan.batch_requests());
+    let (first_atomic, first) = ((number - 1) * batch + 1, (number - 1) * requests as u64 + 1);
+    let atomic = |request| first_atomic + (request / (1 + plan.reads)) as u64;
+    let read = |request| request % (1 + plan.reads);
+    for (request, id) in (0..requests).zip(first..) {
+        let own = ends.region.segment(WORD_OFFSET + request * WORD_BYTES, WORD_BYTES);
+        let theirs = ends.theirs.at((WORD_OFFSET + read(request) * WORD_BYTES) as u64);
+        let operation = match (read(request), plan.atomic) {
+            (0, AtomicType::FetchAndAdd) => {
+                Operation::FetchAdd { result: own, target: theirs, addend: 1 }
+            }
+            (0, AtomicType::CompareAndSwap) => Operation::CompareAndSwap {
+                result: own,
+                target: theirs,
+                expected: atomic(request) - 1,
+                new: atomic(request),
+            },
+            (_, AtomicType::FetchAndAdd | AtomicType::CompareAndSwap) => {
+                Operation::Read { target: own, source: theirs }
+            }
+        };
+        post(ends, id, operation)?;
+    }
+    wait_for(ends, (plan, first + requests as u64 - 1), meter, |_| true)?;
+    meter.count(requests as u64, (requests * WORD_BYTES) as u64, ends.pairs[0].active_rail());
+    for request in 0..requests {
+        let own = WORD_OFFSET + request * WORD_BYTES;
+        let seen = ends.region.memory().load(own);
+        let (what, right) = match read(request) {
+            0 => ("", atomic(request) - 1),
+            read => ("a read behind ", DATA + read as u64),
+        };
+        if seen != right {
+            let text = format!("{what}atomic {} found {seen}, not {right}", atomic(request));
+            return Err(Failure::Results(text));
+        }
+        ends.region.memory().store(own, 0);
+    }
+    Ok(())
 }
 
 fn post(ends: &mut Ends, number: u64, operation: Operation) -> Outcome<()> {

@@ -99,6 +99,10 @@ pub struct Plan {
     pub faults: String,
     /// Which atomic.
     pub atomic: AtomicType,
+    /// Atomics that are timed together.
+    pub batch: usize,
+    /// Reads behind each of them.
+    pub reads: usize,
     /// Whether both ends sleep where there is nothing to do.
     pub events: bool,
     /// See [`Terms::silence`].
@@ -131,6 +135,8 @@ impl Plan {
             evidence: arguments.evidence.name().to_owned(),
             faults: arguments.faults.join(";"),
             atomic: arguments.atomic,
+            batch: arguments.batch,
+            reads: arguments.reads,
             events: arguments.events,
             silence: arguments.silence,
             patience: arguments.patience,
@@ -161,10 +167,17 @@ impl Plan {
             ..Limits::default()
         };
         // A latency test has its request, the answer, and the next request before both are reaped.
-        let sends = if self.test.is_latency() { 16 } else { self.tx_depth };
+        let sends =
+            if self.test.is_latency() { self.batch_requests().max(16) } else { self.tx_depth };
         let receives = if self.test == Test::SendBandwidth { self.rx_depth } else { 0 };
         let evidence = Evidence::ALL.into_iter().find(|one| one.name() == self.evidence);
         Terms { evidence, depth: Depth { sends, receives }, silence: self.silence, limits }
+    }
+
+    /// Requests of a batch of atomics, each with a word of its own for its result.
+    #[must_use]
+    pub fn batch_requests(&self) -> usize {
+        self.batch * (1 + self.reads)
     }
 
     /// Operations of one queue pair that are on the way at a time, each with a slot of its own.
@@ -190,7 +203,7 @@ impl Plan {
         let needed = |&bytes: &usize| bytes * self.slots(bytes).max(self.receive_slots(bytes));
         let most = self.sizes.iter().map(needed).max().unwrap_or(0);
         // A latency test sends from one half and is answered in the other; words are aligned.
-        (2 * most).next_multiple_of(4 * WORD).max(4 * WORD)
+        (2 * most).max(self.batch_requests() * WORD).next_multiple_of(4 * WORD)
     }
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::arguments::Arguments;
 use super::data::Slots;
-use super::latency::{CHECKED_BYTES, WORD_OFFSET, places, write};
+use super::latency::{CHECKED_BYTES, WORD_OFFSET, fill_words, places, write};
 use super::local;
 use super::meet::{Ends, Role, stuck, succeeded, unsuccessful};
 use super::plan::{Plan, Test};
@@ -117,7 +117,10 @@ impl<'a> Row<'a> {
                     outgoing.fill(&memory);
                     incoming.clear(&memory);
                 }
-                Test::AtomicLatency => memory.store(WORD_OFFSET, 0),
+                Test::AtomicLatency => {
+                    memory.store(WORD_OFFSET, 0);
+                    fill_words(&memory, self.plan);
+                }
             }
         }
         Ok(())
