@@ -16,6 +16,9 @@ const STEPS: u32 = 160;
 const FIRST_TOKEN: f64 = 5.0;
 const PER_TOKEN: f64 = 0.4;
 
+/// A server is saturated where 1 of 100 requests waits so many times longer than at an idle one.
+const KNEE: f64 = 2.0;
+
 /// The step of generation at which a failure is injected in figure 14.
 const STEP_OF_FAILURE: u32 = 800;
 
@@ -53,11 +56,29 @@ impl Sweep {
         self.capacity(Reaction::Repair, is_good) / self.capacity(over, is_good)
     }
 
-    /// The shares that a failure adds to percentiles of the time to the first token, at all rates before saturation.
+    /// The shares that a failure in the middle adds to percentiles of the time to the first token, at all rates with
+    /// which the limit is kept.
     fn added(&self) -> Vec<f64> {
         let until = self.capacity(Reaction::NoFailure, |served| served.first(99) <= FIRST_TOKEN);
-        let pairs = self.of(Reaction::Repair).iter().zip(self.of(Reaction::NoFailure));
-        let before = pairs.zip(&self.rates).filter(|(_, rate)| **rate <= until);
+        self.longer(self.of(Reaction::Repair), until)
+    }
+
+    /// The same for requests that all come after the failure, at all rates before saturation.
+    fn added_when_steady(&self) -> Vec<f64> {
+        let idle = self.of(Reaction::NoFailure)[0].first(99);
+        let until = self.capacity(Reaction::NoFailure, |served| served.first(99) <= KNEE * idle);
+        let mut server = self.server.clone();
+        server.load.failure_at = -1.0;
+        let serve = |rate: &f64| server.serve(&self.cluster, *rate, 1, Reaction::Repair);
+        let served: Vec<Served> = self.rates.par_iter().map(serve).collect();
+        self.longer(&served, until)
+    }
+
+    /// By which shares percentiles of the time to the first token are longer than without a failure, at all rates up to
+    /// `until`.
+    fn longer(&self, served: &[Served], until: f64) -> Vec<f64> {
+        let pairs = served.iter().zip(self.of(Reaction::NoFailure)).zip(&self.rates);
+        let before = pairs.filter(|(_, rate)| **rate <= until);
         let added = before.flat_map(|((repaired, whole), _)| {
             [50, 95, 99].map(|percent| repaired.first(percent) / whole.first(percent) - 1.0)
         });
@@ -71,10 +92,16 @@ pub(super) fn part() -> Result<Part, String> {
     let each = |of: &dyn Fn(&Sweep) -> f64| sweeps.iter().map(of).collect::<Vec<f64>>();
     let caveat = "first: 70B, prefill and decode apart; second: 405B in a pipeline";
     let mean = |sweep: &Sweep| Summary::of(&sweep.added()).mean;
+    let steady = |sweep: &Sweep| Summary::of(&sweep.added_when_steady()).most;
     let most = |sweep: &Sweep| Summary::of(&sweep.added()).most;
     for (what, readings, caveat) in [
         ("on average over all rates", each(&mean), caveat),
-        ("at most", each(&most), "a moment decides which batch a request is in, near saturation"),
+        ("at most, of requests after it and before saturation", each(&steady), caveat),
+        (
+            "at most, of all requests",
+            [each(&most), each(&steady)].concat(),
+            "70B: one request was under way and waited for the repair, 3.5 beside 81 ms; 405B: at 2.3 requests per second a moment decides which batch a request is in; then those of the row above",
+        ),
     ] {
         rows.push(Row::new(
             ("11", format!("one NIC lost adds to the time to the first token, {what}")),
@@ -227,9 +254,8 @@ mod tests {
     use crate::report::tests::missed;
 
     #[test]
-    fn figures_of_serving_are_as_expected_but_one() {
+    fn figures_of_serving_are_as_expected() {
         let (rows, _) = part().unwrap();
-        let batches = "one NIC lost adds to the time to the first token, at most";
-        assert_eq!(missed(&rows), [batches]);
+        assert!(missed(&rows).is_empty(), "{:?}", missed(&rows));
     }
 }
