@@ -1,6 +1,7 @@
 //! Groups of ranks and the calls on them.
 
-use std::path::Path;
+mod core;
+
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -15,21 +16,21 @@ use ccl_core::tuning::Tuning;
 use ccl_transport::clock;
 use ccl_transport::wait::Ladder;
 
-use crate::bootstrap::{Control, ControlEvent, Listener, UniqueId, rendezvous};
+use self::core::{Core, announce, nanoseconds};
+use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
-use crate::engine::{Engine, Limits, Watch};
+use crate::engine::{Engine, Watch};
 use crate::environment::Environment;
 use crate::executor::Executor;
-use crate::guardian::{Found, Guardian};
+use crate::guardian::Guardian;
 use crate::health::{Health, HealthBoard};
 use crate::operation::Operation;
 use crate::plans::Planner;
-use crate::recorder::Dump;
 use crate::setup;
 use crate::split;
-use crate::timeline::{RailRecord, Timeline};
+use crate::timeline::RailRecord;
 
 /// One member of a group of ranks. Clones are the same member.
 ///
@@ -47,25 +48,6 @@ struct Handle {
     core: Arc<Core>,
     driver: Mutex<Option<JoinHandle<()>>>,
     guardian: Mutex<Option<Guardian>>,
-}
-
-#[derive(Debug)]
-struct Core {
-    rank: Rank,
-    size: u32,
-    config: Config,
-    control: Control,
-    queue: Queue,
-    engine: Mutex<Engine>,
-    timeline: Arc<Timeline>,
-    dumped: AtomicBool,
-    health: Arc<Health>,
-    finalized: AtomicBool,
-    splits: AtomicU32,
-    /// Deadline of every call.
-    timeout_ns: AtomicU64,
-    /// Calls made so far, of any kind: who looks after the links sees whether one came between.
-    activity: AtomicU64,
 }
 
 impl Communicator {
@@ -381,107 +363,6 @@ impl Communicator {
     }
 }
 
-/// At most 584 years.
-fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl Core {
-    fn timeout(&self) -> Duration {
-        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
-    }
-
-    fn run(&self, operations: &[Operation<'_>], watch: Option<Watch<'_>>) -> Result<(), Error> {
-        let limits = Limits { control: &self.control, timeout: self.timeout(), watch };
-        self.activity.fetch_add(1, Ordering::Relaxed);
-        let result = lock(&self.engine).run(operations, limits);
-        if let Err(error) = &result {
-            match error {
-                Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
-                Error::Disagreement { .. }
-                | Error::PeerLost { .. }
-                | Error::Deadline { .. }
-                | Error::Aborted { .. }
-                | Error::System { .. }
-                | Error::Cuda(_)
-                | Error::Internal(_) => self.fail(error),
-            }
-        }
-        result
-    }
-
-    /// What the driver thread does for one call.
-    fn work(&self, work: Work) -> Result<(), Error> {
-        match work {
-            Work::Operations(operations) => self.run(&operations, None),
-            #[cfg(feature = "cuda")]
-            Work::Staged(job) => {
-                let fault = || self.control.fault().map(|fault| Error::clone(fault));
-                let fail = |error: &Error| self.fail(error);
-                job.run(&fault, &fail, |operations| self.run(operations, None))
-            }
-        }
-    }
-
-    /// Remembers what ended the communicator and tells the others, unless they told us.
-    fn fail(&self, error: &Error) {
-        if self.control.fault().is_none() {
-            announce(&self.control, self.rank, error);
-        }
-        if let Some(folder) = &self.config.settings.dump {
-            self.dump(error, folder);
-        }
-    }
-
-    /// Writes down what this rank knows, the first time.
-    fn dump(&self, error: &Error, folder: &Path) {
-        if self.dumped.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let dump = Dump {
-            rank: self.rank,
-            size: self.size,
-            name: self.config.name.as_deref(),
-            error,
-            calls: self.engine.try_lock().ok().map(|engine| engine.calls()),
-            rails: self.health.rails(),
-            records: self.timeline.remembered(),
-        };
-        match dump.write(folder) {
-            Ok(file) => tracing::warn!(rank = self.rank.0, file = %file.display(), "dump written"),
-            Err(cause) => tracing::warn!(rank = self.rank.0, %cause, "no dump can be written"),
-        }
-    }
-
-    /// Somebody who looks after the links to other hosts between calls, if there are any.
-    fn guardian(core: &Arc<Self>) -> Result<Option<Guardian>, Error> {
-        if !lock(&core.engine).is_networked() {
-            return Ok(None);
-        }
-        let (core, mut seen) = (Arc::downgrade(core), 0);
-        let look = move || {
-            let Some(core) = core.upgrade() else { return Found::Gone };
-            let activity = core.activity.load(Ordering::Relaxed);
-            if std::mem::replace(&mut seen, activity) != activity {
-                return Found::Busy;
-            }
-            let Ok(mut engine) = core.engine.try_lock() else { return Found::Busy };
-            if engine.tend() { Found::Settled } else { Found::Unsettled }
-        };
-        Guardian::start(look).map(Some)
-    }
-
-    fn leave(&self) {
-        if !self.finalized.swap(true, Ordering::AcqRel) {
-            let mut engine = lock(&self.engine);
-            // A peer may still need what a dying rail has lost.
-            let is_over = || self.control.fault().is_some();
-            engine.settle(self.config.settings.rail_patience, is_over);
-            self.control.leave(engine.calls());
-        }
-    }
-}
-
 impl Handle {
     fn ensure_driver(&self) -> Result<(), Error> {
         let mut driver = lock(&self.driver);
@@ -508,12 +389,5 @@ impl Drop for Handle {
             tracing::error!(rank = self.core.rank.0, "the driver thread panicked");
         }
         self.core.leave();
-    }
-}
-
-/// Tells the other ranks what happened here.
-fn announce(control: &Control, me: Rank, error: &Error) {
-    if let Err(cause) = control.announce(&ControlEvent::from_error(me, error)) {
-        tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
     }
 }

@@ -1,0 +1,151 @@
+//! What stands behind a communicator: how a call is run, and how everything ends.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+
+use crate::bootstrap::{Control, ControlEvent};
+use crate::config::Config;
+use crate::driver::{Queue, Work, lock};
+use crate::engine::{Engine, Limits, Watch};
+use crate::guardian::{Found, Guardian};
+use crate::health::Health;
+use crate::operation::Operation;
+use crate::recorder::Dump;
+use crate::timeline::Timeline;
+
+/// What the calls of a communicator, its driver thread and its guardian share.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) rank: Rank,
+    pub(super) size: u32,
+    pub(super) config: Config,
+    pub(super) control: Control,
+    pub(super) queue: Queue,
+    pub(super) engine: Mutex<Engine>,
+    pub(super) timeline: Arc<Timeline>,
+    pub(super) dumped: AtomicBool,
+    pub(super) health: Arc<Health>,
+    pub(super) finalized: AtomicBool,
+    pub(super) splits: AtomicU32,
+    /// Deadline of every call.
+    pub(super) timeout_ns: AtomicU64,
+    /// Calls made so far, of any kind: who looks after the links sees whether one came between.
+    pub(super) activity: AtomicU64,
+}
+
+impl Core {
+    pub(super) fn timeout(&self) -> Duration {
+        Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn run(
+        &self,
+        operations: &[Operation<'_>],
+        watch: Option<Watch<'_>>,
+    ) -> Result<(), Error> {
+        let limits = Limits { control: &self.control, timeout: self.timeout(), watch };
+        self.activity.fetch_add(1, Ordering::Relaxed);
+        let result = lock(&self.engine).run(operations, limits);
+        if let Err(error) = &result {
+            match error {
+                Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
+                Error::Disagreement { .. }
+                | Error::PeerLost { .. }
+                | Error::Deadline { .. }
+                | Error::Aborted { .. }
+                | Error::System { .. }
+                | Error::Cuda(_)
+                | Error::Internal(_) => self.fail(error),
+            }
+        }
+        result
+    }
+
+    /// What the driver thread does for one call.
+    pub(super) fn work(&self, work: Work) -> Result<(), Error> {
+        match work {
+            Work::Operations(operations) => self.run(&operations, None),
+            #[cfg(feature = "cuda")]
+            Work::Staged(job) => {
+                let fault = || self.control.fault().map(|fault| Error::clone(fault));
+                let fail = |error: &Error| self.fail(error);
+                job.run(&fault, &fail, |operations| self.run(operations, None))
+            }
+        }
+    }
+
+    /// Remembers what ended the communicator and tells the others, unless they told us.
+    pub(super) fn fail(&self, error: &Error) {
+        if self.control.fault().is_none() {
+            announce(&self.control, self.rank, error);
+        }
+        if let Some(folder) = &self.config.settings.dump {
+            self.dump(error, folder);
+        }
+    }
+
+    /// Writes down what this rank knows, the first time.
+    fn dump(&self, error: &Error, folder: &Path) {
+        if self.dumped.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let dump = Dump {
+            rank: self.rank,
+            size: self.size,
+            name: self.config.name.as_deref(),
+            error,
+            calls: self.engine.try_lock().ok().map(|engine| engine.calls()),
+            rails: self.health.rails(),
+            records: self.timeline.remembered(),
+        };
+        match dump.write(folder) {
+            Ok(file) => tracing::warn!(rank = self.rank.0, file = %file.display(), "dump written"),
+            Err(cause) => tracing::warn!(rank = self.rank.0, %cause, "no dump can be written"),
+        }
+    }
+
+    /// Somebody who looks after the links to other hosts between calls, if there are any.
+    pub(super) fn guardian(core: &Arc<Self>) -> Result<Option<Guardian>, Error> {
+        if !lock(&core.engine).is_networked() {
+            return Ok(None);
+        }
+        let (core, mut seen) = (Arc::downgrade(core), 0);
+        let look = move || {
+            let Some(core) = core.upgrade() else { return Found::Gone };
+            let activity = core.activity.load(Ordering::Relaxed);
+            if std::mem::replace(&mut seen, activity) != activity {
+                return Found::Busy;
+            }
+            let Ok(mut engine) = core.engine.try_lock() else { return Found::Busy };
+            if engine.tend() { Found::Settled } else { Found::Unsettled }
+        };
+        Guardian::start(look).map(Some)
+    }
+
+    pub(super) fn leave(&self) {
+        if !self.finalized.swap(true, Ordering::AcqRel) {
+            let mut engine = lock(&self.engine);
+            // A peer may still need what a dying rail has lost.
+            let is_over = || self.control.fault().is_some();
+            engine.settle(self.config.settings.rail_patience, is_over);
+            self.control.leave(engine.calls());
+        }
+    }
+}
+
+/// At most 584 years.
+pub(super) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Tells the other ranks what happened here.
+pub(super) fn announce(control: &Control, me: Rank, error: &Error) {
+    if let Err(cause) = control.announce(&ControlEvent::from_error(me, error)) {
+        tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
+    }
+}
