@@ -5,6 +5,7 @@
 //! repeat until every step has moved all its bytes. Nothing here waits: between sweeps in which
 //! nothing moved the caller decides how.
 
+mod copies;
 mod idle;
 mod progress;
 mod resume;
@@ -57,6 +58,8 @@ pub(crate) struct Executor {
     progress: Progress,
     /// How the last program divided the bytes among the rails.
     rails: Vec<(Rank, Vec<u16>)>,
+    /// What of the last caches is this rank's.
+    cache_bytes: usize,
 }
 
 impl Executor {
@@ -76,8 +79,25 @@ impl Executor {
         let scaled = Scratch::new(largest);
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
-        let (revision, rails) = (0, Vec::new());
-        Self { me, links, pushed, sockets, revision, broken, scratch, scaled, progress, rails }
+        let (revision, rails, cache_bytes) = (0, Vec::new(), usize::MAX);
+        Self {
+            me,
+            links,
+            pushed,
+            sockets,
+            revision,
+            broken,
+            scratch,
+            scaled,
+            progress,
+            rails,
+            cache_bytes,
+        }
+    }
+
+    /// What is stored in buffers that are much larger than these bytes goes past the caches.
+    pub(crate) fn caching(self, cache_bytes: usize) -> Self {
+        Self { cache_bytes, ..self }
     }
 
     /// Divides the bytes among the rails as a program wants it.
@@ -133,6 +153,8 @@ pub(crate) struct Run<'a> {
     scratch: Region<'a>,
     scaled: Region<'a>,
     progress: &'a mut Progress,
+    /// Nothing of the buffers stays in a cache until somebody needs it.
+    exceeds_caches: bool,
 }
 
 /// How the next bytes of a sending step leave.
@@ -362,7 +384,7 @@ impl<'a> Run<'a> {
         let bytes = self.arrived(port, step)?.min(self.progress.allowed(self.task.program, step));
         if bytes > 0 {
             let offset = into.offset + self.progress.done[step as usize];
-            copy(self.tile(port, bytes), self.region(into.buffer).target(offset, bytes));
+            self.place(self.tile(port, bytes), self.region(into.buffer).target(offset, bytes));
         }
         Ok(bytes)
     }
@@ -469,27 +491,6 @@ impl<'a> Run<'a> {
             link.release().map_err(|cause| Failure::Link { peer: port.rank(), cause })?;
         }
         Ok(())
-    }
-
-    /// Runs the steps that use no link. They depend on nothing.
-    fn copy(&mut self) -> bool {
-        let mut moved = false;
-        for &index in &self.task.program.copies {
-            let step = &self.task.program.steps[index as usize];
-            let Action::Copy { from, into } = step.action else { unreachable!("a copy") };
-            if self.progress.done[index as usize] > 0 {
-                continue;
-            }
-            let source = self.source(from, index, step.bytes);
-            let target = self.region(into.buffer).target(into.offset, step.bytes);
-            match self.factor(from) {
-                None => copy(source, target),
-                Some((datatype, factor)) => scale(datatype, factor, source, target),
-            }
-            self.progress.advance(self.task.program, index, step.bytes);
-            moved = true;
-        }
-        moved
     }
 }
 

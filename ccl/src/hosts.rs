@@ -3,6 +3,8 @@
 //! Two ranks with the same [`HostIdentity`] can share memory. [`nics`] gives the interfaces that
 //! carry data between hosts; the decision is [`select`], a pure function of what exists.
 
+pub(crate) mod caches;
+
 use std::fmt;
 use std::fs;
 use std::net::IpAddr;

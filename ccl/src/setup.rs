@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::Control;
 use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Paths, Surroundings};
-use crate::hosts::{self, HostIdentity, Nic, booted_system, nics};
+use crate::hosts::{self, HostIdentity, Nic, booted_system, caches, nics};
 use crate::rdma;
 use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
@@ -45,15 +45,25 @@ pub(crate) struct Connected {
     pub(crate) rails: Vec<Vec<f64>>,
     /// Where this rank's rails are reported.
     pub(crate) board: Arc<HealthBoard>,
-    /// Ranks that share this host's processors, and how many those are.
-    pub(crate) ranks_here: usize,
-    pub(crate) cores: usize,
+    /// What this rank shares.
+    pub(crate) machine: Machine,
     /// What peers on this host ring when they have sent something.
     pub(crate) bell: Option<Bell>,
     /// What happens to the rails.
     pub(crate) timeline: Arc<Timeline>,
     /// If faults are rehearsed.
     pub(crate) part: Option<Arc<Part>>,
+}
+
+/// Processors, and who shares them: ranks that pretend to be on other hosts do, too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Machine {
+    /// All that share them.
+    pub(crate) ranks: usize,
+    /// How many processors these may use.
+    pub(crate) cores: usize,
+    /// The share of each of them in the last caches.
+    pub(crate) cache_bytes: usize,
 }
 
 /// What a rank tells the others about itself.
@@ -200,13 +210,18 @@ impl Group<'_> {
             self.link_network(endpoint, remote.iter().map(peer).collect(), &mut links)?;
         }
         self.exchange::<bool>("connected", &true)?;
-        let own = &introductions[self.me.index()].machine;
-        let here = || introductions.iter().filter(|other| other.machine == *own);
-        let cores = usable_processors(here()) as usize;
-        let ranks_here = here().count();
+        let machine = self.machine(&introductions);
         let rails = introductions.into_iter().map(|rank| rank.rails).collect();
         let bell = segment.as_ref().map(Segment::bell);
-        Ok(Connected { links, topology, rails, board, ranks_here, cores, bell, timeline, part })
+        Ok(Connected { links, topology, rails, board, machine, bell, timeline, part })
+    }
+
+    fn machine(&self, introductions: &[Introduction]) -> Machine {
+        let own = &introductions[self.me.index()].machine;
+        let here = || introductions.iter().filter(|other| other.machine == *own);
+        let (ranks, cores) = (here().count(), usable_processors(here()) as usize);
+        let cache_bytes = caches::last_level_bytes().map_or(usize::MAX, |bytes| bytes / ranks);
+        Machine { ranks, cores, cache_bytes }
     }
 
     /// This rank's part in a rehearsal of faults, if there is one.

@@ -1,8 +1,30 @@
 //! What a run borrows, apart from how far it has come: a run can be dropped and taken up again.
 
+use std::ops::Range;
+
 use ccl_core::program::Program;
+use ccl_kernels::Region;
 
 use super::{Executor, Run, Task};
+
+/// Bytes of buffers; what lies in an earlier one does not count again.
+fn footprint(buffers: &[Region<'_>]) -> usize {
+    let range = |buffer: &Region<'_>| buffer.address()..buffer.address() + buffer.bytes();
+    let is_new = |index: usize, buffer: &Region<'_>| {
+        let this = range(buffer);
+        let apart = |other: Range<usize>| this.end <= other.start || other.end <= this.start;
+        buffers[..index].iter().map(range).all(apart)
+    };
+    let all = buffers.iter().enumerate();
+    all.filter(|(index, buffer)| is_new(*index, buffer)).map(|(_, buffer)| buffer.bytes()).sum()
+}
+
+/// Buffers exceed the caches if they have half as many bytes again: what would be needed next is gone by then, if all
+/// of it is used in turn. Measured with 2 to 8 ranks that share 32 MiB: from here on streaming makes collectives that
+/// store what arrives faster by up to a third; AllReduce in place, whose buffers fit, it makes slower by a fifth.
+fn exceed(bytes: usize, cache_bytes: usize) -> bool {
+    bytes >= cache_bytes.saturating_add(cache_bytes / 2)
+}
 
 impl Executor {
     /// Forgets how far the last program came, and makes room for this one.
@@ -25,6 +47,28 @@ impl Executor {
             scratch: self.scratch.region(),
             scaled: self.scaled.region(),
             progress: &mut self.progress,
+            exceeds_caches: exceed(footprint(task.buffers), self.cache_bytes),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_in_two_roles_counts_once() {
+        let (mut one, other) = ([0_u8; 100], [0_u8; 20]);
+        let whole = Region::of_mut(&mut one);
+        let block = whole.part(40, 20);
+        assert_eq!(footprint(&[whole, block]), 100, "in place");
+        assert_eq!(footprint(&[whole, Region::of(&other)]), 120);
+        assert_eq!(footprint(&[]), 0);
+    }
+
+    #[test]
+    fn what_is_unknown_is_never_exceeded() {
+        assert!(exceed(1536, 1024) && !exceed(1535, 1024));
+        assert!(!exceed(1 << 40, usize::MAX));
     }
 }
