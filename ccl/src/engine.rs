@@ -1,5 +1,6 @@
 //! One rank's working parts, used by one call at a time.
 
+mod direct;
 mod ending;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::health::{Health, Turn};
 use crate::operation::Operation;
 use crate::plans::Planner;
 
+use direct::Direct;
 use ending::{History, NEWS_PATIENCE};
 pub(crate) use ending::{Limits, Watch};
 
@@ -48,6 +50,7 @@ pub(crate) struct Engine {
     /// The input of an in-place all-to-all, out of the way of its output.
     staging: Scratch,
     ladder: Ladder,
+    direct: Direct,
 }
 
 /// One call, apart from its memory.
@@ -78,6 +81,7 @@ impl Engine {
             token: Scratch::new(1),
             staging: Scratch::new(0),
             ladder,
+            direct: Direct::default(),
         }
     }
 
@@ -209,7 +213,7 @@ impl Engine {
         let call = Call { program: &plan.program, stamp, arithmetic };
         if request.collective == Collective::AllToAll && input.address() == output.address() {
             self.drive_aside(call, input, output, limits)?;
-        } else {
+        } else if !self.directly(call, request, (input, output), limits)? {
             self.drive(call, &[input, output], limits)?;
         }
         if request.collective.reduces() && is_integer_mean(request) {

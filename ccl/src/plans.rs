@@ -195,6 +195,11 @@ impl Planner {
         link.alpha + link.overhead + bytes / rate
     }
 
+    /// Whether the settings ask for an algorithm of this collective.
+    pub(crate) fn is_forced(&self, collective: Collective) -> bool {
+        forced(&self.settings, collective).is_some()
+    }
+
     /// The candidates for `request`, as text.
     ///
     /// # Errors

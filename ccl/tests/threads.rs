@@ -188,6 +188,59 @@ fn share(size: u32, count: usize) {
     });
 }
 
+/// Where all ranks can reach all buffers they do without tiles; the bits are the same, whichever ranks can.
+#[test]
+fn the_bits_do_not_depend_on_whose_memory_is_shareable() {
+    const COUNT: usize = 400_003;
+    let results = ranks(3, &config(), |communicator| {
+        let me = communicator.rank().0;
+        let allocation = Allocation::new((2 * COUNT + 1) * 4).unwrap();
+        // SAFETY: the allocation is as large, and only this thread and the collectives use it.
+        let shared = unsafe { Region::new(allocation.address(), (2 * COUNT + 1) * 4) };
+        let mut ordinary = vec![0f32; 2 * COUNT + 1];
+        let ordinary = Region::of_mut(&mut ordinary);
+        let mut own = vec![0f32; COUNT];
+        let mut state = u64::from(me) + 1;
+        for value in &mut own {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            *value = ((state >> 40) as f32 - 8e6) * 1.3e-5;
+        }
+        let mut all = Vec::new();
+        // By bits: which ranks have ordinary memory. Each of them often enough for all to ask again.
+        for (ordinary_ranks, in_place) in
+            (0..40).map(|call| ([0, 1, 0, 7, 0, 0, 4, 2][call % 8], call % 3 == 0))
+        {
+            let memory = if ordinary_ranks >> me & 1 == 1 { ordinary } else { shared };
+            // Not at a line.
+            let (input, output) =
+                (memory.part(4, COUNT * 4), memory.part((COUNT + 1) * 4, COUNT * 4));
+            let output = if in_place { input } else { output };
+            ccl_kernels::copy(Region::of(&own).source(0, COUNT * 4), input.target(0, COUNT * 4));
+            let request = Request {
+                collective: Collective::AllReduce,
+                count: COUNT,
+                datatype: DataType::Float32,
+                reduction: Reduction::Builtin(ReduceOp::Sum),
+                root: Rank(0),
+            };
+            let (input, output) = (Some(input), Some(output));
+            communicator.run(Operation::Collective { request, input, output }).unwrap();
+            let mut got = vec![0u32; COUNT];
+            let into = Region::of_mut(&mut got);
+            ccl_kernels::copy(output.unwrap().source(0, COUNT * 4), into.target(0, COUNT * 4));
+            all.push(got);
+        }
+        all
+    });
+    let expected = &results[0][3];
+    for (rank, results) in results.iter().enumerate() {
+        let wrong = results.iter().position(|result| result != expected);
+        assert_eq!(wrong, None, "call that is wrong on rank {rank}");
+    }
+}
+
 #[test]
 fn a_split_makes_independent_groups() {
     let colors = ranks(5, &config(), |communicator| {

@@ -177,6 +177,7 @@ fn threads_groups_registration_and_odd_addresses_are_right() {
             "--ranks 2 -t 2 -b 1K -e 4K -f 2 -n 3 -z 3 -m 2 -C 1 -S 1 -I 1 -K 1 -M 1 -R 1 -c 2",
         ),
         (ALL_REDUCE, "--ranks 2 -b 64K -e 4M -f 8 -n 2 -R 1"),
+        (ALL_REDUCE, "--ranks 3 -b 1200K -e 1200K -n 1 -R 1 -d all -o all"),
         (OTHERS[0], "-b 1K -e 1K -n 1"),
         (OTHERS[8], "-t 2 -b 0 -e 4K -i 2K -n 2 -m 4"),
         (OTHERS[9], "-t 4 -b 64 -e 64K -f 4 -n 2 -m 2"),

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::shm::{SegmentAddress, SharedFile};
+use crate::shm::{REVOCATIONS_AT, SegmentAddress, SharedFile, WRITERS_AT};
 use crate::{Loan, TransportError};
 
 /// Zeroed, page-aligned memory in a file without a name; freed when the last clone goes, and by the
@@ -67,6 +68,16 @@ impl Allocation {
         let allocation = Self::containing(address, bytes)?;
         let offset = address - allocation.start().addr().get();
         Some(Loan { segment: allocation.address(), offset, bytes })
+    }
+
+    /// How often it was taken back from peers that may write it.
+    pub(crate) fn revocations(&self) -> &AtomicU64 {
+        self.file.word(REVOCATIONS_AT)
+    }
+
+    /// How many peers write it.
+    pub(crate) fn writers(&self) -> &AtomicU64 {
+        self.file.word(WRITERS_AT)
     }
 
     fn address(&self) -> SegmentAddress {

@@ -31,6 +31,7 @@ pub mod ring;
 pub mod shm;
 pub mod verbs;
 pub mod wait;
+pub mod window;
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

@@ -14,7 +14,7 @@
 //! the flag, the length and the stamp of a tile, and the whole of a small one. The writer may fill the slot again once every
 //! reader's `consumed` exceeds `t`. Nothing else is shared, so there is nothing to lock.
 
-mod loan;
+pub(crate) mod loan;
 mod reader;
 mod writer;
 

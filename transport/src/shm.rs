@@ -10,9 +10,10 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 pub use crate::allocation::Allocation;
 use crate::bell::Bell;
@@ -23,6 +24,13 @@ use crate::{Link, TransportError};
 const HEAD_BYTES: usize = 4096;
 /// On a line of its own.
 const BELL_AT: usize = 64;
+
+/// In the head of an [`Allocation`]: how often it was taken back from its writers, and how many peers write.
+pub(crate) const REVOCATIONS_AT: usize = 64;
+pub(crate) const WRITERS_AT: usize = 128;
+
+/// Smaller files get no huge pages: most of the last one would be wasted.
+const LEAST_HUGE_BYTES: usize = 16 << 20;
 
 /// Length of a cookie.
 pub(crate) const COOKIE_BYTES: usize = 16;
@@ -178,6 +186,11 @@ impl SharedFile {
         SegmentAddress { pid, descriptor: self.file.as_raw_fd(), cookie: self.cookie }
     }
 
+    /// A word of the head.
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+        self.map.word(at)
+    }
+
     /// Where the memory behind the head begins.
     pub(crate) fn start(&self) -> NonNull<u8> {
         // SAFETY: `create` made the file larger than its head.
@@ -222,11 +235,22 @@ pub(crate) fn anonymous_file(name: &str, bytes: usize) -> Result<OwnedFd, Transp
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create(name, flags).map_err(failed)?;
     rustix::fs::ftruncate(&file, bytes as u64).map_err(failed)?;
+    if bytes >= LEAST_HUGE_BYTES && has_huge_pages_on_request() {
+        let map = Map::of(&file, bytes)?;
+        map.request_huge_pages();
+        map.populate();
+    }
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
         .map_err(failed)?;
     let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
     Ok(file)
+}
+
+/// Whether shared memory gets huge pages where a program asks for them. Where it always gets them nobody has to ask.
+fn has_huge_pages_on_request() -> bool {
+    let policy = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    policy.is_ok_and(|policy| policy.contains("[advise]"))
 }
 
 /// What the kernel believes it could give. Shared memory beyond that does not fail: it makes the
@@ -281,6 +305,36 @@ impl Map {
         NonNull::new(start.cast::<u8>())
             .map(|start| Self { start, bytes })
             .ok_or_else(|| TransportError::system("mmap", "mapped at address zero"))
+    }
+
+    /// Asks for huge pages, of which the kernel has some or has not.
+    fn request_huge_pages(&self) {
+        // SAFETY: the whole mapping; its bytes stay what they are.
+        let _ = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxHugepage)
+        };
+    }
+
+    /// Has the kernel enter all pages now, many at a time, and not each at the first access. If it cannot, that costs
+    /// time only.
+    pub(crate) fn populate(&self) {
+        // SAFETY: the whole mapping; its bytes stay what they are.
+        let result = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)
+        };
+        if let Err(cause) = result {
+            tracing::debug!(%cause, bytes = self.bytes, "memory of a peer cannot be populated");
+        }
+    }
+
+    /// A word of the head, which has none but atomics behind the cookie.
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at >= COOKIE_BYTES && at + size_of::<AtomicU64>() <= HEAD_BYTES);
+        assert!(at.is_multiple_of(align_of::<AtomicU64>()));
+        // SAFETY: inside the head (asserted), which every mapping has.
+        let word = unsafe { self.start.add(at) };
+        // SAFETY: aligned, as the mapping is to pages; all processes use the word as an atomic.
+        unsafe { word.cast::<AtomicU64>().as_ref() }
     }
 
     /// The `bytes` bytes at `offset` behind the head, if they are all there.

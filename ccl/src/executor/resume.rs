@@ -33,8 +33,14 @@ impl Executor {
         self.progress.start(program);
     }
 
+    /// Whether nothing of these buffers stays in a cache until somebody needs it.
+    pub(crate) fn exceeds_caches(&self, buffers: &[Region<'_>]) -> bool {
+        exceed(footprint(buffers), self.cache_bytes)
+    }
+
     /// Goes on with the task whose program was prepared last, on the same memory.
     pub(crate) fn resume<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
+        let exceeds_caches = self.exceeds_caches(task.buffers);
         Run {
             me: self.me,
             task: *task,
@@ -47,7 +53,7 @@ impl Executor {
             scratch: self.scratch.region(),
             scaled: self.scaled.region(),
             progress: &mut self.progress,
-            exceeds_caches: exceed(footprint(task.buffers), self.cache_bytes),
+            exceeds_caches,
         }
     }
 }

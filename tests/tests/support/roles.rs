@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl::{
-    Collective, Communicator, Config, DataType, Error, Group, Operation, Rank, ReduceOp, Reduction,
-    Region, Request, UniqueId,
+    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Rank,
+    ReduceOp, Reduction, Region, Request, UniqueId,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use rustix::thread::UnshareFlags;
@@ -17,6 +17,7 @@ use super::footprint;
 /// All roles, by name.
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("endless", endless),
+    ("endless in memory of the library", endless_in_shared_memory),
     ("endless without /dev/shm", endless_without_named_memory),
     ("every collective", every_collective),
     ("misuse", misuse),
@@ -34,19 +35,34 @@ const CALLS_UNTIL_UNDERWAY: u32 = 20;
 /// All-reduces of 1 MiB without an end, until the first rank hears a word; every result is checked.
 /// Says that it is under way after the first calls.
 fn endless(child: &Child) {
-    child.as_member(|communicator| sums_until_told(child, communicator));
+    let mut data = vec![0u32; MEBIBYTE];
+    child.as_member(|communicator| sums_until_told(child, communicator, &mut data));
 }
 
-fn sums_until_told(child: &Child, communicator: &Communicator) -> Result<String, Error> {
+/// As [`endless`], in memory that all ranks read and write.
+fn endless_in_shared_memory(child: &Child) {
+    child.as_member(|communicator| {
+        let allocation = Allocation::new(MEBIBYTE * size_of::<u32>())?;
+        let start = allocation.address().cast::<u32>();
+        // SAFETY: zeros of this size, aligned to pages, which only this rank and its calls use.
+        let data = unsafe { std::slice::from_raw_parts_mut(start, MEBIBYTE) };
+        sums_until_told(child, communicator, data)
+    });
+}
+
+fn sums_until_told(
+    child: &Child,
+    communicator: &Communicator,
+    data: &mut [u32],
+) -> Result<String, Error> {
     let (me, size) = (communicator.rank().0, communicator.size());
-    let mut data = vec![0u32; MEBIBYTE];
     for call in 0.. {
         // The first element is the wish to stop, the others differ by place, call and rank.
         data[0] = u32::from(me == 0 && child.was_told());
         for (value, place) in data[1..].iter_mut().zip(1..) {
             *value = place + call + me;
         }
-        communicator.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
+        communicator.all_reduce_in_place(data, ReduceOp::Sum)?;
         let expected = |place: u32| size * (place + call) + size * (size - 1) / 2;
         let wrong = data[1..].iter().zip(1..).find(|(value, place)| **value != expected(*place));
         assert_eq!(wrong, None, "call {call} on rank {me}");

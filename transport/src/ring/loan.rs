@@ -4,9 +4,9 @@ use crate::Loan;
 use crate::shm::{COOKIE_BYTES, SegmentAddress};
 
 /// Description of a loan: process, descriptor, cookie, offset and length.
-pub(super) const LOAN_BYTES: usize = 8 + COOKIE_BYTES + 16;
+pub(crate) const LOAN_BYTES: usize = 8 + COOKIE_BYTES + 16;
 
-pub(super) fn encode(loan: &Loan) -> [u8; LOAN_BYTES] {
+pub(crate) fn encode(loan: &Loan) -> [u8; LOAN_BYTES] {
     let mut bytes = [0; LOAN_BYTES];
     let SegmentAddress { pid, descriptor, cookie } = loan.segment;
     bytes[0..4].copy_from_slice(&pid.to_le_bytes());
@@ -17,7 +17,7 @@ pub(super) fn encode(loan: &Loan) -> [u8; LOAN_BYTES] {
     bytes
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Option<Loan> {
+pub(crate) fn decode(bytes: &[u8]) -> Option<Loan> {
     let bytes: &[u8; LOAN_BYTES] = bytes.try_into().ok()?;
     let word = |at: usize| bytes[at..at + 4].try_into().ok();
     let long = |at: usize| {

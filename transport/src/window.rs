@@ -1,0 +1,262 @@
+//! Memory of ranks of this host that peers read *and write* in place.
+//!
+//! A [`Window`] tells peers where bytes of an [`Allocation`] lie; it is passed on as plain bytes. A peer opens it and
+//! has the bytes in its own address space. Who touches which of them when is agreed on outside of here: a collective
+//! in which every rank offers windows, each rank writes its own slice of all of them, and nobody returns before all
+//! have finished.
+//!
+//! If a call ends early, a peer might still write what the application already uses for something else. So an
+//! allocation counts its writers, and its owner takes all windows back ([`Window::revoke`]) before it returns an
+//! error:
+//!
+//! ```text
+//!   peer    writers += 1 ─▶ revocations as in the window? ─▶ writes ─▶ writers -= 1
+//!                                        └ no ─▶ writers -= 1, an error
+//!   owner   revocations += 1 ─▶ waits until writers is 0
+//! ```
+//!
+//! Both begin with a store and then look at what the other one stores, in one order for all: either the peer sees that
+//! the window was taken back, or the owner sees the writer.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::ring::loan;
+use crate::shm::{Allocation, Map, REVOCATIONS_AT, SegmentAddress, WRITERS_AT, open};
+use crate::{Loan, TransportError, clock};
+
+/// Memory of peers that stays mapped for the next window in it.
+const REMEMBERED: usize = 64;
+
+/// How often the owner looks whether somebody writes still.
+const LOOK_EVERY: Duration = Duration::from_micros(50);
+
+/// Bytes of own memory that peers on this host may read and write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    loan: Loan,
+    revocations: u64,
+}
+
+impl Window {
+    /// Size of an encoded window.
+    pub const ENCODED_BYTES: usize = loan::LOAN_BYTES + size_of::<u64>();
+
+    /// The window on the `bytes` bytes at `address`, if they lie in a published [`Allocation`].
+    #[must_use]
+    pub fn on(address: usize, bytes: usize) -> Option<Self> {
+        let allocation = Allocation::containing(address, bytes)?;
+        let revocations = allocation.revocations().load(Ordering::SeqCst);
+        Some(Self { loan: Allocation::loan(address, bytes)?, revocations })
+    }
+
+    /// Size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.loan.bytes
+    }
+
+    /// As bytes for a peer.
+    #[must_use]
+    pub fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        let (loan, revocations) = bytes.split_at_mut(loan::LOAN_BYTES);
+        loan.copy_from_slice(&loan::encode(&self.loan));
+        revocations.copy_from_slice(&self.revocations.to_le_bytes());
+        bytes
+    }
+
+    /// What a peer has encoded; nothing if it cannot have been a window.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (loan, revocations) = bytes.split_at_checked(loan::LOAN_BYTES)?;
+        let revocations = u64::from_le_bytes(revocations.try_into().ok()?);
+        Some(Self { loan: loan::decode(loan)?, revocations })
+    }
+
+    /// Takes all windows of own memory back in which the byte at `address` lies: nobody begins to write it through one
+    /// of them any more. Waits for those that write, at most for `patience`; tells whether all have ended.
+    #[must_use]
+    pub fn revoke(address: usize, patience: Duration) -> bool {
+        let Some(allocation) = Allocation::containing(address, 1) else { return true };
+        allocation.revocations().fetch_add(1, Ordering::SeqCst);
+        let end = clock::now() + patience;
+        while allocation.writers().load(Ordering::SeqCst) > 0 {
+            if clock::now() >= end {
+                return false;
+            }
+            clock::sleep(LOOK_EVERY);
+        }
+        true
+    }
+}
+
+/// Memory of peers that is mapped here.
+#[derive(Debug, Default)]
+pub struct Windows {
+    /// The latest last.
+    mapped: Vec<(SegmentAddress, Arc<Map>)>,
+}
+
+impl Windows {
+    /// Opens a window of a peer, to read it, and to write it until it is dropped.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerGone`]: the peer has taken the window back. [`TransportError::Protocol`]: its memory is not
+    /// what it has told. [`TransportError::System`]: it cannot be opened.
+    pub fn open(&mut self, window: &Window) -> Result<Opened, TransportError> {
+        let map = self.map(&window.loan.segment)?;
+        let Loan { offset, bytes, .. } = window.loan;
+        let start = map.behind_head(offset, bytes).ok_or_else(|| {
+            TransportError::Protocol(format!("a window of {bytes} bytes at {offset} is not there"))
+        })?;
+        let opened = Opened { map, start, bytes };
+        opened.map.word(WRITERS_AT).fetch_add(1, Ordering::SeqCst);
+        // From here on dropping it takes the writer back.
+        if opened.map.word(REVOCATIONS_AT).load(Ordering::SeqCst) != window.revocations {
+            return Err(TransportError::PeerGone("it has taken its memory back".into()));
+        }
+        Ok(opened)
+    }
+
+    fn map(&mut self, segment: &SegmentAddress) -> Result<Arc<Map>, TransportError> {
+        if let Some((_, map)) = self.mapped.iter().find(|(known, _)| known == segment) {
+            return Ok(Arc::clone(map));
+        }
+        if self.mapped.len() >= REMEMBERED {
+            self.mapped.remove(0);
+        }
+        let map = Arc::new(open(segment, 0)?);
+        map.populate();
+        self.mapped.push((*segment, Arc::clone(&map)));
+        Ok(map)
+    }
+}
+
+/// An open window.
+#[derive(Debug)]
+pub struct Opened {
+    map: Arc<Map>,
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+impl Opened {
+    /// Bytes that nobody writes meanwhile, by agreement.
+    ///
+    /// # Panics
+    /// They are outside of the window.
+    #[must_use]
+    pub fn bytes(&self, range: Range<usize>) -> &[u8] {
+        let start = self.at(&range);
+        // SAFETY: inside the mapping, which lives as long as this; by agreement nobody writes these bytes.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+    }
+
+    /// Bytes that nobody else touches meanwhile, by agreement.
+    ///
+    /// # Panics
+    /// They are outside of the window.
+    #[must_use]
+    pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        let start = self.at(&range);
+        // SAFETY: inside the mapping, which lives as long as this; by agreement nobody else touches these bytes.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) }
+    }
+
+    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
+        assert!(
+            range.start <= range.end && range.end <= self.bytes,
+            "{range:?} of {} bytes",
+            self.bytes
+        );
+        // SAFETY: inside the window, whose bytes were found to be in the mapping.
+        unsafe { self.start.add(range.start) }
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        self.map.word(WRITERS_AT).fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+// SAFETY: the pointer leads into the mapping, which is not bound to a thread.
+unsafe impl Send for Opened {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn published(bytes: usize) -> Allocation {
+        let allocation = Allocation::new(bytes).unwrap();
+        allocation.publish();
+        allocation
+    }
+
+    fn address(allocation: &Allocation) -> usize {
+        allocation.start().addr().get()
+    }
+
+    #[test]
+    fn what_is_written_through_a_window_is_in_the_memory() {
+        let allocation = published(10_000);
+        let window = Window::on(address(&allocation) + 100, 50).unwrap();
+        let window = Window::decode(&window.encode()).unwrap();
+        let mut windows = Windows::default();
+        let mut opened = windows.open(&window).unwrap();
+        opened.bytes_mut(10..13).copy_from_slice(&[7; 3]);
+        // SAFETY: inside the allocation.
+        let start = unsafe { allocation.start().add(109) };
+        // SAFETY: as above, and nobody writes it now.
+        let memory = unsafe { start.cast::<[u8; 5]>().read() };
+        assert_eq!(memory, [0, 7, 7, 7, 0]);
+        assert_eq!(opened.bytes(10..13), [7; 3]);
+        drop(opened);
+        assert!(Allocation::withdraw(address(&allocation)).is_some());
+        assert_eq!(Window::on(address(&allocation), 1), None, "nobody knows it any more");
+    }
+
+    #[test]
+    fn a_window_that_was_taken_back_is_not_opened() {
+        let allocation = published(100);
+        let (start, mut windows) = (address(&allocation), Windows::default());
+        let old = Window::on(start, 100).unwrap();
+        let opened = windows.open(&old).unwrap();
+        assert!(!Window::revoke(start + 99, Duration::from_millis(1)), "somebody writes");
+        drop(opened);
+        assert!(Window::revoke(start, Duration::ZERO));
+        assert!(matches!(windows.open(&old), Err(TransportError::PeerGone(_))));
+        assert!(Window::revoke(start, Duration::ZERO), "who was refused does not count");
+        assert!(windows.open(&Window::on(start, 100).unwrap()).is_ok());
+        Allocation::withdraw(start);
+    }
+
+    #[test]
+    fn nothing_outside_of_the_memory_is_opened() {
+        let allocation = published(100);
+        let mut window = Window::on(address(&allocation), 100).unwrap();
+        window.loan.bytes = 1 << 40;
+        assert!(matches!(Windows::default().open(&window), Err(TransportError::Protocol(_))));
+        window.loan.offset = usize::MAX;
+        assert!(matches!(Windows::default().open(&window), Err(TransportError::Protocol(_))));
+        assert_eq!(Window::decode(&[0; 7]), None);
+        assert!(Window::revoke(0, Duration::ZERO), "memory of others has no windows");
+        Allocation::withdraw(address(&allocation));
+    }
+
+    #[test]
+    fn a_few_mappings_are_kept() {
+        let mut windows = Windows::default();
+        for _ in 0..REMEMBERED + 5 {
+            let allocation = published(10);
+            let window = Window::on(address(&allocation), 10).unwrap();
+            drop(windows.open(&window).unwrap());
+            Allocation::withdraw(address(&allocation));
+        }
+        assert_eq!(windows.mapped.len(), REMEMBERED);
+    }
+}
