@@ -7,8 +7,8 @@ use ccl_transport::shm;
 
 use crate::communicator::Communicator;
 
-/// Memory of `ccl_mem_alloc`: zeroed, page-aligned, and readable in place by ranks of this host, which
-/// saves a copy in every collective on large buffers in it. Freed when dropped.
+/// Memory of `ccl_mem_alloc`: zeroed, page-aligned, and reached in place by ranks of this host, which
+/// saves copies in every collective on large buffers in it. Freed when dropped.
 #[derive(Debug)]
 pub struct Allocation {
     memory: shm::Allocation,
