@@ -504,8 +504,8 @@ ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
 
 /* ---- Memory --------------------------------------------------------------------------------- */
 
-/* Allocates `size` bytes, > 0: aligned to a page, zero. Ranks of the same host read it in place, which
- * saves a copy in every collective on large buffers in it. */
+/* Allocates `size` bytes, > 0: aligned to a page, zero. Ranks of the same host read it in place, and write
+ * the results of ccl_allreduce() into it, which saves copies in every collective on large buffers in it. */
 ccl_result_t ccl_mem_alloc(void **pointer, size_t size);
 
 /* Frees what ccl_mem_alloc() returned; where it is registered, with its last registration. NULL is
