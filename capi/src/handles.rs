@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use ccl::Error;
 
@@ -79,8 +79,32 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The number of this process. The kernel is asked once, since every call of a program wants to know.
 fn this_process() -> usize {
-    std::process::id() as usize
+    match KNOWN.load(Ordering::Relaxed) {
+        0 => ask_who_we_are(),
+        known => known,
+    }
+}
+
+/// The number of this process, or 0 while nobody has asked.
+static KNOWN: AtomicUsize = AtomicUsize::new(0);
+
+#[cold]
+fn ask_who_we_are() -> usize {
+    static WATCHING: OnceLock<bool> = OnceLock::new();
+    // SAFETY: the handler does nothing but store a number, which is allowed in a child of any process.
+    let watch = || unsafe { libc::pthread_atfork(None, None, Some(forget)) } == 0;
+    let number = std::process::id() as usize;
+    if *WATCHING.get_or_init(watch) {
+        KNOWN.store(number, Ordering::Relaxed);
+    }
+    number
+}
+
+/// A child is another process than its parent.
+unsafe extern "C" fn forget() {
+    KNOWN.store(0, Ordering::Relaxed);
 }
 
 #[cfg(test)]

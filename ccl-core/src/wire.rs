@@ -20,6 +20,7 @@ pub type EncodedStamp = [u8; STAMP_BYTES];
 
 impl Stamp {
     /// The stamp as it stands on the wire, little-endian.
+    #[inline]
     #[must_use]
     pub fn encode(&self) -> EncodedStamp {
         let mut bytes = [0; STAMP_BYTES];

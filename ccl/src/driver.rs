@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -77,13 +78,13 @@ pub(crate) enum Work {
 pub(crate) struct Queue {
     waiting: Mutex<Waiting>,
     changed: Condvar,
+    /// Jobs queued or running. Changes under the lock only; blocking calls look at it without.
+    unfinished: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     jobs: VecDeque<(Work, Pending)>,
-    /// Jobs queued or running.
-    unfinished: usize,
     closed: bool,
 }
 
@@ -93,15 +94,23 @@ impl Queue {
         let pending = Pending::new();
         let mut waiting = lock(&self.waiting);
         waiting.jobs.push_back((work, pending.clone()));
-        waiting.unfinished += 1;
+        self.unfinished.fetch_add(1, Ordering::Relaxed);
         self.changed.notify_all();
         pending
     }
 
     /// Returns when every call pushed so far is done.
+    #[inline]
     pub(crate) fn drain(&self) {
+        if self.unfinished.load(Ordering::Acquire) > 0 {
+            self.wait_until_drained();
+        }
+    }
+
+    #[cold]
+    fn wait_until_drained(&self) {
         let mut waiting = lock(&self.waiting);
-        while waiting.unfinished > 0 {
+        while self.unfinished.load(Ordering::Acquire) > 0 {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -127,7 +136,9 @@ impl Queue {
                 broke(&error);
                 Err(error)
             }));
-            lock(&self.waiting).unfinished -= 1;
+            let waiting = lock(&self.waiting);
+            self.unfinished.fetch_sub(1, Ordering::Release);
+            drop(waiting);
             self.changed.notify_all();
         }
     }

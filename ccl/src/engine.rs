@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use crate::executor::{Arithmetic, Executor, LEAST_LOAN_BYTES, Task};
 use crate::health::{Health, Turn};
 use crate::operation::Operation;
-use crate::plans::Planner;
+use crate::plans::{Plan, Planner};
 
 use direct::Direct;
 use ending::{History, NEWS_PATIENCE};
@@ -47,7 +47,8 @@ pub(crate) struct Engine {
     history: History,
     /// What a barrier sends around.
     token: Scratch,
-    /// The input of an in-place all-to-all, out of the way of its output.
+    /// The input of an in-place all-to-all that cannot be exchanged block by block, out of the way of its
+    /// output.
     staging: Scratch,
     ladder: Ladder,
     direct: Direct,
@@ -59,6 +60,8 @@ struct Call<'a> {
     program: &'a Program,
     stamp: Stamp,
     arithmetic: Option<Arithmetic>,
+    /// Whether it is [run straight through](crate::executor::is_straight).
+    is_straight: bool,
 }
 
 impl Engine {
@@ -207,15 +210,20 @@ impl Engine {
         output: Region<'_>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let plan = self.enter(limits, |planner| planner.plan(request))?;
+        let is_one =
+            request.collective == Collective::AllToAll && input.address() == output.address();
+        let plan = self.enter(limits, |planner| planner.plan(request, is_one))?;
         let stamp = self.stamp(plan.signature);
-        let arithmetic = Some(arithmetic(request, self.ranks));
-        let call = Call { program: &plan.program, stamp, arithmetic };
-        if request.collective == Collective::AllToAll && input.address() == output.address() {
+        let arithmetic = arithmetic(request, self.ranks);
+        let is_straight = plan.is_straight && arithmetic.factor.is_none();
+        let arithmetic = Some(arithmetic);
+        let call = Call { program: &plan.program, stamp, arithmetic, is_straight };
+        if plan.is_apart {
             self.drive_aside(call, input, output, limits)?;
         } else if !self.directly(call, request, (input, output), limits)? {
             self.drive(call, &[input, output], limits)?;
         }
+        self.planner.keep(request, is_one, plan);
         if request.collective.reduces() && is_integer_mean(request) {
             let blocks = request.bytes().min(output.bytes());
             divide(request.datatype, u64::from(self.ranks), output.target(0, blocks));
@@ -231,10 +239,12 @@ impl Engine {
         output: Region<'_>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let plan = self.enter(limits, |planner| planner.ragged(datatype, counts.clone()))?;
+        let is_one = input.address() == output.address();
+        let plan =
+            self.enter(limits, |planner| planner.ragged(datatype, counts.clone(), is_one))?;
         let stamp = self.stamp(plan.signature);
-        let call = Call { program: &plan.program, stamp, arithmetic: None };
-        if input.address() == output.address() {
+        let call = Call { program: &plan.program, stamp, arithmetic: None, is_straight: false };
+        if plan.is_apart {
             return self.drive_aside(call, input, output, limits);
         }
         self.drive(call, &[input, output], limits)
@@ -247,7 +257,8 @@ impl Engine {
         let arithmetic = Some(arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
         let memory = [token.region(); 2];
-        let call = Call { program: &plan.program, stamp, arithmetic };
+        let Plan { program, is_straight, .. } = &plan;
+        let call = Call { program, stamp, arithmetic, is_straight: *is_straight };
         let result = self.drive(call, &memory, limits);
         self.token = token;
         result
@@ -274,7 +285,8 @@ impl Engine {
         check_own_messages(self.me, &sends, &receives)?;
         let program = point_to_point(self.me, &sends, &receives);
         let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
-        self.drive(Call { program: &program, stamp, arithmetic: None }, &buffers, limits)
+        let call = Call { program: &program, stamp, arithmetic: None, is_straight: false };
+        self.drive(call, &buffers, limits)
     }
 
     /// As [`Self::drive`], with the input put out of the way of the output first.
@@ -301,9 +313,15 @@ impl Engine {
         buffers: &[Region<'_>],
         limits: Limits<'_>,
     ) -> Result<(), Error> {
-        let Call { program, stamp, arithmetic } = call;
-        let loans: SmallVec<[Option<Loan>; 4]> = buffers.iter().map(loan).collect();
-        let task = &Task { program, buffers, loans: &loans, stamp, arithmetic };
+        let Call { program, stamp, arithmetic, is_straight } = call;
+        let loans: SmallVec<[Option<Loan>; 4]>;
+        let loans = if is_straight {
+            &[][..]
+        } else {
+            loans = buffers.iter().map(loan).collect();
+            &loans
+        };
+        let task = &Task { program, buffers, loans, stamp, arithmetic, is_straight };
         let ladder = &mut self.ladder;
         ladder.reset();
         let mut started: Option<Instant> = None;
@@ -357,7 +375,9 @@ impl Engine {
             executor.tend();
         };
         let Turn { sequence, switches } = self.health.enter(limits, tend)?;
-        switches.into_iter().for_each(|commit| self.planner.expect(commit));
+        if !switches.is_empty() {
+            switches.into_iter().for_each(|commit| self.planner.expect(commit));
+        }
         self.planner.advance(sequence);
         let plan = plan(&mut self.planner).inspect_err(|_| self.health.cancel())?;
         self.calls = sequence;

@@ -9,6 +9,7 @@ mod copies;
 mod idle;
 mod progress;
 mod resume;
+mod straight;
 mod task;
 mod waiting;
 
@@ -16,7 +17,7 @@ use std::os::fd::RawFd;
 
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
-use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Program, Span, StepIndex};
+use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Span, StepIndex};
 use ccl_core::topology::{RailCapacity, Topology};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
@@ -24,6 +25,7 @@ use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
+pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
 
 /// Reductions over at most this many operands need no heap memory per tile.
@@ -132,8 +134,12 @@ impl Executor {
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
     pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
-        self.prepare(task.program);
-        self.divide(&task.program.rails);
+        if task.is_straight {
+            self.prepare_straight(task.program);
+        } else {
+            self.prepare(task.program);
+            self.divide(&task.program.rails);
+        }
         self.resume(task)
     }
 }
@@ -171,6 +177,9 @@ enum Departure {
 impl<'a> Run<'a> {
     /// Moves what can be moved. Tells whether anything did.
     pub(crate) fn sweep(&mut self) -> Result<bool, Failure> {
+        if self.task.is_straight {
+            return self.go_on();
+        }
         let mut moved = false;
         for place in 0..self.pushed.len() {
             moved |= self.push(self.pushed[place])?;
@@ -193,7 +202,11 @@ impl<'a> Run<'a> {
             let link = self.links[*index].as_ref();
             self.broken[*index].is_some() || link.is_none_or(|link| link.flushed())
         };
-        self.progress.left == 0 && self.pushed.iter().all(flushed)
+        let is_through = match self.task.is_straight {
+            true => self.progress.passed == self.task.program.steps.len(),
+            false => self.progress.left == 0,
+        };
+        is_through && self.pushed.iter().all(flushed)
     }
 
     /// Lets a link do its own work. Tells whether there was any.
@@ -205,15 +218,10 @@ impl<'a> Run<'a> {
                 Err(cause) => self.broken[index] = Some(cause),
             }
         }
-        let needed = |(lane, done): (&Lane, &usize)| {
-            *done < lane.steps.len() && self.index(lane.port) == index
-        };
-        let Program { sends, receives, .. } = self.task.program;
-        let sending = sends.iter().zip(&self.progress.sent).find(|pair| needed(*pair));
-        let receiving = receives.iter().zip(&self.progress.received).find(|pair| needed(*pair));
-        match (sending.or(receiving), &self.broken[index]) {
-            (Some((lane, _)), Some(cause)) => {
-                Err(Failure::Link { peer: lane.port.rank(), cause: cause.clone() })
+        let mut open = self.open_sends().chain(self.open_receives());
+        match (open.find(|port| self.index(*port) == index), &self.broken[index]) {
+            (Some(port), Some(cause)) => {
+                Err(Failure::Link { peer: port.rank(), cause: cause.clone() })
             }
             _ => Ok(false),
         }

@@ -16,6 +16,7 @@ use ccl_core::settings::{AlgorithmChoice, Settings};
 use ccl_core::topology::Topology;
 use ccl_core::tuning::Tuning;
 
+use crate::executor::is_straight;
 use crate::health::with_health;
 
 /// More plans than this are not remembered; the oldest half would only cost memory.
@@ -29,6 +30,10 @@ const EPOCH_STRIDE: u32 = 0x9e37_79b1;
 pub(crate) struct Plan {
     pub(crate) program: Program,
     pub(crate) signature: Signature,
+    /// Whether the program is [run straight through](is_straight).
+    pub(crate) is_straight: bool,
+    /// Whether its input must not be its output.
+    pub(crate) is_apart: bool,
 }
 
 /// Makes and remembers the plans of one rank.
@@ -47,12 +52,13 @@ pub(crate) struct Planner {
     tuning: Option<Tuning>,
     settings: Settings,
     remembered: HashMap<Key, Arc<Plan>>,
-    /// The plan asked for last: most programs ask for it again.
+    /// The plan used last: most programs ask for it again. It goes from hand to hand, since even counting
+    /// references would be felt in a call of a few bytes.
     latest: Option<(Key, Arc<Plan>)>,
 }
 
-/// What a plan depends on. Scalars of reductions do not matter to it.
-type Key = (Collective, usize, DataType, u8, Rank);
+/// What a plan depends on, and whether its input is its output. Scalars of reductions do not matter to it.
+type Key = (Collective, usize, DataType, u8, Rank, bool);
 
 impl Planner {
     pub(crate) fn new(me: Rank, topology: Topology, settings: Settings) -> Self {
@@ -112,19 +118,24 @@ impl Planner {
         self.epoch
     }
 
-    /// The plan of a collective that is described by a request.
+    /// The plan of a collective that is described by a request. `is_one` says of an AllToAll that its input
+    /// is its output; those of the others may be, where it is documented.
     ///
     /// # Errors
     /// The settings force an algorithm that does not exist.
-    pub(crate) fn plan(&mut self, request: &Request) -> Result<Arc<Plan>, Error> {
+    pub(crate) fn plan(&mut self, request: &Request, is_one: bool) -> Result<Arc<Plan>, Error> {
         let Request { collective, count, datatype, reduction, root } = *request;
-        let key = (collective, count, datatype, reduction.code(), root);
-        if let Some((_, plan)) = self.latest.as_ref().filter(|(latest, _)| *latest == key) {
-            return Ok(Arc::clone(plan));
+        let key = (collective, count, datatype, reduction.code(), root, is_one);
+        if let Some((_, plan)) = self.latest.take_if(|(latest, _)| *latest == key) {
+            return Ok(plan);
         }
-        let plan = self.remember(key, request)?;
-        self.latest = Some((key, Arc::clone(&plan)));
-        Ok(plan)
+        self.remember(key, request)
+    }
+
+    /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
+    pub(crate) fn keep(&mut self, request: &Request, is_one: bool, plan: Arc<Plan>) {
+        let Request { collective, count, datatype, reduction, root } = *request;
+        self.latest = Some(((collective, count, datatype, reduction.code(), root, is_one), plan));
     }
 
     /// The plan of `request`, made at most once.
@@ -136,7 +147,7 @@ impl Planner {
         let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
-        let plan = Arc::new(Plan { program, signature });
+        let plan = Arc::new(self.finished(program, signature, key.5));
         if self.remembered.len() >= REMEMBERED {
             self.remembered.clear();
         }
@@ -144,11 +155,17 @@ impl Planner {
         Ok(plan)
     }
 
-    /// The plan of an AllToAllV, whose counts differ from call to call and from rank to rank.
+    /// The plan of an AllToAllV, whose counts differ from call to call and from rank to rank. `is_one` says
+    /// that its input is its output.
     ///
     /// # Errors
     /// As [`Self::plan`].
-    pub(crate) fn ragged(&self, datatype: DataType, counts: Ragged) -> Result<Plan, Error> {
+    pub(crate) fn ragged(
+        &self,
+        datatype: DataType,
+        counts: Ragged,
+        is_one: bool,
+    ) -> Result<Plan, Error> {
         let request = Request {
             collective: Collective::AllToAllV,
             count: 0,
@@ -159,7 +176,9 @@ impl Planner {
         let choice = self.choose(&request)?;
         let layout = Layout::ragged(self.me, self.topology.ranks(), counts);
         let program = self.lower(&choice, &layout, datatype);
-        Ok(Plan { program, signature: request.signature(self.digest(choice.digest)) })
+        let signature = request.signature(self.digest(choice.digest));
+        let plan = self.finished(program, signature, is_one);
+        Ok(Plan { is_straight: false, ..plan })
     }
 
     /// A plan that only synchronises, under the name of `request`: for calls with nothing to move.
@@ -167,8 +186,22 @@ impl Planner {
     /// # Errors
     /// As [`Self::plan`].
     pub(crate) fn synchronising(&mut self, request: &Request) -> Result<Plan, Error> {
-        let barrier = self.plan(&Request::BARRIER)?;
-        Ok(Plan { program: barrier.program.clone(), signature: request.signature(self.digest(0)) })
+        let barrier = self.plan(&Request::BARRIER, false)?;
+        let signature = request.signature(self.digest(0));
+        let plan = Plan { program: barrier.program.clone(), signature, ..*barrier };
+        self.keep(&Request::BARRIER, false, barrier);
+        Ok(plan)
+    }
+
+    /// What there is to know about a program before it is run.
+    fn finished(&self, program: Program, signature: Signature, is_one: bool) -> Plan {
+        let (program, is_apart) = match is_one.then(|| program.clone().in_place(self.me)) {
+            None => (program, false),
+            Some(Some(program)) => (program, false),
+            Some(None) => (program, true),
+        };
+        let is_straight = self.topology.nodes() == 1 && is_straight(&program);
+        Plan { program, signature, is_straight, is_apart }
     }
 
     /// How many seconds a collective would take.

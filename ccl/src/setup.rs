@@ -31,6 +31,10 @@ use crate::timeline::Timeline;
 /// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
 const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
 const SMALLEST_TILE_BYTES: usize = 4096;
+/// Small tiles on the way between two ranks of a host, unless there are so many ranks that the headers
+/// of all rings together would need more memory than a part of that of the rings.
+const TILES_ON_THE_WAY: usize = 64;
+const HEADERS_OF_A_HOST: usize = 1 << 19;
 
 /// Tiles on the way between two hosts, for each rail between them and at least.
 const SLOTS_PER_RAIL: usize = 8;
@@ -324,7 +328,9 @@ impl Group<'_> {
         let rings = (ranks * ranks * slots).max(1);
         let fitting = RINGS_OF_A_HOST_BYTES / rings / SMALLEST_TILE_BYTES * SMALLEST_TILE_BYTES;
         let tile_bytes = self.settings.tile_bytes.min(fitting).max(SMALLEST_TILE_BYTES);
-        RingShape { tile_bytes, slots }
+        let fitting = HEADERS_OF_A_HOST / (ranks * ranks).max(1);
+        let tiles = TILES_ON_THE_WAY.min(fitting).max(slots);
+        RingShape { tile_bytes, slots, tiles }
     }
 
     /// Everybody's value, in order of rank.

@@ -104,6 +104,7 @@ fn task<'a>(call: &Call<'a>) -> Task<'a> {
         loans: &[],
         stamp: call.stamp,
         arithmetic: call.request.map(|(request, ranks)| arithmetic(&request, ranks)),
+        is_straight: false,
     }
 }
 

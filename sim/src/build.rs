@@ -67,7 +67,8 @@ fn port(peer: usize, ranks: usize) -> usize {
 }
 
 fn ring(scenario: &Scenario) -> RingShape {
-    RingShape { tile_bytes: 192, slots: scenario.shape.slots }
+    let slots = scenario.shape.slots;
+    RingShape { tile_bytes: 192, slots, tiles: slots }
 }
 
 /// A link inside a host.

@@ -4,16 +4,23 @@
 //! A ring has one writer and one or several readers, each of which gets every tile:
 //!
 //! ```text
-//!   reader r   one line   consumed: u64, written by the reader
-//!   slot i     one line   published: u64, bytes: u32, kind: u32, the stamp, and the payload if it
-//!                         is short; by the writer
-//!              then       tile_bytes of payload, or the description of a loan
+//!   reader r   one line    consumed: u64, written by the reader
+//!   header i   two lines   published: u64, bytes: u32, kind: u32, the stamp, and the payload if it
+//!                          is short, or the description of a loan; by the writer
+//!   floor                  slots * tile_bytes, on which longer payloads lie
 //! ```
 //!
-//! Tile `t` lies in slot `t % slots` and is published by storing `t + 1`: one cache line carries
-//! the flag, the length and the stamp of a tile, and the whole of a small one. The writer may fill the slot again once every
-//! reader's `consumed` exceeds `t`. Nothing else is shared, so there is nothing to lock.
+//! Tile `t` has header `t % tiles` and is published by storing `t + 1`: one cache line carries
+//! the flag, the length and the stamp of a tile, and the whole of a small one. The writer may fill
+//! the header again once every reader's `consumed` exceeds `t`. Nothing else is shared, so there is
+//! nothing to lock.
+//!
+//! A payload takes as much of the floor as it is long, so that many small tiles are on the way in the
+//! room of a few large ones. Where one begins follows from the lengths of those before it; see
+//! [`Floor`].
 
+mod cache;
+mod floor;
 pub(crate) mod loan;
 mod reader;
 mod writer;
@@ -25,40 +32,48 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use ccl_core::wire::STAMP_BYTES;
 
+use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;
-use crate::{HEADER_BYTES, Link, Loan, Stamp, Tile, TransportError};
+use crate::{Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
 const LENGTH_AT: usize = 8;
 const KIND_AT: usize = 12;
 const STAMP_AT: usize = 16;
 const INLINE_AT: usize = STAMP_AT + STAMP_BYTES;
-/// Payloads up to this length travel in the line of the header.
-const INLINE_BYTES: usize = LINE_BYTES - INLINE_AT;
+const HEADER_BYTES: usize = 2 * LINE_BYTES;
+/// Payloads up to this length travel in the header.
+const INLINE_BYTES: usize = HEADER_BYTES - INLINE_AT;
 
-/// The payload of the slot is the tile.
+/// The tile lies on the floor.
 const KIND_TILE: u32 = 0;
-/// The payload of the slot says where the tile is.
+/// What stands behind the stamp says where the tile is.
 const KIND_LOAN: u32 = 1;
 /// The tile is short and stands behind the stamp.
 const KIND_INLINE: u32 = 2;
 
-/// Size and number of the slots of a ring.
+/// How much can be on the way in a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingShape {
-    /// Payload of a slot, in bytes; a multiple of 64.
+    /// Largest payload of a tile, in bytes; a multiple of 64.
     pub tile_bytes: usize,
-    /// Slots per direction.
+    /// How many of the largest tiles fit.
     pub slots: usize,
+    /// How many tiles of any length are on the way at most, in a direction.
+    pub tiles: usize,
 }
 
 impl RingShape {
     /// Memory that a ring with `readers` readers needs, in bytes.
     #[must_use]
     pub fn bytes(self, readers: usize) -> usize {
-        readers * LINE_BYTES + self.slots * (HEADER_BYTES + self.tile_bytes)
+        self.floor_at(readers) + self.slots * self.tile_bytes
+    }
+
+    fn floor_at(self, readers: usize) -> usize {
+        readers * LINE_BYTES + self.tiles * HEADER_BYTES
     }
 }
 
@@ -108,42 +123,61 @@ impl Ring {
         unsafe { self.start.add(offset) }
     }
 
-    fn slot(&self, tile: u64) -> usize {
-        #[allow(clippy::cast_possible_truncation, reason = "the remainder is a slot index")]
-        let index = (tile % self.shape.slots as u64) as usize;
-        self.readers * LINE_BYTES + index * (HEADER_BYTES + self.shape.tile_bytes)
-    }
-
+    /// A word of the ring.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: lines are aligned to 64 bytes, zeroed at first, and only used as atomics.
+        // SAFETY: lines are aligned to 64 bytes, zeroed at first, and their words only used as atomics.
         unsafe { self.at(offset).cast::<AtomicU64>().as_ref() }
-    }
-
-    fn half_word(&self, tile: u64, at: usize) -> &AtomicU32 {
-        // SAFETY: as above; length and kind have their own aligned words in the line.
-        unsafe { self.at(self.slot(tile) + at).cast::<AtomicU32>().as_ref() }
-    }
-
-    fn stamp(&self, tile: u64) -> NonNull<[u8; STAMP_BYTES]> {
-        self.at(self.slot(tile) + STAMP_AT).cast()
-    }
-
-    fn short_payload(&self, tile: u64) -> NonNull<u8> {
-        self.at(self.slot(tile) + INLINE_AT)
-    }
-
-    fn payload(&self, tile: u64) -> NonNull<u8> {
-        self.at(self.slot(tile) + HEADER_BYTES)
     }
 
     fn consumed(&self, reader: usize) -> &AtomicU64 {
         self.word(reader * LINE_BYTES)
     }
 
-    fn published(&self, tile: u64) -> &AtomicU64 {
-        self.word(self.slot(tile))
+    /// The first header.
+    fn first(&self) -> Header {
+        Header(self.readers * LINE_BYTES)
+    }
+
+    /// The header behind this one.
+    fn behind(&self, header: Header) -> Header {
+        let next = header.0 + HEADER_BYTES;
+        if next == self.shape.floor_at(self.readers) { self.first() } else { Header(next) }
+    }
+
+    fn published(&self, header: Header) -> &AtomicU64 {
+        self.word(header.0)
+    }
+
+    fn length(&self, header: Header) -> &AtomicU32 {
+        self.half_word(header.0 + LENGTH_AT)
+    }
+
+    fn kind(&self, header: Header) -> &AtomicU32 {
+        self.half_word(header.0 + KIND_AT)
+    }
+
+    fn half_word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: as above; length and kind have their own aligned words in the line.
+        unsafe { self.at(offset).cast::<AtomicU32>().as_ref() }
+    }
+
+    fn stamp(&self, header: Header) -> NonNull<[u8; STAMP_BYTES]> {
+        self.at(header.0 + STAMP_AT).cast()
+    }
+
+    fn short_payload(&self, header: Header) -> NonNull<u8> {
+        self.at(header.0 + INLINE_AT)
+    }
+
+    /// The payload at `offset` on the floor.
+    fn payload(&self, offset: usize) -> NonNull<u8> {
+        self.at(self.shape.floor_at(self.readers) + offset)
     }
 }
+
+/// Where a header begins in its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header(usize);
 
 /// An end of one or two rings: a writer, a reader, or both.
 #[derive(Debug)]
@@ -202,7 +236,7 @@ impl Link for RingLink {
     }
 
     fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
-        self.writer().publish(stamp, bytes, KIND_TILE);
+        self.writer().commit(stamp, bytes);
         self.ring_bells();
         Ok(())
     }
@@ -213,13 +247,11 @@ impl Link for RingLink {
 
     fn lend(&mut self, stamp: &Stamp, loan: &Loan) -> Result<Option<u64>, TransportError> {
         assert!(self.lends, "the peer cannot open this process' memory");
-        let writer = self.writer();
-        let Some(slot) = writer.reserve()? else { return Ok(None) };
-        slot[..loan::LOAN_BYTES].copy_from_slice(&loan::encode(loan));
-        writer.publish(stamp, loan::LOAN_BYTES, KIND_LOAN);
-        let committed = writer.committed();
-        self.ring_bells();
-        Ok(Some(committed))
+        let tile = self.writer().lend(stamp, loan)?;
+        if tile.is_some() {
+            self.ring_bells();
+        }
+        Ok(tile)
     }
 
     fn returned(&mut self) -> u64 {

@@ -146,9 +146,10 @@ impl Segment {
     }
 }
 
-/// Twice the slots: the slowest of the readers decides when one is free.
+/// Room for more, in the one ring of a rank that all others read: the slowest of them decides what is free,
+/// and where ranks outnumber processors a writer should not run out of it before others have had their turn.
 fn multicast_shape(shape: RingShape) -> RingShape {
-    RingShape { slots: 2 * shape.slots, ..shape }
+    RingShape { slots: 2 * shape.slots, tiles: 4 * shape.tiles, ..shape }
 }
 
 fn ring_bytes(shape: RingShape, readers: usize) -> usize {

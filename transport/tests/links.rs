@@ -10,10 +10,12 @@ use ccl_transport::conformance::check;
 use ccl_transport::ring::RingShape;
 use ccl_transport::{Link, Stamp, TransportError, memory, shm};
 
-const SHAPES: [RingShape; 3] = [
-    RingShape { tile_bytes: 64, slots: 2 },
-    RingShape { tile_bytes: 4096, slots: 3 },
-    RingShape { tile_bytes: 65536, slots: 4 },
+const SHAPES: [RingShape; 5] = [
+    RingShape { tile_bytes: 64, slots: 2, tiles: 2 },
+    RingShape { tile_bytes: 4096, slots: 3, tiles: 3 },
+    RingShape { tile_bytes: 4096, slots: 3, tiles: 40 },
+    RingShape { tile_bytes: 65536, slots: 1, tiles: 7 },
+    RingShape { tile_bytes: 65536, slots: 4, tiles: 64 },
 ];
 
 #[test]
@@ -73,7 +75,7 @@ fn lent_memory_is_read_in_place_and_comes_back() {
 
 #[test]
 fn every_reader_gets_every_tile_and_the_slowest_decides() {
-    let shape = RingShape { tile_bytes: 64, slots: 2 };
+    let shape = RingShape { tile_bytes: 64, slots: 2, tiles: 2 };
     let (mut writer, mut readers) = memory::multicast(shape, 3);
     let signature = Signature {
         collective: Collective::AllGather,
@@ -99,6 +101,63 @@ fn every_reader_gets_every_tile_and_the_slowest_decides() {
             assert_eq!(writer.reserve().unwrap().is_some(), index == 2);
         }
         assert_eq!(writer.returned(), u64::from(tile));
+    }
+}
+
+/// Tiles that each reader of the test below gets.
+const TILES: u32 = 5_000;
+
+/// Most tiles are short, as small messages are; some are as long as they can be.
+fn length(tile: u32, most: usize) -> usize {
+    let random = (tile.wrapping_mul(0x9E37_79B1) >> 8) as usize;
+    match random % 8 {
+        0 => random % (most + 1),
+        1 => most,
+        2 => random % 4096.min(most + 1),
+        _ => random % 130.min(most + 1),
+    }
+}
+
+#[test]
+fn tiles_of_all_lengths_arrive_while_all_ends_run() {
+    let stamp = |sequence| Stamp { sequence, signature: Signature::POINT_TO_POINT };
+    let byte = |tile: u32, at: usize| (tile as usize * 31 + at * 7).to_le_bytes()[0];
+    for shape in SHAPES {
+        let (mut writer, readers) = memory::multicast(shape, 3);
+        std::thread::scope(|threads| {
+            for (index, mut reader) in (1..).zip(readers) {
+                threads.spawn(move || {
+                    for tile in 0..TILES {
+                        while reader.peek().is_none() {
+                            std::thread::yield_now();
+                        }
+                        let arrived = reader.peek().unwrap();
+                        assert_eq!(*arrived.stamp, stamp(tile).encode(), "tile {tile}");
+                        assert_eq!(arrived.payload.len(), length(tile, shape.tile_bytes));
+                        let mut bytes = arrived.payload.iter().enumerate();
+                        assert!(bytes.all(|(at, got)| *got == byte(tile, at)), "tile {tile}");
+                        // Readers fall behind each other.
+                        if tile.is_multiple_of(97 * index) {
+                            std::thread::yield_now();
+                        }
+                        reader.release().unwrap();
+                    }
+                });
+            }
+            for tile in 0..TILES {
+                let bytes = length(tile, shape.tile_bytes);
+                loop {
+                    if let Some(room) = writer.reserve().unwrap() {
+                        for (at, place) in room[..bytes].iter_mut().enumerate() {
+                            *place = byte(tile, at);
+                        }
+                        break writer.commit(&stamp(tile), bytes).unwrap();
+                    }
+                    std::thread::yield_now();
+                }
+            }
+        });
+        assert_eq!(writer.returned(), u64::from(TILES), "{shape:?}");
     }
 }
 
@@ -129,7 +188,7 @@ const ROUNDS: u32 = 20;
 
 #[test]
 fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
-    let shape = RingShape { tile_bytes: 64, slots: 1 };
+    let shape = RingShape { tile_bytes: 64, slots: 1, tiles: 1 };
     let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
     let addresses = [0, 1].map(|index: usize| segments[index].address());
     let neighbours = [1, 0].map(|peer: usize| segments[1 - peer].open(peer, &addresses[peer]));
@@ -197,7 +256,7 @@ fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
 
 #[test]
 fn memory_that_the_host_does_not_have_is_an_error() {
-    let shape = RingShape { tile_bytes: 1 << 40, slots: 1 << 4 };
+    let shape = RingShape { tile_bytes: 1 << 40, slots: 1 << 4, tiles: 16 };
     let refused = shm::Segment::create(8, shape);
     let Err(TransportError::System { cause, .. }) = refused else { panic!("{refused:?}") };
     assert!(cause.contains("available"), "{cause}");

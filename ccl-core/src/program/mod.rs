@@ -12,6 +12,7 @@
 //! executes the programs of all ranks symbolically.
 
 mod check;
+mod in_place;
 mod lower;
 mod multicast;
 

@@ -49,8 +49,11 @@ impl Core {
         watch: Option<Watch<'_>>,
     ) -> Result<(), Error> {
         let limits = Limits { control: &self.control, timeout: self.timeout(), watch };
-        self.activity.fetch_add(1, Ordering::Relaxed);
-        let result = lock(&self.engine).run(operations, limits);
+        let mut engine = lock(&self.engine);
+        // Only who holds the engine counts.
+        self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        let result = engine.run(operations, limits);
+        drop(engine);
         if let Err(error) = &result {
             match error {
                 Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}

@@ -26,6 +26,9 @@ pub(super) struct Progress {
     pub(super) oldest: Vec<usize>,
     /// Steps that have bytes left.
     pub(super) left: usize,
+    /// Steps of a program that is run [straight](super::straight) that are done; nothing else above
+    /// is about it.
+    pub(super) passed: usize,
 }
 
 impl Progress {

@@ -38,6 +38,13 @@ impl Executor {
         exceed(footprint(buffers), self.cache_bytes)
     }
 
+    /// As [`Self::prepare`], for a program that is run straight through.
+    pub(super) fn prepare_straight(&mut self, program: &Program) {
+        assert!(self.pushed.is_empty(), "only links inside a host need no push");
+        self.scratch.grow(program.scratch_bytes);
+        self.progress.passed = 0;
+    }
+
     /// Goes on with the task whose program was prepared last, on the same memory.
     pub(crate) fn resume<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
         let exceeds_caches = self.exceeds_caches(task.buffers);

@@ -17,6 +17,8 @@ pub(crate) struct Task<'a> {
     pub(crate) loans: &'a [Option<Loan>],
     pub(crate) stamp: Stamp,
     pub(crate) arithmetic: Option<Arithmetic>,
+    /// Whether the program is [run straight through](super::is_straight); then nothing is scaled.
+    pub(crate) is_straight: bool,
 }
 
 impl Task<'_> {

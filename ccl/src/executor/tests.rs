@@ -19,8 +19,11 @@ use ccl_transport::ring::RingShape;
 
 use super::*;
 
-const SHAPES: [RingShape; 2] =
-    [RingShape { tile_bytes: 64, slots: 1 }, RingShape { tile_bytes: 192, slots: 3 }];
+const LEAST_TILE_BYTES: usize = 64;
+const SHAPES: [RingShape; 2] = [
+    RingShape { tile_bytes: LEAST_TILE_BYTES, slots: 1, tiles: 1 },
+    RingShape { tile_bytes: 192, slots: 3, tiles: 5 },
+];
 
 /// More sweeps than this without an end are a hang.
 const SWEEPS: usize = 2_000_000;
@@ -114,13 +117,22 @@ impl Case {
         }
     }
 
+    fn check(&self, name: &str) {
+        let Request { collective, count, root, .. } = self.request;
+        for rank in 0..self.ranks {
+            let what = format!("{collective:?} {name} n={} count={count} root={root}", self.ranks);
+            assert_eq!(self.outputs[rank as usize], self.expected(rank), "{what} rank {rank}");
+        }
+    }
+
     fn gathered(&self) -> Vec<i32> {
         let count = self.request.count;
         (0..self.ranks).flat_map(|from| (0..count).map(move |i| contribution(from, i))).collect()
     }
 
-    /// Runs the algorithm `name` with sweeps of random ranks.
-    fn play(&mut self, name: &str, random: &mut Random) {
+    /// Runs the algorithm `name` with sweeps of random ranks. Tells whether it could be done; in place not
+    /// every algorithm can be.
+    fn play(&mut self, name: &str, in_place: bool, random: &mut Random) -> bool {
         let topology = Topology::single_host(self.ranks, 2);
         let model = CostModel::default_for(&topology);
         let choice = choose(&self.request, &topology, &model, Some(name)).unwrap();
@@ -128,6 +140,11 @@ impl Case {
         let programs: Vec<Program> = (0..self.ranks)
             .map(|rank| lower(&*choice.schedule, &layout, Rank(rank), 4, &topology))
             .collect();
+        let programs = match in_place {
+            true => (0..).zip(programs).map(|(rank, part)| part.in_place(Rank(rank))).collect(),
+            false => Some(programs),
+        };
+        let Some(programs) = programs else { return false };
         let stamp = Stamp { sequence: 1, signature: self.request.signature(choice.digest) };
         let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
         let arithmetic = Some(Arithmetic { kernel, factor: None });
@@ -137,18 +154,26 @@ impl Case {
             .inputs
             .iter()
             .zip(&mut self.outputs)
-            .map(|(input, output)| [Region::of(input), Region::of_mut(output)])
+            .map(|(input, output)| {
+                let output = Region::of_mut(output);
+                [if in_place { output } else { Region::of(input) }, output]
+            })
             .collect();
         let tasks: Vec<Task<'_>> = programs
             .iter()
             .zip(&buffers)
-            .map(|(program, buffers)| Task { program, buffers, loans: &[], stamp, arithmetic })
+            .map(|(program, buffers)| {
+                // Ranks that run straight through meet ranks that do not.
+                let fits = program.steps.iter().all(|step| step.bytes <= LEAST_TILE_BYTES);
+                let is_straight = is_straight(program) && fits && random.below(3) > 0;
+                Task { program, buffers, loans: &[], stamp, arithmetic, is_straight }
+            })
             .collect();
         let mut runs: Vec<Run<'_>> =
             executors.iter_mut().zip(&tasks).map(|(executor, task)| executor.begin(task)).collect();
         for _ in 0..SWEEPS {
             if runs.iter().all(Run::finished) {
-                return;
+                return true;
             }
             let rank = random.below(runs.len());
             runs[rank].sweep().unwrap();
@@ -169,12 +194,26 @@ fn every_algorithm_ends_with_the_right_numbers_in_any_order() {
                     let root =
                         if collective.is_rooted() { u32::try_from(root).unwrap() } else { 0 };
                     let mut case = Case::new(collective, ranks, count, root);
-                    case.play(name, &mut random);
-                    for rank in 0..ranks {
-                        let got = &case.outputs[rank as usize];
-                        let what = format!("{collective:?} {name} n={ranks} count={count}");
-                        assert_eq!(got, &case.expected(rank), "{what} root={root} rank {rank}");
-                    }
+                    assert!(case.play(name, false, &mut random));
+                    case.check(name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_all_to_all_in_place_ends_with_the_right_numbers_in_any_order() {
+    let mut random = Random(0x2545_F491_4F6C_DD1D);
+    for name in names(Collective::AllToAll) {
+        for ranks in [1, 2, 3, 4, 5, 7, 8, 12] {
+            for count in [1, 3, 257, 1000] {
+                let mut case = Case::new(Collective::AllToAll, ranks, count, 0);
+                case.outputs.clone_from(&case.inputs);
+                let is_exchange = case.play(name, true, &mut random);
+                assert_eq!(is_exchange, *name != "bruck" || ranks <= 3, "{name} n={ranks}");
+                if is_exchange {
+                    case.check(name);
                 }
             }
         }
@@ -211,6 +250,7 @@ fn a_peer_in_another_call_is_noticed() {
         loans: &[],
         stamp: stamps[rank],
         arithmetic,
+        is_straight: false,
     });
     let [one, other] = &mut executors[..] else { panic!() };
     let (mut one, mut other) = (one.begin(&tasks[0]), other.begin(&tasks[1]));

@@ -11,23 +11,32 @@ use super::{INLINE_OPERANDS, Run};
 impl Run<'_> {
     /// The ranks from which something is still to come.
     pub(crate) fn peers_waited_for(&self) -> SmallVec<[Rank; INLINE_OPERANDS]> {
-        let lanes = self.task.program.receives.iter().zip(&self.progress.received);
-        lanes
-            .filter(|(lane, done)| **done < lane.steps.len())
-            .map(|(lane, _)| lane.port.rank())
-            .collect()
+        self.open_receives().map(Port::rank).collect()
+    }
+
+    /// Links on which something is still to be sent.
+    pub(super) fn open_sends(&self) -> impl Iterator<Item = Port> {
+        open(&self.task.program.sends, |lane| self.progress.sent[lane], self.passed())
+    }
+
+    /// Links on which something is still to come.
+    pub(super) fn open_receives(&self) -> impl Iterator<Item = Port> {
+        open(&self.task.program.receives, |lane| self.progress.received[lane], self.passed())
+    }
+
+    /// How many steps are done, if they are done in their order.
+    fn passed(&self) -> Option<usize> {
+        self.task.is_straight.then_some(self.progress.passed)
     }
 
     /// Which ranks are waited for, in words.
     pub(crate) fn waiting(&self) -> String {
-        let describe = |lanes: &[Lane], completed: &[usize], verb: &str| {
-            let open = lanes.iter().zip(completed).filter(|(lane, done)| **done < lane.steps.len());
-            let ends: Vec<String> = open.map(|(lane, _)| self.other_end(lane.port)).collect();
+        let describe = |ends: Vec<String>, verb: &str| {
             (!ends.is_empty()).then(|| format!("{verb} {}", ends.join(", ")))
         };
-        let program = self.task.program;
-        let from = describe(&program.receives, &self.progress.received, "waiting for data from");
-        let to = describe(&program.sends, &self.progress.sent, "waiting to send to");
+        let names = |port| self.other_end(port);
+        let from = describe(self.open_receives().map(names).collect(), "waiting for data from");
+        let to = describe(self.open_sends().map(names).collect(), "waiting to send to");
         let both: Vec<String> = from.into_iter().chain(to).collect();
         if !both.is_empty() {
             return both.join("; ");
@@ -45,4 +54,18 @@ impl Run<'_> {
             Port::Pair(rank) | Port::Multicast(rank) => format!("rank {rank}"),
         }
     }
+}
+
+/// The links of lanes that have steps left: those behind the first so many of the lane, or, of a program whose
+/// steps are done in their order, those that are not among the first `passed`.
+fn open<'a>(
+    lanes: &'a [Lane],
+    completed: impl Fn(usize) -> usize + 'a,
+    passed: Option<usize>,
+) -> impl Iterator<Item = Port> + 'a {
+    let is_open = move |(index, lane): &(usize, &Lane)| match passed {
+        Some(passed) => lane.steps.last().is_some_and(|step| *step as usize >= passed),
+        None => completed(*index) < lane.steps.len(),
+    };
+    lanes.iter().enumerate().filter(is_open).map(|(_, lane)| lane.port)
 }

@@ -1,4 +1,4 @@
-//! Rank j gets block j of every rank's input, in order of rank. There is no in-place form.
+//! Rank j gets block j of every rank's input, in order of rank.
 
 use ccl::Collective;
 
@@ -12,7 +12,7 @@ pub const ALLTOALL: Benchmark = Benchmark {
     operation: OperationColumn::Fixed("none"),
     rooted: false,
     uneven: false,
-    checks_in_place: false,
+    checks_in_place: true,
     counts: |job| {
         let count = block(job);
         Counts::new(count, count * job.ranks, count * job.ranks)

@@ -1,9 +1,9 @@
-//! The end of a ring that empties slots.
+//! The end of a ring that empties it.
 
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use super::{INLINE_BYTES, KIND_AT, KIND_INLINE, KIND_LOAN, KIND_TILE, LENGTH_AT, Ring, loan};
+use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
 use crate::shm::{Map, SegmentAddress, open};
 use crate::{Tile, TransportError};
 
@@ -16,6 +16,9 @@ pub(super) struct Reader {
     index: usize,
     /// Tiles released.
     released: u64,
+    /// Of the oldest tile that is not.
+    header: Header,
+    floor: Floor,
     /// Memory of the writer that was lent before, the latest last.
     borrowed: RefCell<Vec<(SegmentAddress, Map)>>,
     /// What was found wrong while looking at the oldest tile.
@@ -25,13 +28,14 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(ring: Ring, index: usize) -> Self {
         assert!(index < ring.readers, "reader {index} of {}", ring.readers);
+        let (header, floor) = (ring.first(), Floor::new(ring.shape));
         let (borrowed, wrong) = (RefCell::default(), RefCell::default());
-        Self { ring, index, released: 0, borrowed, wrong }
+        Self { ring, index, released: 0, header, floor, borrowed, wrong }
     }
 
     /// The oldest tile. If something is wrong with it, there is none, and [`Self::wrong`] tells.
     pub(super) fn peek(&self) -> Option<Tile<'_>> {
-        if self.ring.published(self.released).load(Ordering::Acquire) != self.released + 1 {
+        if self.ring.published(self.header).load(Ordering::Acquire) != self.released + 1 {
             return None;
         }
         match self.oldest() {
@@ -44,9 +48,17 @@ impl Reader {
     }
 
     pub(super) fn release(&mut self) {
-        let published = self.ring.published(self.released).load(Ordering::Relaxed);
+        let published = self.ring.published(self.header).load(Ordering::Relaxed);
         assert!(published == self.released + 1, "release without a tile");
+        if self.ring.kind(self.header).load(Ordering::Relaxed) == KIND_TILE {
+            let bytes = self.ring.length(self.header).load(Ordering::Relaxed) as usize;
+            // A peer that changes what was looked at must not lead us off the floor.
+            self.floor.put(bytes.min(self.ring.shape.tile_bytes));
+        }
         self.released += 1;
+        self.header = self.ring.behind(self.header);
+        // Of a writer that is ahead, it comes while the caller does something else.
+        cache::fetch(self.ring.at(self.header.0));
         let borrowed = self.borrowed.get_mut();
         if borrowed.len() > REMEMBERED_LOANS {
             borrowed.remove(0);
@@ -61,29 +73,28 @@ impl Reader {
 
     /// The oldest tile, which is published.
     fn oldest(&self) -> Result<Tile<'_>, TransportError> {
-        let tile = self.released;
-        let invalid = || TransportError::Protocol("a slot holds no valid header".into());
-        let bytes = self.ring.half_word(tile, LENGTH_AT).load(Ordering::Relaxed) as usize;
-        let kind = self.ring.half_word(tile, KIND_AT).load(Ordering::Relaxed);
-        // SAFETY: the tile is published and not released, so the writer leaves its slot alone.
-        let stamp = unsafe { self.ring.stamp(tile).as_ref() };
+        let invalid = || TransportError::Protocol("a tile has no valid header".into());
+        let bytes = self.ring.length(self.header).load(Ordering::Relaxed) as usize;
+        let kind = self.ring.kind(self.header).load(Ordering::Relaxed);
+        // SAFETY: the tile is published and not released, so the writer leaves its header alone.
+        let stamp = unsafe { self.ring.stamp(self.header).as_ref() };
         let (start, room) = match kind {
-            KIND_INLINE => (self.ring.short_payload(tile), INLINE_BYTES),
-            KIND_TILE | KIND_LOAN => (self.ring.payload(tile), self.ring.shape.tile_bytes),
+            KIND_INLINE | KIND_LOAN => (self.ring.short_payload(self.header), INLINE_BYTES),
+            KIND_TILE => (self.ring.payload(self.floor.next()), self.ring.shape.tile_bytes),
             _ => return Err(invalid()),
         };
         if bytes > room {
             return Err(invalid());
         }
         // SAFETY: as above, and the length was checked against the room there is.
-        let slot = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
-        let payload = if kind == KIND_LOAN { self.borrow(slot)? } else { slot };
+        let written = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
+        let payload = if kind == KIND_LOAN { self.borrow(written)? } else { written };
         Ok(Tile { stamp, payload })
     }
 
-    /// The bytes that a loan in the payload of a slot describes.
+    /// The bytes that a loan describes.
     fn borrow(&self, description: &[u8]) -> Result<&[u8], TransportError> {
-        let invalid = || TransportError::Protocol("a slot holds no valid loan".into());
+        let invalid = || TransportError::Protocol("a tile holds no valid loan".into());
         let loan = loan::decode(description).ok_or_else(invalid)?;
         let mut borrowed = self.borrowed.borrow_mut();
         let known = borrowed.iter().position(|(segment, _)| *segment == loan.segment);
