@@ -1,7 +1,8 @@
 //! How to wait for a peer: poll, then let others run, then sleep.
 //!
 //! Polling costs 0.1 µs where a wake-up costs tens, but when ranks outnumber cores the peer may need
-//! the very core that polls; so the first rung is skipped there. Yielding hands the core over only
+//! the very core that polls; so the first rung is skipped there, but for as many looks between two yields
+//! as a peer on another core needs to send what it is about to. Yielding hands the core over only
 //! while the scheduler finds the other rank entitled to it, and to somebody who computes for a whole
 //! slice of time, so that rung is short: after it the rank sleeps, until a peer rings its bell, a
 //! socket has something or a short time has passed. The naps grow, so that a rank whose peers
@@ -22,6 +23,9 @@ const SPINS_WHEN_ALONE: u32 = 1000;
 /// half of it small messages begin to suffer, without a limit full rails cost twice the processor time.
 const SPINNING_ON_SOCKETS: Duration = Duration::from_micros(200);
 const SPINS_PER_LOOK: u32 = 16;
+/// Where ranks outnumber cores, this many looks at the links for each yield: the switch to another rank and
+/// back takes ten times as long.
+const LOOKS_PER_YIELD: u32 = 3;
 /// A yield costs little where nobody else wants the core.
 const YIELDS: u32 = 1000;
 /// Where somebody does, each can take milliseconds.
@@ -40,6 +44,7 @@ const INLINE_SOCKETS: usize = 64;
 #[derive(Debug)]
 pub struct Ladder {
     spins: u32,
+    looks_per_yield: u32,
     waited: u32,
     /// When somebody first looked how long the first rung has taken.
     spinning: Option<Instant>,
@@ -55,9 +60,11 @@ impl Ladder {
     /// For `ranks` ranks that share `cores` processors, of which this one's peers ring `bell`.
     #[must_use]
     pub fn new(ranks: usize, cores: usize, bell: Option<Bell>) -> Self {
-        let spins = if ranks <= cores { SPINS_WHEN_ALONE } else { 0 };
+        let (spins, looks_per_yield) =
+            if ranks <= cores { (SPINS_WHEN_ALONE, 1) } else { (0, LOOKS_PER_YIELD) };
         Self {
             spins,
+            looks_per_yield,
             waited: 0,
             spinning: None,
             yielding: None,
@@ -89,6 +96,10 @@ impl Ladder {
             }
             std::hint::spin_loop();
             return self.waited.is_multiple_of(256);
+        }
+        if sockets.is_empty() && !self.waited.is_multiple_of(self.looks_per_yield) {
+            std::hint::spin_loop();
+            return false;
         }
         if self.may_yield(sockets) {
             std::thread::yield_now();
@@ -124,8 +135,11 @@ impl Ladder {
     }
 
     fn may_yield(&mut self, sockets: &[RawFd]) -> bool {
-        let yields = if sockets.is_empty() { YIELDS } else { YIELDS_BETWEEN_SOCKETS };
-        if self.waited > self.spins + yields {
+        let pauses = match sockets.is_empty() {
+            true => YIELDS * self.looks_per_yield,
+            false => YIELDS_BETWEEN_SOCKETS,
+        };
+        if self.waited > self.spins + pauses {
             return false;
         }
         let now = clock::now();

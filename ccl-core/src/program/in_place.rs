@@ -75,7 +75,12 @@ fn uses(steps: &[Step]) -> Option<BTreeMap<(usize, usize), Uses>> {
             Action::Copy { from, into } if from.offset == into.offset => {
                 uses.entry(place(*into)).or_default().copies.push(index);
             }
-            _ => return None,
+            Action::Send { .. }
+            | Action::Receive { .. }
+            | Action::Reduce { .. }
+            | Action::Copy { .. } => {
+                return None;
+            }
         }
     }
     let mut end = 0;

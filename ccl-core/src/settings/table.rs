@@ -105,7 +105,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_SHM_SLOTS",
         default: "4",
-        help: "Tiles in flight in each direction between two ranks of a host.",
+        help: "Tiles of the largest size in flight in each direction between two ranks of a host; of short ones \
+               there can be more.",
         field: Field::Count { of: |s| &mut s.shm_slots, least: 2, most: 64 },
     },
     Setting {
