@@ -148,7 +148,7 @@ impl Executor {
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     me: Rank,
-    task: Task<'a>,
+    task: &'a Task<'a>,
     /// The stamp of the task.
     encoded: EncodedStamp,
     links: &'a mut Links,
@@ -241,6 +241,9 @@ impl<'a> Run<'a> {
 
     /// Asks the links that need no push whether they are still sound.
     pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
+        if self.task.is_straight {
+            self.look_ahead()?;
+        }
         (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
     }
 

@@ -9,6 +9,7 @@ use crate::region::{Source, Target};
 /// # Panics
 ///
 /// If the lengths differ.
+#[inline]
 pub fn copy(source: Source<'_>, mut target: Target<'_>) {
     assert_eq!(source.bytes(), target.bytes(), "lengths differ");
     if !ptr::addr_eq(source.start(), target.start()) {

@@ -33,6 +33,7 @@ impl<'a> Region<'a> {
 
     /// Where it begins.
     #[must_use]
+    #[inline]
     pub fn address(&self) -> usize {
         self.start.addr()
     }
@@ -61,6 +62,7 @@ impl<'a> Region<'a> {
 
     /// Size in bytes.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -71,6 +73,7 @@ impl<'a> Region<'a> {
     ///
     /// If they are not all inside the region.
     #[must_use]
+    #[inline]
     pub fn source(&self, offset: usize, bytes: usize) -> Source<'a> {
         Source { start: self.at(offset, bytes), bytes, life: PhantomData }
     }
@@ -81,6 +84,7 @@ impl<'a> Region<'a> {
     ///
     /// If they are not all inside the region, or the region is read-only.
     #[must_use]
+    #[inline]
     pub fn target(&self, offset: usize, bytes: usize) -> Target<'a> {
         assert!(self.writable, "a read-only region is not a target");
         Target { start: self.at(offset, bytes), bytes, life: PhantomData }
@@ -96,6 +100,7 @@ impl<'a> Region<'a> {
         Self { start: self.at(offset, bytes), bytes, ..*self }
     }
 
+    #[inline]
     fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         let inside = offset <= self.bytes && bytes <= self.bytes - offset;
         assert!(inside, "{bytes} bytes at {offset} are outside a region of {} bytes", self.bytes);

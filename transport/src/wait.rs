@@ -75,7 +75,14 @@ impl Ladder {
     }
 
     /// Something happened: start again from the first rung.
+    #[inline]
     pub fn reset(&mut self) {
+        if self.waited > 0 {
+            self.start_again();
+        }
+    }
+
+    fn start_again(&mut self) {
         self.waited = 0;
         self.spinning = None;
         self.yielding = None;

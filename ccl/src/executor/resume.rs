@@ -50,7 +50,7 @@ impl Executor {
         let exceeds_caches = self.exceeds_caches(task.buffers);
         Run {
             me: self.me,
-            task: *task,
+            task,
             encoded: task.stamp.encode(),
             links: &mut self.links,
             pushed: &self.pushed,

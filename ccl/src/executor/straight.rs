@@ -51,6 +51,20 @@ impl Run<'_> {
         Ok(self.progress.passed > before)
     }
 
+    /// Whether tiles that steps further on will take belong to this call. The step that is waited for may
+    /// wait for ever if they do not.
+    pub(super) fn look_ahead(&self) -> Result<(), Failure> {
+        self.open_receives().try_for_each(|port| {
+            let link = self.links[self.index(port)].as_ref();
+            match link.and_then(|link| link.peek()) {
+                Some(tile) if *tile.stamp != self.encoded => {
+                    Err(Failure::of_foreign_tile(port.rank(), tile.stamp))
+                }
+                _ => Ok(()),
+            }
+        })
+    }
+
     fn send_tile(&mut self, port: Port, from: Span, bytes: usize) -> Result<bool, Failure> {
         let source = self.region(from.buffer).source(from.offset, bytes);
         let index = self.index(port);

@@ -261,3 +261,36 @@ fn a_peer_in_another_call_is_noticed() {
         "{failure:?}"
     );
 }
+
+#[test]
+fn a_peer_in_another_call_is_noticed_behind_one_that_is_missing() {
+    let mut executors = executors(3);
+    let case = Case::new(Collective::AllReduce, 3, 4, 0);
+    let topology = Topology::single_host(3, 2);
+    let model = CostModel::default_for(&topology);
+    let choice = choose(&case.request, &topology, &model, Some("one_shot")).unwrap();
+    let layout = Layout::new(&case.request, 3, choice.partition);
+    let program = |rank| lower(&*choice.schedule, &layout, Rank(rank), 4, &topology);
+    let programs = [program(0), program(2)];
+    let mut data = [[1i32; 4], [2; 4]];
+    let buffers = data.each_mut().map(|data| [Region::of_mut(data); 2]);
+    let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+    let arithmetic = Some(Arithmetic { kernel, factor: None });
+    let tasks = [0u32, 1].map(|index| Task {
+        program: &programs[index as usize],
+        buffers: &buffers[index as usize],
+        loans: &[],
+        stamp: Stamp { sequence: index, signature: case.request.signature(0) },
+        arithmetic,
+        is_straight: is_straight(&programs[index as usize]),
+    });
+    assert!(tasks.iter().all(|task| task.is_straight));
+    let [first, _, third] = &mut executors[..] else { panic!() };
+    let (mut first, mut third) = (first.begin(&tasks[0]), third.begin(&tasks[1]));
+    assert!(third.sweep().unwrap());
+    assert!(first.sweep().unwrap(), "it sends");
+    assert!(!first.sweep().unwrap(), "and waits for rank 1");
+    assert_eq!(first.waiting(), "waiting for data from rank 1, rank 2");
+    let failure = first.inspect();
+    assert!(matches!(&failure, Err(Failure::Mismatch { peer: Rank(2), .. })), "{failure:?}");
+}
