@@ -8,6 +8,7 @@
 mod copies;
 mod idle;
 mod progress;
+mod rails;
 mod resume;
 mod straight;
 mod task;
@@ -18,7 +19,6 @@ use std::os::fd::RawFd;
 use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Span, StepIndex};
-use ccl_core::topology::{RailCapacity, Topology};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
@@ -100,36 +100,6 @@ impl Executor {
     /// What is stored in buffers that are much larger than these bytes goes past the caches.
     pub(crate) fn caching(self, cache_bytes: usize) -> Self {
         Self { cache_bytes, ..self }
-    }
-
-    /// Divides the bytes among the rails as a program wants it.
-    fn divide(&mut self, rails: &[(Rank, Vec<u16>)]) {
-        if self.rails == rails {
-            return;
-        }
-        let ranks = self.links.len() / 2;
-        for rank in (0..).map(Rank).take(ranks) {
-            let proportions = rails.iter().find(|(peer, _)| *peer == rank);
-            if let Some(link) = &mut self.links[Port::Pair(rank).index(ranks)] {
-                link.divide(proportions.map_or(&[], |(_, proportions)| proportions));
-            }
-        }
-        self.rails = rails.to_vec();
-    }
-
-    /// Takes note of the measured rates of all rails.
-    pub(crate) fn tune(&mut self, topology: &Topology) {
-        let home = topology.node_of(self.me);
-        let rate = |rail: &RailCapacity| rail.bytes_per_second;
-        for peer in (0..topology.ranks()).map(Rank) {
-            let away = topology.node_of(peer);
-            let ends = topology.rails(home).iter().zip(topology.rails(away));
-            let rates: Vec<f64> = ends.map(|(one, other)| rate(one).min(rate(other))).collect();
-            let port = Port::Pair(peer).index(self.links.len() / 2);
-            if let Some(link) = self.links[port].as_mut().filter(|_| away != home) {
-                link.tune(&rates, topology.nodes() as usize - 1);
-            }
-        }
     }
 
     /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.

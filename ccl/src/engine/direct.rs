@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 
 use super::{Call, Engine, Limits};
 use crate::executor::Failure;
+use crate::plans::Plan;
 
 /// Smaller calls are done in the time in which all ranks tell each other where their buffers are. Measured with 2 to 8
 /// ranks on two processors: from here on this is as fast as tiles, and with twice as much faster.
@@ -115,14 +116,7 @@ impl Engine {
         let result = self.ask(&mut direct, call, (input, output), limits).and_then(|places| {
             let Some(places) = places else { return Ok(false) };
             self.combine(&mut direct, arithmetic.kernel, places, limits)?;
-            let barrier = self.planner.plan(&Request::BARRIER)?;
-            let mut token = std::mem::take(&mut self.token);
-            let memory = [token.region(); 2];
-            let kernel = super::arithmetic(&Request::BARRIER, self.ranks);
-            let barrier = Call { program: &barrier.program, arithmetic: Some(kernel), ..call };
-            let passed = self.drive(barrier, &memory, limits);
-            self.token = token;
-            passed.map(|()| true)
+            self.pass_together(call, limits).map(|()| true)
         });
         self.direct = direct;
         if result.is_err() && !Window::revoke(output.address(), PATIENCE) {
@@ -131,6 +125,19 @@ impl Engine {
                 "a peer may still write into the output of the call that failed"
             );
         }
+        result
+    }
+
+    /// Lets nobody pass before everybody has come, in the middle of a call.
+    fn pass_together(&mut self, call: Call<'_>, limits: Limits<'_>) -> Result<(), Error> {
+        let plan = self.planner.plan(&Request::BARRIER, false)?;
+        let arithmetic = Some(super::arithmetic(&Request::BARRIER, self.ranks));
+        let mut token = std::mem::take(&mut self.token);
+        let memory = [token.region(); 2];
+        let Plan { program, is_straight, .. } = &*plan;
+        let barrier = Call { program, arithmetic, is_straight: *is_straight, ..call };
+        let result = self.drive(barrier, &memory, limits);
+        self.token = token;
         result
     }
 
@@ -170,8 +177,14 @@ impl Engine {
             reduction: Reduction::Builtin(ReduceOp::Sum),
             root: Rank(0),
         };
-        let plan = self.planner.plan(&gather)?;
-        self.drive(Call { program: &plan.program, arithmetic: None, ..call }, &[own, all], limits)?;
+        let plan = self.planner.plan(&gather, false)?;
+        let gather = Call {
+            program: &plan.program,
+            arithmetic: None,
+            is_straight: plan.is_straight,
+            ..call
+        };
+        self.drive(gather, &[own, all], limits)?;
         let mut told: SmallVec<[(Window, Window); 8]> = SmallVec::new();
         for rank in 0..ranks {
             let mut bytes = [0; ANSWER_BYTES];

@@ -19,6 +19,9 @@ const PER_TOKEN: f64 = 0.4;
 /// A server is saturated where 1 of 100 requests waits so many times longer than at an idle one.
 const KNEE: f64 = 2.0;
 
+/// Which number is whose.
+const CAVEAT: &str = "first: 70B, prefill and decode apart; second: 405B in a pipeline";
+
 /// The step of generation at which a failure is injected in figure 14.
 const STEP_OF_FAILURE: u32 = 800;
 
@@ -90,28 +93,7 @@ pub(super) fn part() -> Result<Part, String> {
     let sweeps = [Sweep::new("serve-70b")?, Sweep::new("serve-405b")?];
     let mut rows = Vec::new();
     let each = |of: &dyn Fn(&Sweep) -> f64| sweeps.iter().map(of).collect::<Vec<f64>>();
-    let caveat = "first: 70B, prefill and decode apart; second: 405B in a pipeline";
-    let mean = |sweep: &Sweep| Summary::of(&sweep.added()).mean;
-    let steady = |sweep: &Sweep| Summary::of(&sweep.added_when_steady()).most;
-    let most = |sweep: &Sweep| Summary::of(&sweep.added()).most;
-    for (what, readings, caveat) in [
-        ("on average over all rates", each(&mean), caveat),
-        ("at most, of requests after it and before saturation", each(&steady), caveat),
-        (
-            "at most, of all requests",
-            [each(&most), each(&steady)].concat(),
-            "70B: one request was under way and waited for the repair, 3.5 beside 81 ms; 405B: at 2.3 requests per second a moment decides which batch a request is in; then those of the row above",
-        ),
-    ] {
-        rows.push(Row::new(
-            ("11", format!("one NIC lost adds to the time to the first token, {what}")),
-            "0 to 0.6 %; 0.3 to 3 %",
-            &readings,
-            (0.0, 0.03),
-            Unit::Percent,
-            caveat,
-        ));
-    }
+    rows.extend(first_tokens(&each));
     for percent in [50, 95, 99] {
         let is_good = move |served: &Served| served.first(percent) <= FIRST_TOKEN;
         let kept = each(&|sweep| {
@@ -123,7 +105,7 @@ pub(super) fn part() -> Result<Part, String> {
             &kept,
             (0.97, 1.03),
             Unit::Percent,
-            caveat,
+            CAVEAT,
         ));
         let restart = each(&|sweep| sweep.gain(Reaction::Restart, is_good));
         rows.push(Row::new(("11", format!("the same (p{percent}), beside a restart of the server")), "1.2 to 8.7 x", &restart, (1.0, f64::INFINITY), Unit::Times, "a restart of 35 s lets 35 of 100 requests wait: p95 and p99 never meet 5 s, and the ratio is that of the grid of rates"));
@@ -135,7 +117,7 @@ pub(super) fn part() -> Result<Part, String> {
             &reroute,
             accepted,
             Unit::Times,
-            caveat,
+            CAVEAT,
         ));
     }
     let is_steady = |served: &Served| served.token(95) <= PER_TOKEN;
@@ -158,6 +140,33 @@ pub(super) fn part() -> Result<Part, String> {
     rows.extend(interrupted()?);
     let plots = sweeps.iter().map(plot).collect();
     Ok((rows, plots))
+}
+
+/// What a lost NIC adds to the time to the first token.
+fn first_tokens(each: &impl Fn(&dyn Fn(&Sweep) -> f64) -> Vec<f64>) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let mean = |sweep: &Sweep| Summary::of(&sweep.added()).mean;
+    let steady = |sweep: &Sweep| Summary::of(&sweep.added_when_steady()).most;
+    let most = |sweep: &Sweep| Summary::of(&sweep.added()).most;
+    for (what, readings, caveat) in [
+        ("on average over all rates", each(&mean), CAVEAT),
+        ("at most, of requests after it and before saturation", each(&steady), CAVEAT),
+        (
+            "at most, of all requests",
+            [each(&most), each(&steady)].concat(),
+            "70B: one request was under way and waited for the repair, 3.5 beside 81 ms; 405B: at 2.3 requests per second a moment decides which batch a request is in; then those of the row above",
+        ),
+    ] {
+        rows.push(Row::new(
+            ("11", format!("one NIC lost adds to the time to the first token, {what}")),
+            "0 to 0.6 %; 0.3 to 3 %",
+            &readings,
+            (0.0, 0.03),
+            Unit::Percent,
+            caveat,
+        ));
+    }
+    rows
 }
 
 /// Figure 13: more and more NICs of a server lost, at 0.1 requests per second.
