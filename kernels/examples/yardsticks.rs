@@ -1,0 +1,281 @@
+//! What this machine can do at best: what the times of collectives are held against.
+//!
+//! `yardsticks RANKS WHAT:BYTES:CALLS...` prints `BYTES MICROSECONDS WRONG WHAT` for each, where WRONG counts
+//! wrong bytes. The microseconds are those of one call, the mean over the calls and the threads.
+//!
+//! | WHAT | a call |
+//! |---|---|
+//! | `copy` | every rank copies BYTES bytes: plain memcpy |
+//! | `all_reduce` | every byte of RANKS inputs of BYTES bytes is read once, and their sum of `f32` written once to each of RANKS outputs: what no AllReduce of them can do without. Nobody waits for anybody |
+//! | `sum` | one thread adds two arrays of BYTES bytes of `f32` |
+//! | `token` | a number goes round all ranks, each a thread; those that outnumber the processors yield |
+//! | `tcp` | two threads send BYTES bytes to each other over loopback |
+//!
+//! Ranks that share processors are one thread for each of these in the first two. Threads are bound to the
+//! processors in turn.
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
+#![allow(clippy::print_stdout, reason = "its result is what it prints")]
+
+use std::error::Error;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use std::{hint, thread};
+
+use ccl_core::datatype::DataType;
+use ccl_kernels::{Combine, Kernel, Source, Target, copy, copy_streaming, reduce};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// What one thread reduces before it writes the result to all outputs.
+const BLOCK_BYTES: usize = 16 << 10;
+const PAGE_BYTES: usize = 4096;
+/// Calls before the timed ones.
+const UNTIMED: usize = 3;
+
+const SUM: Kernel = Kernel { datatype: DataType::Float32, combine: Combine::Sum };
+
+fn main() -> Outcome<()> {
+    let mut words = std::env::args().skip(1);
+    let ranks: usize =
+        words.next().ok_or("usage: yardsticks RANKS WHAT:BYTES:CALLS...")?.parse()?;
+    let processors = processors()?;
+    for word in words {
+        let [what, bytes, calls] = word.split(':').collect::<Vec<_>>()[..] else {
+            return Err(format!("{word} is not WHAT:BYTES:CALLS").into());
+        };
+        let job =
+            Job { ranks, bytes: bytes.parse()?, calls: calls.parse()?, processors: &processors };
+        let (microseconds, wrong) = match what {
+            "copy" => job.copy(),
+            "all_reduce" => job.all_reduce(),
+            "sum" => job.sum(),
+            "token" => job.token(),
+            "tcp" => job.tcp()?,
+            _ => return Err(format!("no yardstick is called {what}").into()),
+        };
+        println!("{bytes} {microseconds:.3} {wrong} {what}");
+    }
+    Ok(())
+}
+
+/// The processors that this process may use.
+fn processors() -> Outcome<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|number| allowed.is_set(*number)).collect())
+}
+
+/// What is measured, as the command line says it.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    ranks: usize,
+    bytes: usize,
+    calls: usize,
+    processors: &'a [usize],
+}
+
+impl Job<'_> {
+    fn copy(self) -> (f64, usize) {
+        let sources: Vec<_> = (0..self.ranks).map(|rank| Memory::new(self.bytes, rank)).collect();
+        let mut targets: Vec<_> = (0..self.ranks).map(|_| Memory::new(self.bytes, 0)).collect();
+        let threads = self.ranks.min(self.processors.len());
+        let mut work: Vec<Vec<_>> = (0..threads).map(|_| Vec::new()).collect();
+        for (rank, pair) in sources.iter().zip(&mut targets).enumerate() {
+            work[rank % threads].push((pair.0.bytes(), pair.1.bytes_mut()));
+        }
+        let microseconds = self.timed(work, |pairs| {
+            pairs.iter_mut().for_each(|(from, to)| copy((*from).into(), (&mut **to).into()));
+        });
+        let pairs = sources.iter().zip(&targets);
+        (microseconds, pairs.map(|(from, to)| different(from.bytes(), to.bytes())).sum())
+    }
+
+    /// The better of two ways to write the results.
+    fn all_reduce(self) -> (f64, usize) {
+        let ways: [fn(Source<'_>, Target<'_>); 2] = [copy, copy_streaming];
+        let [plain, streaming] = ways.map(|write| self.all_reduce_by(write));
+        (plain.0.min(streaming.0), plain.1 + streaming.1)
+    }
+
+    fn all_reduce_by(self, write: fn(Source<'_>, Target<'_>)) -> (f64, usize) {
+        let inputs: Vec<_> = (0..self.ranks).map(|rank| Memory::new(self.bytes, rank)).collect();
+        let mut outputs: Vec<_> = (0..self.ranks).map(|_| Memory::new(self.bytes, 0)).collect();
+        let threads = self.ranks.min(self.processors.len());
+        let share = self.bytes.div_ceil(threads).next_multiple_of(PAGE_BYTES);
+        let mut parts: Vec<Vec<&mut [u8]>> = (0..threads).map(|_| Vec::new()).collect();
+        for output in &mut outputs {
+            let mut rest = output.bytes_mut();
+            for part in &mut parts {
+                let taken;
+                (taken, rest) = rest.split_at_mut(share.min(rest.len()));
+                part.push(taken);
+            }
+        }
+        let inputs: Vec<&[u8]> = inputs.iter().map(Memory::bytes).collect();
+        let work = parts.into_iter().enumerate().collect();
+        let microseconds = self.timed(work, |(index, targets): &mut (usize, Vec<&mut [u8]>)| {
+            all_reduce_part(&inputs, *index * share, targets, write);
+        });
+        let mut expected = vec![0; self.bytes];
+        all_reduce_part(&inputs, 0, &mut [&mut expected], copy);
+        let wrong = outputs.iter().map(|output| different(output.bytes(), &expected));
+        (microseconds, wrong.sum())
+    }
+
+    fn sum(self) -> (f64, usize) {
+        let [first, second, expected] = [1, 2, 3].map(|value| Memory::new(self.bytes, value));
+        let mut target = Memory::new(self.bytes, 0);
+        let microseconds = self.timed(vec![target.bytes_mut()], |target| {
+            reduce(SUM, &[first.bytes().into(), second.bytes().into()], (&mut **target).into());
+        });
+        (microseconds, different(target.bytes(), expected.bytes()))
+    }
+
+    fn token(self) -> (f64, usize) {
+        let turn = AtomicUsize::new(0);
+        let crowded = self.ranks > self.processors.len();
+        let microseconds = self.timed((0..self.ranks).collect(), |rank| {
+            while turn.load(Ordering::Acquire) % self.ranks != *rank {
+                if crowded { thread::yield_now() } else { hint::spin_loop() }
+            }
+            turn.fetch_add(1, Ordering::Release);
+        });
+        let hops = self.ranks * (self.calls + UNTIMED);
+        (microseconds, turn.into_inner().abs_diff(hops))
+    }
+
+    fn tcp(self) -> Outcome<(f64, usize)> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        let (far, _) = listener.accept()?;
+        let mut ends = Vec::new();
+        for (stream, rank) in [(near, 1), (far, 2)] {
+            stream.set_nodelay(true)?;
+            stream.set_nonblocking(true)?;
+            ends.push((stream, Memory::new(self.bytes, rank), Memory::new(self.bytes, 0), 0));
+        }
+        let expected = [2, 1].map(|rank| Memory::new(self.bytes, rank));
+        let ends = ends.iter_mut().zip(&expected).collect();
+        let wrong = AtomicUsize::new(0);
+        let microseconds = self.timed(ends, |((stream, sent, received, failures), expected)| {
+            if exchange(stream, sent.bytes(), received.bytes_mut()).is_err() {
+                *failures += 1;
+            }
+            if *failures > 0 || received.bytes()[..] != expected.bytes()[..] {
+                wrong.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        Ok((microseconds, wrong.into_inner()))
+    }
+
+    /// Microseconds of a call of `action`, the mean over the calls and over a thread for each item.
+    #[allow(clippy::cast_precision_loss, reason = "calls and threads are far below 2^53")]
+    fn timed<T: Send>(self, items: Vec<T>, action: impl Fn(&mut T) + Sync) -> f64 {
+        let count = items.len();
+        let start = Barrier::new(count);
+        let one = |(index, mut item): (usize, T)| {
+            bind(self.processors[index % self.processors.len()]);
+            (0..UNTIMED).for_each(|_| action(&mut item));
+            start.wait();
+            let began = Instant::now();
+            (0..self.calls).for_each(|_| action(&mut item));
+            began.elapsed().as_secs_f64() / self.calls as f64 * 1e6
+        };
+        thread::scope(|scope| {
+            let items = items.into_iter().enumerate();
+            let threads: Vec<_> = items.map(|item| scope.spawn(|| one(item))).collect();
+            let times = threads.into_iter().filter_map(|thread| thread.join().ok());
+            times.sum::<f64>() / count as f64
+        })
+    }
+}
+
+/// The sum of what all inputs have from byte `first` on, written to the parts of all outputs.
+fn all_reduce_part<'a>(
+    inputs: &[&'a [u8]],
+    first: usize,
+    targets: &mut [&mut [u8]],
+    write: fn(Source<'_>, Target<'_>),
+) {
+    let bytes = targets[0].len();
+    let mut scratch = [0; BLOCK_BYTES];
+    for start in (0..bytes).step_by(BLOCK_BYTES) {
+        let count = BLOCK_BYTES.min(bytes - start);
+        let block = |input: &'a [u8]| Source::from(&input[first + start..][..count]);
+        let operands: Vec<Source<'a>> = inputs.iter().copied().map(block).collect();
+        reduce(SUM, &operands, (&mut scratch[..count]).into());
+        for target in &mut *targets {
+            write((&scratch[..count]).into(), (&mut target[start..][..count]).into());
+        }
+    }
+}
+
+/// Sends all of one array and receives all of another, in both directions at once.
+fn exchange(stream: &mut TcpStream, mut sent: &[u8], received: &mut [u8]) -> std::io::Result<()> {
+    let mut filled = 0;
+    while !sent.is_empty() || filled < received.len() {
+        let before = (sent.len(), filled);
+        if !sent.is_empty() {
+            sent = &sent[or_later(stream.write(sent))?..];
+        }
+        if filled < received.len() {
+            filled += or_later(stream.read(&mut received[filled..]))?;
+        }
+        if before == (sent.len(), filled) {
+            thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that have moved: none where it would block.
+fn or_later(moved: std::io::Result<usize>) -> std::io::Result<usize> {
+    match moved {
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
+        other => other,
+    }
+}
+
+/// Binds this thread to a processor; where that is refused, it runs where it may.
+fn bind(processor: usize) {
+    let mut set = CpuSet::new();
+    set.set(processor);
+    let _ = sched_setaffinity(None, &set);
+}
+
+/// Whole pages of ordinary memory.
+struct Memory {
+    store: Vec<u8>,
+    start: usize,
+    bytes: usize,
+}
+
+impl Memory {
+    /// `f32`s of this value.
+    #[allow(clippy::cast_precision_loss, reason = "values are small")]
+    fn new(bytes: usize, value: usize) -> Self {
+        let store = vec![0; bytes + PAGE_BYTES];
+        let start = store.as_ptr().align_offset(PAGE_BYTES);
+        let mut memory = Self { store, start, bytes };
+        let whole = bytes / size_of::<f32>() * size_of::<f32>();
+        let pattern = (value as f32).to_le_bytes().repeat(PAGE_BYTES / size_of::<f32>());
+        let filled = &mut memory.bytes_mut()[..whole];
+        filled.chunks_mut(PAGE_BYTES).for_each(|page| page.copy_from_slice(&pattern[..page.len()]));
+        memory
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.store[self.start..][..self.bytes]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.store[self.start..][..self.bytes]
+    }
+}
+
+fn different(left: &[u8], right: &[u8]) -> usize {
+    left.iter().zip(right).filter(|(left, right)| left != right).count()
+}

@@ -1,0 +1,72 @@
+"""Draws what compare.py has measured: a picture for each collective and number of ranks.
+
+    chart.py PARTS.json FILE.svg
+
+Needs matplotlib. The curves are times over sizes, both logarithmic; candidates that were too slow end there.
+"""
+
+import json
+import math
+import sys
+
+import matplotlib
+
+matplotlib.use("svg")
+from matplotlib import pyplot
+
+import tables
+from candidates import LIMIT, OURS, REGISTERED
+
+# What people look for first is drawn heavier.
+STYLES = {
+    OURS: {"color": "tab:red", "linewidth": 2.5, "zorder": 3},
+    REGISTERED: {"color": "tab:red", "linewidth": 2.5, "linestyle": "--", "zorder": 3},
+    LIMIT: {"color": "black", "linewidth": 1, "linestyle": ":", "marker": ""},
+}
+COLORS = {"Open MPI": "tab:blue", "MPICH": "tab:cyan", "Intel MPI": "tab:green", "oneCCL": "tab:olive",
+          "Gloo": "tab:purple"}
+
+
+def draw(axis, part):
+    """The curves of one part."""
+    for name in part["samples"]:
+        times = [tables.median(part, name, index) for index in range(len(part["sizes"]))]
+        points = [point for point in zip(part["sizes"], times) if math.isfinite(point[1])]
+        if points:
+            style = {"marker": "o", "markersize": 3, "linewidth": 1.2, "color": COLORS.get(name)}
+            axis.plot(*zip(*points), label=name, **(style | STYLES.get(name, {})))
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(part["sizes"], [tables.size_name(size) for size in part["sizes"]],
+                    rotation=60, fontsize="x-small")
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.set_title(f"{part['operation']}, {part['ranks']} ranks", fontsize="small")
+
+
+def main():
+    """A row for each collective, a column for each number of ranks."""
+    with open(sys.argv[1], encoding="utf-8") as file:
+        parts = json.load(file)
+    operations = list(dict.fromkeys(part["operation"] for part in parts))
+    ranks = sorted({part["ranks"] for part in parts})
+    matplotlib.rcParams["svg.hashsalt"] = "r2ccl"
+    figure, axes = pyplot.subplots(len(operations), len(ranks), squeeze=False,
+                                   figsize=(4.2 * len(ranks), 3.4 * len(operations)))
+    for axis in axes.flat:
+        axis.set_visible(False)
+    for part in parts:
+        axis = axes[operations.index(part["operation"])][ranks.index(part["ranks"])]
+        axis.set_visible(True)
+        draw(axis, part)
+    for line in axes:
+        line[0].set_ylabel("µs of a call")
+    handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.25 / (3.4 * len(operations))))
+    figure.legend(handles.values(), handles.keys(), ncols=len(handles), loc="upper center", fontsize="x-small",
+                  frameon=False)
+    figure.savefig(sys.argv[2], metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

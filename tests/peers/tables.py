@@ -1,0 +1,231 @@
+"""What compare.py has measured, as tables and verdicts in Markdown.
+
+A *part* is one collective with one number of ranks, as plain data that goes through JSON: `operation`,
+`ranks`, `sizes`, `timeout`, `calls` by size, and `samples`: by candidate, a list of microseconds for each
+size. A candidate that was too slow has `Infinity`, one that failed an empty list.
+"""
+
+import json
+import math
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+
+from candidates import LIMIT, OURS, OWN, REGISTERED, UNTIMED, commit, iterations
+
+# Bytes that are moved over the wire by the busiest rank, per byte of the size.
+FACTORS = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1,
+    "alltoall": lambda ranks: (ranks - 1) / ranks,
+}
+
+# How much faster than the best peer AllReduce has to be, by candidate, from a size on: with as many ranks
+# as that, and with more.
+BARS_FEW = {"ranks": 2, "from": 16 << 20, OURS: 1.5, REGISTERED: 3.0}
+BARS_MANY = {"ranks": 4, "from": 1 << 20, OURS: 2.0, REGISTERED: 5.0}
+# The share of what the memory allows that AllReduce of registered buffers has to reach, from a size on.
+LEAST_SHARE, SHARE_FROM = 0.7, 16 << 20
+# Below this size ranks wait for each other, not for the memory.
+SHOWN_FROM = 1 << 20
+
+
+class Record:
+    """All parts, of this run and of those before it."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    @classmethod
+    def read(cls, path):
+        """What is in a file, if there is one."""
+        known = path and Path(path).exists()
+        return cls(json.loads(Path(path).read_text()) if known else [])
+
+    def add(self, plan, names, samples):
+        """Adds a part in the place of the one that measured the same, and returns it."""
+        part = {
+            "operation": plan.operation,
+            "ranks": plan.ranks,
+            "sizes": plan.sizes,
+            "timeout": plan.timeout,
+            "calls": [iterations(size) for size in plan.sizes],
+            "samples": {name: [samples[name, size] for size in plan.sizes] for name in names},
+        }
+        same = lambda other: all(other[key] == part[key] for key in ("operation", "ranks"))
+        self.parts = [other for other in self.parts if not same(other)] + [part]
+        return part
+
+    def write(self, path):
+        """Writes everything to a file, if there is to be one."""
+        if path:
+            Path(path).write_text(json.dumps(self.parts))
+
+
+# Medians
+
+
+def median(part, name, index):
+    """Of the rounds of one size; no number where nothing was measured."""
+    values = part["samples"].get(name, [[]] * len(part["sizes"]))[index]
+    return statistics.median(values) if values else math.nan
+
+
+def best_peer(part, index):
+    """The least time of a peer, and its name."""
+    peers = [name for name in part["samples"] if name not in OWN]
+    times = {name: median(part, name, index) for name in peers}
+    times = {name: time for name, time in times.items() if math.isfinite(time)}
+    name = min(times, key=times.get, default=None)
+    return times.get(name, math.nan), name
+
+
+def ratio(part, name, index):
+    """The time of the best peer over that of a candidate."""
+    return best_peer(part, index)[0] / median(part, name, index)
+
+
+def share(part, index):
+    """The part of what the memory allows that AllReduce reaches with registered buffers."""
+    if part["sizes"][index] < SHOWN_FROM:
+        return math.nan
+    return median(part, LIMIT, index) / median(part, REGISTERED, index)
+
+
+# Tables
+
+
+def table(part):
+    """A Markdown table of one collective with one number of ranks."""
+    names, limited = list(part["samples"]), LIMIT in part["samples"]
+    own = [name for name in (OURS, REGISTERED) if name in names]
+    head = ["size", *names, f"{OURS} busbw", *(f"best peer / {name}" for name in own),
+            *(["share of the limit"] if limited else []), "rounds, least to most"]
+    title = f"### {part['operation']}, {part['ranks']} ranks"
+    lines = [title, "", row(head), row(["---"] * len(head))]
+    for index, size in enumerate(part["sizes"]):
+        time = median(part, OURS, index)
+        bandwidth = size * FACTORS[part["operation"]](part["ranks"]) / time / 1e3
+        lines.append(row([
+            size_name(size),
+            *(cell(part, name, index) for name in names),
+            f"{bandwidth:.2f} GB/s" if math.isfinite(time) else "-",
+            *(number(ratio(part, name, index)) for name in own),
+            *([percent(share(part, index))] if limited else []),
+            spread(part["samples"].get(OURS, [[]] * (index + 1))[index]),
+        ]))
+    return "\n".join(lines)
+
+
+def row(cells):
+    """A line of a Markdown table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def cell(part, name, index):
+    """The time of a candidate; more than what was granted per call, if it was too slow."""
+    microseconds = median(part, name, index)
+    if microseconds == math.inf:
+        return f"> {duration(part['timeout'] / part['calls'][index] * 1e6)} µs"
+    return "failed" if math.isnan(microseconds) else f"{duration(microseconds)} µs"
+
+
+def number(value):
+    """A ratio, if there is one."""
+    return f"{value:.2f}" if math.isfinite(value) and value > 0 else "-"
+
+
+def percent(value):
+    """A share, if there is one."""
+    return f"{100 * value:.0f} %" if math.isfinite(value) else "-"
+
+
+def duration(microseconds):
+    """Microseconds with three significant digits at least."""
+    digits = 2 if microseconds < 10 else 1 if microseconds < 100 else 0
+    return f"{microseconds:.{digits}f}"
+
+
+def size_name(size):
+    """A size as people write it."""
+    for unit, letter in ((1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {letter}B"
+    return f"{size} B"
+
+
+def spread(values):
+    """Least and most of the rounds, in microseconds."""
+    finite = [value for value in values if math.isfinite(value)]
+    return f"{duration(min(finite))} – {duration(max(finite))}" if finite else "-"
+
+
+# Verdicts
+
+
+def verdicts(parts):
+    """Which bars AllReduce meets, and by how much it misses others."""
+    lines = [line for part in parts if part["operation"] == "all_reduce" for line in judged(part)]
+    return "\n".join(["Bars:", "", *lines]) if lines else ""
+
+
+def judged(part):
+    """A line for every bar that holds for a part."""
+    bars = BARS_FEW if part["ranks"] < BARS_MANY["ranks"] else BARS_MANY
+    for index, size in enumerate(part["sizes"]):
+        where = f"{part['ranks']} ranks, {size_name(size)}"
+        for name in (OURS, REGISTERED):
+            value = ratio(part, name, index)
+            if size >= bars["from"] and math.isfinite(value):
+                peer = best_peer(part, index)[1]
+                yield verdict(value >= bars[name], f"{where}: {name} is {value:.2f} times as fast as "
+                                                   f"{peer}; the bar is {bars[name]:g}")
+        value = share(part, index)
+        if size >= SHARE_FROM and math.isfinite(value):
+            yield verdict(value >= LEAST_SHARE, f"{where}: {REGISTERED} reaches {percent(value)} of what "
+                                                f"the memory allows; the bar is {percent(LEAST_SHARE)}")
+
+
+def verdict(is_met, text):
+    """A line of a list."""
+    return f"- {'met' if is_met else '**missed**'}: {text}"
+
+
+# The document
+
+
+def circumstances(found, missing, command, arguments):
+    """When, where, of what, and how often was measured."""
+    sizes = ", ".join(f"{size_name(size)} {iterations(size)}" for size in arguments.sizes)
+    lines = [
+        f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit()}",
+        f"- {processor()}, {os.cpu_count()} cores, Linux {platform.release()}; "
+        f"load average at the end {os.getloadavg()[0]:.1f}",
+        f"- `{command}`",
+        f"- median of {arguments.rounds} rounds; {UNTIMED} calls before the timed ones; timed calls "
+        f"per round: {sizes}",
+    ]
+    lines += [f"- {candidate.name}: {candidate.version}" for candidate in found]
+    lines += [f"- not measured: {line}" for line in missing]
+    return "\n".join(lines)
+
+
+def write_document(text, path):
+    """Replaces what is between the markers of the document."""
+    begin, end = "<!-- measured: begin -->", "<!-- measured: end -->"
+    document = path.read_text()
+    before, rest = document.split(begin)
+    after = rest.split(end)[1]
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+
+
+def processor():
+    """The name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()
