@@ -7,9 +7,10 @@
 //! |---|---|
 //! | `copy` | every rank copies BYTES bytes: plain memcpy |
 //! | `all_reduce` | every byte of RANKS inputs of BYTES bytes is read once, and their sum of `f32` written once to each of RANKS outputs: what no AllReduce of them can do without. Nobody waits for anybody |
+//! | `compute` | every rank, a thread, multiplies BYTES times, one after the other |
 //! | `sum` | one thread adds two arrays of BYTES bytes of `f32` |
-//! | `token` | a number goes round all ranks, each a thread; those that outnumber the processors yield |
-//! | `tcp` | two threads send BYTES bytes to each other over loopback |
+//! | `exchange` | every rank, a thread, copies BYTES bytes to where its neighbour copies them from: the least that shared memory can do. Ranks that outnumber the processors yield while they wait |
+//! | `tcp` | a thread sends BYTES bytes to another over loopback, and gets as many back |
 //!
 //! Ranks that share processors are one thread for each of these in the first two. Threads are bound to the
 //! processors in turn.
@@ -19,8 +20,8 @@
 use std::error::Error;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, RwLock};
 use std::time::Instant;
 use std::{hint, thread};
 
@@ -52,8 +53,9 @@ fn main() -> Outcome<()> {
         let (microseconds, wrong) = match what {
             "copy" => job.copy(),
             "all_reduce" => job.all_reduce(),
+            "compute" => job.compute(),
             "sum" => job.sum(),
-            "token" => job.token(),
+            "exchange" => job.exchange(),
             "tcp" => job.tcp()?,
             _ => return Err(format!("no yardstick is called {what}").into()),
         };
@@ -87,7 +89,7 @@ impl Job<'_> {
             work[rank % threads].push((pair.0.bytes(), pair.1.bytes_mut()));
         }
         let microseconds = self.timed(work, |pairs| {
-            pairs.iter_mut().for_each(|(from, to)| copy((*from).into(), (&mut **to).into()));
+            pairs.iter_mut().for_each(|(from, to)| to.copy_from_slice(from));
         });
         let pairs = sources.iter().zip(&targets);
         (microseconds, pairs.map(|(from, to)| different(from.bytes(), to.bytes())).sum())
@@ -125,6 +127,13 @@ impl Job<'_> {
         (microseconds, wrong.sum())
     }
 
+    fn compute(self) -> (f64, usize) {
+        let microseconds = self.timed(vec![1_u64; self.ranks], |product| {
+            (0..self.bytes).for_each(|_| *product = hint::black_box(product.wrapping_mul(3)));
+        });
+        (microseconds, 0)
+    }
+
     fn sum(self) -> (f64, usize) {
         let [first, second, expected] = [1, 2, 3].map(|value| Memory::new(self.bytes, value));
         let mut target = Memory::new(self.bytes, 0);
@@ -134,37 +143,52 @@ impl Job<'_> {
         (microseconds, different(target.bytes(), expected.bytes()))
     }
 
-    fn token(self) -> (f64, usize) {
-        let turn = AtomicUsize::new(0);
-        let crowded = self.ranks > self.processors.len();
-        let microseconds = self.timed((0..self.ranks).collect(), |rank| {
-            while turn.load(Ordering::Acquire) % self.ranks != *rank {
-                if crowded { thread::yield_now() } else { hint::spin_loop() }
+    fn exchange(self) -> (f64, usize) {
+        let sources: Vec<_> = (0..self.ranks).map(|rank| Memory::new(self.bytes, rank)).collect();
+        let mut targets: Vec<_> = (0..self.ranks).map(|_| Memory::new(self.bytes, 0)).collect();
+        let slot = || RwLock::new(Memory::new(self.bytes, 0));
+        let slots: Vec<_> = (0..self.ranks).map(|_| [slot(), slot()]).collect();
+        let filled: Vec<_> = (0..self.ranks).map(|_| Count::default()).collect();
+        let work = targets.iter_mut().enumerate().map(|(rank, target)| (rank, 0, target)).collect();
+        let microseconds = self.timed(work, |(rank, call, target)| {
+            let [before, after] = [self.ranks - 1, 1].map(|step| (*rank + step) % self.ranks);
+            // Whoever has filled a slot in the last call has emptied that of the call before.
+            self.wait(&filled[before], *call);
+            let half = *call % 2;
+            if let Ok(mut slot) = slots[*rank][half].write() {
+                slot.bytes_mut().copy_from_slice(sources[*rank].bytes());
             }
-            turn.fetch_add(1, Ordering::Release);
+            *call += 1;
+            filled[*rank].0.store(*call, Ordering::Release);
+            self.wait(&filled[after], *call);
+            if let Ok(slot) = slots[after][half].read() {
+                target.bytes_mut().copy_from_slice(slot.bytes());
+            }
         });
-        let hops = self.ranks * (self.calls + UNTIMED);
-        (microseconds, turn.into_inner().abs_diff(hops))
+        let neighbours = sources.iter().cycle().skip(1).zip(&targets);
+        (microseconds, neighbours.map(|(from, to)| different(from.bytes(), to.bytes())).sum())
+    }
+
+    /// Waits until a count is so large; yields if ranks share processors.
+    fn wait(self, count: &Count, least: usize) {
+        while count.0.load(Ordering::Acquire) < least {
+            if self.ranks > self.processors.len() { thread::yield_now() } else { hint::spin_loop() }
+        }
     }
 
     fn tcp(self) -> Outcome<(f64, usize)> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let near = TcpStream::connect(listener.local_addr()?)?;
         let (far, _) = listener.accept()?;
+        let (sent, wrong) = (Memory::new(self.bytes, 1), AtomicUsize::new(0));
         let mut ends = Vec::new();
-        for (stream, rank) in [(near, 1), (far, 2)] {
+        for (stream, begins) in [(near, true), (far, false)] {
             stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
-            ends.push((stream, Memory::new(self.bytes, rank), Memory::new(self.bytes, 0), 0));
+            ends.push((stream, Memory::new(self.bytes, 0), begins));
         }
-        let expected = [2, 1].map(|rank| Memory::new(self.bytes, rank));
-        let ends = ends.iter_mut().zip(&expected).collect();
-        let wrong = AtomicUsize::new(0);
-        let microseconds = self.timed(ends, |((stream, sent, received, failures), expected)| {
-            if exchange(stream, sent.bytes(), received.bytes_mut()).is_err() {
-                *failures += 1;
-            }
-            if *failures > 0 || received.bytes()[..] != expected.bytes()[..] {
+        let microseconds = self.timed(ends, |(stream, received, begins)| {
+            let passed = there_and_back(stream, sent.bytes(), received.bytes_mut(), *begins);
+            if passed.is_err() || received.bytes() != sent.bytes() {
                 wrong.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -213,30 +237,21 @@ fn all_reduce_part<'a>(
     }
 }
 
-/// Sends all of one array and receives all of another, in both directions at once.
-fn exchange(stream: &mut TcpStream, mut sent: &[u8], received: &mut [u8]) -> std::io::Result<()> {
-    let mut filled = 0;
-    while !sent.is_empty() || filled < received.len() {
-        let before = (sent.len(), filled);
-        if !sent.is_empty() {
-            sent = &sent[or_later(stream.write(sent))?..];
-        }
-        if filled < received.len() {
-            filled += or_later(stream.read(&mut received[filled..]))?;
-        }
-        if before == (sent.len(), filled) {
-            thread::yield_now();
-        }
+/// Sends and receives, or receives and sends.
+fn there_and_back(
+    stream: &mut TcpStream,
+    sent: &[u8],
+    received: &mut [u8],
+    begins: bool,
+) -> std::io::Result<()> {
+    if begins {
+        stream.write_all(sent)?;
+    }
+    stream.read_exact(received)?;
+    if !begins {
+        stream.write_all(sent)?;
     }
     Ok(())
-}
-
-/// Bytes that have moved: none where it would block.
-fn or_later(moved: std::io::Result<usize>) -> std::io::Result<usize> {
-    match moved {
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
-        other => other,
-    }
 }
 
 /// Binds this thread to a processor; where that is refused, it runs where it may.
@@ -245,6 +260,11 @@ fn bind(processor: usize) {
     set.set(processor);
     let _ = sched_setaffinity(None, &set);
 }
+
+/// A number in a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Count(AtomicUsize);
 
 /// Whole pages of ordinary memory.
 struct Memory {

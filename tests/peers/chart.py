@@ -2,7 +2,8 @@
 
     chart.py PARTS.json FILE.svg
 
-Needs matplotlib. The curves are times over sizes, both logarithmic; candidates that were too slow end there.
+Needs matplotlib. The curves are the times of the candidates over that of this library with ordinary buffers:
+what is above 1 is slower. Candidates that were too slow for a size have a gap there.
 """
 
 import json
@@ -30,8 +31,10 @@ COLORS = {"Open MPI": "tab:blue", "MPICH": "tab:cyan", "Intel MPI": "tab:green",
 def draw(axis, part):
     """The curves of one part."""
     for name in part["samples"]:
-        times = [tables.median(part, name, index) for index in range(len(part["sizes"]))]
-        points = [point for point in zip(part["sizes"], times) if math.isfinite(point[1])]
+        points = [(size, tables.median(part, name, index) / tables.median(part, OURS, index))
+                  for index, size in enumerate(part["sizes"])
+                  if name != LIMIT or size >= tables.SHOWN_FROM]
+        points = [point if math.isfinite(point[1]) else (point[0], math.nan) for point in points]
         if points:
             style = {"marker": "o", "markersize": 3, "linewidth": 1.2, "color": COLORS.get(name)}
             axis.plot(*zip(*points), label=name, **(style | STYLES.get(name, {})))
@@ -60,10 +63,12 @@ def main():
         axis.set_visible(True)
         draw(axis, part)
     for line in axes:
-        line[0].set_ylabel("µs of a call")
+        line[0].set_ylabel(f"time / time of {OURS}")
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels())}
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.25 / (3.4 * len(operations))))
-    figure.legend(handles.values(), handles.keys(), ncols=len(handles), loc="upper center", fontsize="x-small",
+    columns = min(len(handles), 3 * len(ranks))
+    height = 0.2 * (1 + -(-len(handles) // columns))
+    figure.tight_layout(rect=(0, 0, 1, 1 - height / (3.4 * len(operations))))
+    figure.legend(handles.values(), handles.keys(), ncols=columns, loc="upper center", fontsize="x-small",
                   frameon=False)
     figure.savefig(sys.argv[2], metadata={"Date": None})
 
