@@ -1,7 +1,10 @@
-//! How fast each implementation sums, in GB/s of bytes read and written, by type and number of
-//! operands, for buffers that fit the second-level cache, and for buffers that fit no cache.
+//! How fast kernels are. First the best implementation: every operation on every type, as a share of the rate
+//! of the sum of `f32`, with operands that fit the second-level cache. Then how fast each implementation
+//! sums, in GB/s of bytes read and written, by type and number of operands, for buffers that fit that cache,
+//! and for buffers that fit none.
 //!
-//! `cargo run --release -p ccl-kernels --example kernel_rates`
+//! `cargo run --release -p ccl-kernels --example kernel_rates [-- operations]`, where the word leaves out the
+//! second part.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
 
@@ -19,7 +22,55 @@ const FEWEST_RUNS: u32 = 4;
 /// Buffers start at a multiple of this, as those of shared memory and of allocators for tensors do.
 const ALIGNMENT: usize = 64;
 
+/// Every byte of the operands: a number of about one in narrow types, a small one in wide types. Products of
+/// smaller ones would be subnormal, which processors compute slowly.
+const FILL: u8 = 0x3c;
+/// Rounds of the table of operations, in which its cells take turns.
+const ROUNDS: usize = 7;
+
 fn main() {
+    operations();
+    if std::env::args().nth(1).as_deref() != Some("operations") {
+        implementations();
+    }
+}
+
+/// A Markdown table of shares, in percent; a cell is the median over the rounds.
+fn operations() {
+    let (label, bytes) = SIZES[0];
+    let by = Implementation::best();
+    let rate = |datatype, combine| rate(by, Kernel { datatype, combine }, bytes, 2, false);
+    let mut shares = vec![Vec::new(); DataType::ALL.len() * Combine::ALL.len()];
+    let mut references = Vec::new();
+    for _ in 0..ROUNDS {
+        for (row, datatype) in DataType::ALL.into_iter().enumerate() {
+            let reference = rate(DataType::Float32, Combine::Sum);
+            references.push(reference);
+            for (column, combine) in Combine::ALL.into_iter().enumerate() {
+                let share = 100.0 * rate(datatype, combine) / reference;
+                shares[row * Combine::ALL.len() + column].push(share);
+            }
+        }
+    }
+    println!(
+        "two operands of {label}, {}: % of the sum of f32, {:.0} GB/s\n",
+        by.name(),
+        median(&references)
+    );
+    println!("| type | sum | prod | max | min |\n| --- | --- | --- | --- | --- |");
+    for (datatype, row) in DataType::ALL.iter().zip(shares.chunks(Combine::ALL.len())) {
+        let cells: Vec<String> = row.iter().map(|cell| format!("{:.0}", median(cell))).collect();
+        println!("| {} | {} |", datatype.name(), cells.join(" | "));
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+fn implementations() {
     for name in Implementation::unavailable() {
         println!("SKIP {name}: this processor cannot run it");
     }
@@ -29,8 +80,9 @@ fn main() {
         println!("{:10} {:10} {:>12} {:>12} {:>12}", "", "", "2", "2 in place", "8");
         for by in Implementation::available().into_iter().filter(|by| by.name() != "oracle") {
             for datatype in DataType::ALL {
-                let [two, in_place, eight] = [(2, false), (2, true), (8, false)]
-                    .map(|(n, p)| sum_rate(by, datatype, bytes, n, p));
+                let [two, in_place, eight] = [(2, false), (2, true), (8, false)].map(|(n, p)| {
+                    rate(by, Kernel { datatype, combine: Combine::Sum }, bytes, n, p)
+                });
                 let (by, datatype) = (by.name(), datatype.name());
                 println!("{by:10} {datatype:10} {two:12.1} {in_place:12.1} {eight:12.1}");
             }
@@ -49,21 +101,14 @@ fn copies(bytes: usize) {
     println!("copy {plain:.1}, streaming {streaming:.1}");
 }
 
-fn sum_rate(
-    by: Implementation,
-    datatype: DataType,
-    bytes: usize,
-    operands: usize,
-    in_place: bool,
-) -> f64 {
-    let mut memory = vec![1; bytes * (MOST_OPERANDS + 1) + ALIGNMENT];
+fn rate(by: Implementation, kernel: Kernel, bytes: usize, operands: usize, in_place: bool) -> f64 {
+    let mut memory = vec![FILL; bytes * (MOST_OPERANDS + 1) + ALIGNMENT];
     let start = memory.as_ptr().align_offset(ALIGNMENT);
     // SAFETY: the memory outlives the calls and is touched through the region only.
     let region = unsafe { Region::new(memory.as_mut_ptr(), memory.len()) };
     let place = |index: usize| region.source(start + index * bytes, bytes);
     let sources: Vec<Source<'_>> = (0..operands).map(place).collect();
     let target = start + if in_place { 0 } else { operands * bytes };
-    let kernel = Kernel { datatype, combine: Combine::Sum };
     let seconds = best_seconds(|| by.reduce(kernel, &sources, region.target(target, bytes)));
     (operands + 1) as f64 * bytes as f64 / seconds / 1e9
 }
