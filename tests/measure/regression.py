@@ -93,9 +93,12 @@ def yardstick_of(size):
 
 
 class Programs:
-    """The programs of this repository, built for release."""
+    """The programs of this repository, built for release, or those that are in a folder."""
 
-    def __init__(self):
+    def __init__(self, folder=None):
+        if folder:
+            self.paths = {path.name: str(path) for path in Path(folder).resolve().iterdir()}
+            return
         wanted = (["-p", "ccl-tests", "--bins"], ["-p", "ccl-kernels", "--example", "yardsticks"])
         self.paths = {}
         for words in wanted:
@@ -262,6 +265,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", default="*", help="names or patterns, such as all_reduce/*")
+    parser.add_argument("--programs", metavar="FOLDER", help="perf programs and yardsticks that are built already")
     parser.add_argument("--store", action="store_true", help="write the ratios down for the next release")
     options = parser.parse_args()
     wanted = options.cases.split(",")
@@ -269,7 +273,7 @@ def main():
     stored = {"date": "", "commit": "", "machine": "", "cases": {}}
     if STORED.exists():
         stored = json.loads(STORED.read_text())
-    programs = Programs()
+    programs = Programs(options.programs)
     if options.store:
         store(cases, ratios(programs, cases, CARE * options.rounds), stored)
         return
