@@ -107,8 +107,18 @@ pub struct InterfaceAddress {
 /// [`Error::InvalidUsage`] if the settings match nothing: it names the setting and lists what exists.
 /// [`Error::System`] if the kernel does not list its interfaces.
 pub fn nics(settings: &Settings) -> Result<Vec<Nic>, Error> {
-    let chosen = select(&interface_addresses()?, settings)?;
-    Ok(chosen
+    nics_among(&interface_addresses()?, settings)
+}
+
+/// The same of the interfaces that were listed before.
+///
+/// # Errors
+/// [`Error::InvalidUsage`] as for [`nics`].
+pub(crate) fn nics_among(
+    existing: &[InterfaceAddress],
+    settings: &Settings,
+) -> Result<Vec<Nic>, Error> {
+    Ok(select(existing, settings)?
         .into_iter()
         .map(|InterfaceAddress { interface, address, .. }| Nic {
             name: if settings.rails.is_empty() { interface.clone() } else { address.to_string() },
@@ -139,19 +149,11 @@ pub(crate) fn tell(rank: Rank, rails: &[Nic]) {
     }
 }
 
-/// The kernel's names of the interfaces that have an address, up or not.
+/// The addresses of all interfaces, up or not.
 ///
 /// # Errors
 /// [`Error::System`] if the kernel does not list them.
-pub fn interfaces() -> Result<Vec<String>, Error> {
-    let mut names: Vec<_> =
-        interface_addresses()?.into_iter().map(|entry| entry.interface).collect();
-    names.sort();
-    names.dedup();
-    Ok(names)
-}
-
-fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
+pub(crate) fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
     let listed = nix::ifaddrs::getifaddrs().map_err(|cause| Error::system("getifaddrs", cause))?;
     Ok(listed
         .filter_map(|entry| {

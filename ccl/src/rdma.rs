@@ -70,32 +70,61 @@ fn of_rails(ports: &[RdmaPort], rails: &[RailAddress]) -> Vec<RailDevice> {
 ///
 /// # Errors
 /// There are none: it says why.
-#[cfg(feature = "rdma")]
-pub(crate) fn ports(filter: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
-    use ccl_transport::verbs::ibverbs::{self, IbDevice};
-
-    let port =
-        |device: IbDevice| RdmaPort { has_atomics: device.has_atomics(), device: Arc::new(device) };
-    Ok(ibverbs::devices(filter)?.into_iter().map(port).collect())
+fn ports(filter: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
+    Inventory::take()?.ports(filter)
 }
+
+/// The RDMA devices of this host, listed once.
+#[cfg(feature = "rdma")]
+#[derive(Debug)]
+pub(crate) struct Inventory(ccl_transport::verbs::ibverbs::Inventory);
+
+#[cfg(feature = "rdma")]
+impl Inventory {
+    /// # Errors
+    /// There are none: it says why.
+    pub(crate) fn take() -> Result<Self, TransportError> {
+        Ok(Self(ccl_transport::verbs::ibverbs::Inventory::take()?))
+    }
+
+    /// All, also those that cannot be used.
+    pub(crate) fn names(&self) -> &[String] {
+        self.0.names()
+    }
+
+    /// Those that the filter takes and that can be used.
+    ///
+    /// # Errors
+    /// There are none: it says why.
+    pub(crate) fn ports(&self, filter: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
+        use ccl_transport::verbs::ibverbs::IbDevice;
+
+        let port = |device: IbDevice| RdmaPort {
+            has_atomics: device.has_atomics(),
+            device: Arc::new(device),
+        };
+        Ok(self.0.devices(filter)?.into_iter().map(port).collect())
+    }
+}
+
+/// What this library is built without.
+#[cfg(not(feature = "rdma"))]
+#[derive(Debug)]
+pub(crate) enum Inventory {}
 
 #[cfg(not(feature = "rdma"))]
-pub(crate) fn ports(_: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
-    Err(left_out())
-}
+impl Inventory {
+    pub(crate) fn take() -> Result<Self, TransportError> {
+        Err(left_out())
+    }
 
-/// The devices of this host, also those that cannot be used.
-///
-/// # Errors
-/// There are none: it says why.
-#[cfg(feature = "rdma")]
-pub(crate) fn names() -> Result<Vec<String>, TransportError> {
-    ccl_transport::verbs::ibverbs::names()
-}
+    pub(crate) fn names(&self) -> &[String] {
+        match *self {}
+    }
 
-#[cfg(not(feature = "rdma"))]
-pub(crate) fn names() -> Result<Vec<String>, TransportError> {
-    Err(left_out())
+    pub(crate) fn ports(&self, _: &HcaFilter) -> Result<Vec<RdmaPort>, TransportError> {
+        match *self {}
+    }
 }
 
 #[cfg(not(feature = "rdma"))]

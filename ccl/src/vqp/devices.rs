@@ -1,10 +1,13 @@
 //! Which devices a domain is made over, by what the user calls them.
 
+use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ccl_core::settings::{HcaFilter, Settings};
+use ccl_transport::TransportError;
 use ccl_transport::place::{Place, Sysfs};
 use ccl_transport::verbs;
 use ccl_transport::verbs::soft::SoftDevice;
@@ -12,8 +15,8 @@ use ccl_transport::verbs::soft::socket::Binding;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use crate::hosts::{self, Nic};
-use crate::rdma::{self, RdmaPort};
+use crate::hosts::{self, InterfaceAddress, Nic};
+use crate::rdma::{Inventory, RdmaPort};
 
 /// The name of all software devices.
 pub const SOFT: &str = "soft";
@@ -82,63 +85,87 @@ fn rdma_place(sysfs: &Sysfs, device: &str, interface: &str) -> Place {
 /// separated by commas, of interfaces or addresses, which get software devices, and of RDMA devices,
 /// `mlx5_0` or `mlx5_0:1`; or a filter of interfaces as in `R2CCL_NIC`, which begins with `^` or `=`.
 pub(super) fn ports(text: &str, settings: &Settings) -> Result<Vec<Port>, Error> {
-    match text.trim() {
-        "" | SOFT => Ok(soft(hosts::nics(settings)?)),
-        VERBS => rdma(text, &settings.rdma_devices),
-        filter if filter.starts_with(['^', '=']) => Ok(soft(named(filter, "R2CCL_NIC", filter)?)),
+    let host = Host {
+        text: text.trim(),
+        interfaces: hosts::interface_addresses()?,
+        rdma: OnceCell::new(),
+    };
+    match host.text {
+        "" | SOFT => Ok(soft(hosts::nics_among(&host.interfaces, settings)?)),
+        VERBS => host.rdma(&settings.rdma_devices),
+        filter if filter.starts_with(['^', '=']) => Ok(soft(host.named("R2CCL_NIC", filter)?)),
         list => {
             let names = list.split(',').map(str::trim);
-            let found: Result<Vec<_>, _> = names.map(|name| one(list, name)).collect();
+            let found: Result<Vec<_>, _> = names.map(|name| host.one(name)).collect();
             Ok(found?.into_iter().flatten().collect())
         }
     }
+}
+
+/// What there is on this host, listed once for all names of `text`.
+struct Host<'a> {
+    text: &'a str,
+    interfaces: Vec<InterfaceAddress>,
+    /// Looked for when it is first needed.
+    rdma: OnceCell<Result<Inventory, TransportError>>,
 }
 
 fn soft(nics: Vec<Nic>) -> Vec<Port> {
     nics.into_iter().map(Port::soft).collect()
 }
 
-/// The NIC with this address, the interface of this name, or the RDMA device.
-fn one(list: &str, name: &str) -> Result<Vec<Port>, Error> {
-    let wrong = |what: &str| Err(Error::InvalidArgument(format!("devices {list:?}: {what}")));
-    if name.is_empty() {
-        return wrong("a name is empty");
+impl Host<'_> {
+    /// The NIC with this address, the interface of this name, or the RDMA device.
+    fn one(&self, name: &str) -> Result<Vec<Port>, Error> {
+        if name.is_empty() {
+            return Err(self.wrong("a name is empty"));
+        }
+        if name.parse::<IpAddr>().is_ok() {
+            return Ok(soft(self.named("R2CCL_RAILS", name)?));
+        }
+        if self.interfaces.iter().any(|entry| entry.interface == name) {
+            return Ok(soft(self.named("R2CCL_NIC", &format!("={name}"))?));
+        }
+        let device = name.split_once(':').map_or(name, |(device, _)| device);
+        let devices = self.inventory().map(Inventory::names);
+        if devices.as_ref().is_ok_and(|devices| devices.iter().any(|one| one == device)) {
+            let filter: Result<HcaFilter, String> = format!("={name}").parse();
+            return self.rdma(&filter.map_err(|cause| self.wrong(cause))?);
+        }
+        let devices = devices.map_or_else(
+            |cause| format!("no RDMA devices: {cause}"),
+            |devices| format!("the RDMA devices {}", devices.join(", ")),
+        );
+        let interfaces = self.interfaces.iter().map(|entry| entry.interface.as_str());
+        let interfaces: Vec<_> = interfaces.collect::<BTreeSet<_>>().into_iter().collect();
+        let interfaces = interfaces.join(", ");
+        Err(self.wrong(format!(
+            "there is no interface and no RDMA device {name:?}; there are the interfaces {interfaces}, and \
+             {devices}"
+        )))
     }
-    if name.parse::<IpAddr>().is_ok() {
-        return Ok(soft(named(list, "R2CCL_RAILS", name)?));
-    }
-    let interfaces = hosts::interfaces()?;
-    if interfaces.iter().any(|interface| interface == name) {
-        return Ok(soft(named(list, "R2CCL_NIC", &format!("={name}"))?));
-    }
-    let devices = rdma::names();
-    let device = name.split_once(':').map_or(name, |(device, _)| device);
-    if devices.as_ref().is_ok_and(|devices| devices.iter().any(|one| one == device)) {
-        return match format!("={name}").parse() {
-            Ok(filter) => rdma(list, &filter),
-            Err(cause) => wrong(&cause),
-        };
-    }
-    let devices = devices.map_or_else(
-        |cause| format!("no RDMA devices: {cause}"),
-        |devices| format!("the RDMA devices {}", devices.join(", ")),
-    );
-    let interfaces = interfaces.join(", ");
-    wrong(&format!(
-        "there is no interface and no RDMA device {name:?}; there are the interfaces {interfaces}, and \
-         {devices}"
-    ))
-}
 
-/// The RDMA devices that the filter takes, each with the NIC that has its address: connections of rails
-/// begin there.
-fn rdma(list: &str, filter: &HcaFilter) -> Result<Vec<Port>, Error> {
-    let with_nic = |port: RdmaPort| {
+    fn wrong(&self, what: impl fmt::Display) -> Error {
+        Error::InvalidArgument(format!("devices {:?}: {what}", self.text))
+    }
+
+    fn inventory(&self) -> Result<&Inventory, TransportError> {
+        self.rdma.get_or_init(Inventory::take).as_ref().map_err(TransportError::clone)
+    }
+
+    /// The RDMA devices that the filter takes, each with the NIC that has its address: connections of rails
+    /// begin there.
+    fn rdma(&self, filter: &HcaFilter) -> Result<Vec<Port>, Error> {
+        let ports = self.inventory()?.ports(filter)?;
+        ports.into_iter().map(|port| self.with_nic(port)).collect()
+    }
+
+    fn with_nic(&self, port: RdmaPort) -> Result<Port, Error> {
         let (name, address) = (port.device.name(), port.device.address());
         if address.is_unspecified() {
-            return Err(Error::InvalidArgument(format!(
-                "devices {list:?}: {name} is on InfiniBand; queue pairs need devices on Ethernet (RoCE), \
-                 or those of the IP interfaces: {SOFT}"
+            return Err(self.wrong(format!(
+                "{name} is on InfiniBand; queue pairs need devices on Ethernet (RoCE), or those of the IP \
+                 interfaces: {SOFT}"
             )));
         }
         if matches!(address, IpAddr::V6(address) if address.is_unicast_link_local()) {
@@ -148,18 +175,16 @@ fn rdma(list: &str, filter: &HcaFilter) -> Result<Vec<Port>, Error> {
             );
             return Err(Error::system(format!("use the RDMA device {name}"), cause));
         }
-        let nic = named(list, "R2CCL_RAILS", &address.to_string())?.swap_remove(0);
+        let nic = self.named("R2CCL_RAILS", &address.to_string())?.swap_remove(0);
         Ok(Port::rdma(port, nic))
-    };
-    rdma::ports(filter)?.into_iter().map(with_nic).collect()
-}
+    }
 
-/// What a setting of this value admits.
-fn named(text: &str, setting: &str, value: &str) -> Result<Vec<Nic>, Error> {
-    let unknown =
-        |cause: ccl_core::Error| Error::InvalidArgument(format!("devices {text:?}: {cause}"));
-    let settings = Settings::parse([(setting, value)]).map_err(unknown)?.settings;
-    hosts::nics(&settings).map_err(unknown)
+    /// What a setting of this value admits.
+    fn named(&self, setting: &str, value: &str) -> Result<Vec<Nic>, Error> {
+        let settings =
+            Settings::parse([(setting, value)]).map_err(|cause| self.wrong(cause))?.settings;
+        hosts::nics_among(&self.interfaces, &settings).map_err(|cause| self.wrong(cause))
+    }
 }
 
 /// Names of the software devices of this host that the settings admit.
@@ -234,7 +259,7 @@ mod tests {
     /// from.
     #[test]
     fn all_rdma_devices_or_the_reason_why_there_are_none() {
-        match (names(VERBS), rdma::names()) {
+        match (names(VERBS), Inventory::take().map(|found| found.names().to_vec())) {
             (Ok(found), Ok(names)) => assert!(!found.is_empty() && !names.is_empty()),
             (Ok(found), Err(cause)) => panic!("{found:?}, although {cause}"),
             (Err(error), Err(cause)) => assert!(error.contains(&cause.to_string()), "{error}"),

@@ -144,11 +144,12 @@ impl Wiring {
 }
 
 impl Domain {
-    /// A domain over the devices of `config`, whose connections prove `key`.
+    /// A domain over the devices of `config`, whose connections prove `key`. All of them are looked at; the
+    /// default one is opened.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for a device that does not exist, or a fault of one; [`Error::System`] for
-    /// one that cannot be used: it names the device and the reason.
+    /// one that cannot be used, backups included: it names the device and the reason.
     pub fn open(config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let found = ports(&config.devices, &crate::environment::settings()?)?;
         tell(&found);
@@ -179,12 +180,25 @@ impl Domain {
         &self.names
     }
 
+    /// Why backups cannot be used, by rail, as of the last attempt to open their devices and to register
+    /// memory with them. Such a rail is down, and is tried again as long as a queue pair wants it; the log
+    /// says so too, as a warning.
+    #[must_use]
+    pub fn obstacles(&self) -> Vec<(usize, String)> {
+        let obstacles = self.inner.obstacles().into_iter();
+        obstacles.map(|(rail, reason)| (rail, reason.to_string())).collect()
+    }
+
     /// Makes `memory` known to the queue pairs of this domain, on all devices, until the region is
     /// dropped. The peer may do with it what `access` says.
     ///
+    /// Devices of backups are opened in the background, when the first queue pair connects: what is
+    /// registered before that is registered with them then. If one refuses it is an
+    /// [obstacle](Self::obstacles).
+    ///
     /// # Errors
-    /// [`Error::System`]: a device refused, as RDMA devices do when more memory would have to stay in
-    /// place than the process may lock; or 64 regions are registered already.
+    /// [`Error::System`]: a device that is open refused, as RDMA devices do when more memory would have to
+    /// stay in place than the process may lock; or 64 regions are registered already.
     pub fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, Error> {
         Ok(self.inner.register(memory, access)?)
     }

@@ -14,7 +14,6 @@ use serde::{Deserialize, Serialize};
 use super::devices::Nature;
 use super::drill::Careful;
 use super::meeting::Deadline;
-use super::pair::End;
 use super::{Error, Meeting, QueuePair, Side};
 
 /// What evidence is called where there is none.
@@ -34,12 +33,13 @@ struct Introduction {
     addresses: Vec<SocketAddr>,
 }
 
-/// Introduces the ends to each other, connects the default rail, and has the others connected.
+/// Introduces the ends to each other, connects the default rail, and returns the shadow that connects
+/// the others.
 pub(super) fn connect(
     pair: &mut QueuePair,
     meeting: &mut Meeting,
     deadline: &Deadline,
-) -> Result<(), Error> {
+) -> Result<Shadow, Error> {
     let side = meeting.side();
     if let Some(drill) = &pair.wiring.drill {
         drill.take_side(side)?;
@@ -65,10 +65,7 @@ pub(super) fn connect(
         overdue.unwrap_or(cause.into())
     })?;
     pair.end.pair().connect(connection)?;
-    if let End::Surviving(surviving) = &mut pair.end {
-        surviving.set_shadow(Some(Shadow::new(connector)));
-    }
-    Ok(())
+    Ok(Shadow::new(connector))
 }
 
 fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {

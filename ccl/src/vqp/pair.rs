@@ -99,8 +99,8 @@ impl QueuePair {
 
     /// Connects it with a queue pair of the peer, which does the same over the other end of the
     /// meeting. Several are connected one after the other, in the same order at both ends. On return
-    /// both ends can be used; connections of further rails are made in the background, at once and
-    /// whenever one has failed.
+    /// both ends can be used; devices of further rails are opened, and their connections made, in the
+    /// background, at once and whenever one has failed.
     ///
     /// # Errors
     /// [`Error::InvalidUsage`] if it was connected before, or the ends differ in evidence, number of
@@ -112,7 +112,7 @@ impl QueuePair {
             return Err(Error::InvalidUsage(text));
         }
         let deadline = Deadline::after("connect a queue pair", limit);
-        introduction::connect(self, meeting, &deadline)?;
+        let shadow = introduction::connect(self, meeting, &deadline)?;
         self.meet_on_default(&deadline)?;
         // The peer may still need this end, to hear of it over the rail.
         let mut early = std::mem::take(&mut self.early);
@@ -121,6 +121,10 @@ impl QueuePair {
         };
         meeting.exchange_while(b"ready", &deadline, Some(&mut serve))?;
         self.early = early;
+        // Only now, so that what is made in the background does not keep this call waiting.
+        if let End::Surviving(surviving) = &mut self.end {
+            surviving.set_shadow(Some(shadow));
+        }
         if let Some(drill) = &self.wiring.drill {
             drill.begin();
         }

@@ -151,6 +151,8 @@ fn measure(
 ) -> Outcome<[f64; CALLS.len()]> {
     let mut times = Vec::with_capacity(CALLS.len());
     let config = config(&arguments.near);
+    // The far end has opened its devices and waits, so that it is not measured too.
+    meeting.exchange(b"open", LIMIT).map_err(failed)?;
     let domain = timed(&mut times, || Domain::open(&config, key))?;
     let region = timed(&mut times, || domain.allocate(REGION_BYTES, Access::ALL))?;
     let mut pair = timed(&mut times, || domain.queue_pair(&terms(evidence)))?;
@@ -232,6 +234,7 @@ fn answer(
     let domain = Domain::open(&config(&arguments.far), key).map_err(failed)?;
     let region = domain.allocate(REGION_BYTES, Access::ALL).map_err(failed)?;
     let mut pair = domain.queue_pair(&terms(evidence)).map_err(failed)?;
+    meeting.exchange(b"open", LIMIT).map_err(failed)?;
     meeting.exchange(b"made", LIMIT).map_err(failed)?;
     pair.connect(&mut meeting, LIMIT).map_err(failed)?;
     let mut completions = Vec::new();

@@ -14,6 +14,7 @@
 
 mod complete;
 mod control;
+mod ground;
 mod keys;
 mod post;
 mod queue_pair;
@@ -22,9 +23,9 @@ mod readiness;
 mod shadow;
 mod spare;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ccl_core::failover::queue::atomic::MAX_CLIENTS;
@@ -35,6 +36,7 @@ pub use ccl_core::failover::queue::{
 use super::{Access, Depth, Device, Domain, Memory, MemoryRegion, QueuePair};
 use crate::TransportError;
 use control::{Layout, WORD};
+use ground::Shared;
 use keys::Keys;
 pub use keys::MAX_REGIONS;
 pub use queue_pair::{Footprint, VirtualQp};
@@ -89,17 +91,15 @@ impl VirtualDevice {
         Self { rails, settings }
     }
 
-    /// A domain over all devices.
+    /// A domain over all devices, of which the default one is opened.
     ///
     /// # Errors
-    /// A device refused.
+    /// It refused.
     pub fn virtual_domain(&self) -> Result<VirtualDomain, TransportError> {
-        let domains = self
-            .rails
-            .iter()
-            .map(|device| device.domain().map(SharedDomain::new))
-            .collect::<Result<Vec<_>, _>>()?;
-        VirtualDomain::new(domains, self.settings.clone())
+        let settings = self.settings.clone();
+        let clients = (settings.clients as u64).clamp(1, MAX_CLIENTS);
+        let shared = Arc::new(Shared::new(&self.rails, clients)?);
+        Ok(VirtualDomain { settings, shared })
     }
 }
 
@@ -117,73 +117,31 @@ impl Device for VirtualDevice {
     }
 }
 
-/// The domain of one rail, from which queue pairs are made also later.
-#[derive(Clone, Debug)]
-struct SharedDomain(Arc<Mutex<Box<dyn Domain>>>);
-
-impl SharedDomain {
-    fn new(domain: Box<dyn Domain>) -> Self {
-        Self(Arc::new(Mutex::new(domain)))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Box<dyn Domain>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A domain over several devices: what is registered here is registered with all of them.
+/// A domain over several devices: what is registered here is registered with all of them. The default one
+/// is opened with it, the others when they are first needed: see [`Self::open_backups`].
 #[derive(Debug)]
 pub struct VirtualDomain {
-    domains: Vec<SharedDomain>,
     settings: VirtualSettings,
     shared: Arc<Shared>,
 }
 
-/// What all queue pairs of a domain use.
-#[derive(Debug)]
-struct Shared {
-    keys: Arc<Keys>,
-    /// The key tables, on each rail.
-    tables: Vec<MemoryRegion>,
-    /// The records of the atomics of all clients, on each rail.
-    records: Vec<MemoryRegion>,
-    record_count: u64,
-    clients: AtomicU64,
-}
-
-impl Shared {
-    fn new(domains: &[SharedDomain], clients: u64) -> Result<Self, TransportError> {
-        let keys = Arc::new(Keys::new(domains.len())?);
-        let records = Memory::allocate(clients as usize * 2 * WORD)?;
-        let everywhere = |memory: &Memory, access| {
-            let register = |domain: &SharedDomain| domain.lock().register(memory, access);
-            domains.iter().map(register).collect::<Result<Vec<_>, _>>()
-        };
-        Ok(Self {
-            tables: everywhere(keys.memory(), Access::READ)?,
-            records: everywhere(&records, Access::ALL)?,
-            record_count: clients,
-            clients: AtomicU64::new(0),
-            keys,
-        })
-    }
-
-    /// A number that no other client of this domain has or had.
-    fn next_client(&self) -> Result<u64, TransportError> {
-        let number = self.clients.fetch_add(1, Ordering::Relaxed);
-        if number < self.record_count {
-            return Ok(number);
-        }
-        let text = format!("the domain has served {} already", self.record_count);
-        Err(TransportError::system("make a virtual queue pair", text))
-    }
-}
-
 impl VirtualDomain {
-    fn new(domains: Vec<SharedDomain>, settings: VirtualSettings) -> Result<Self, TransportError> {
-        let clients = (settings.clients as u64).clamp(1, MAX_CLIENTS);
-        let shared = Arc::new(Shared::new(&domains, clients)?);
-        Ok(Self { domains, settings, shared })
+    /// Opens the devices of all backups and registers with them what is registered. Without it the device of
+    /// a backup is opened when the first connection of its rail is made: by a [`Shadow`] in the background, or
+    /// by [`VirtualQp::attach`], which then takes that long.
+    ///
+    /// # Errors
+    /// A device refused; the others are open.
+    pub fn open_backups(&self) -> Result<(), TransportError> {
+        let opened = (1..self.shared.rails()).map(|rail| self.shared.open(rail));
+        opened.fold(Ok(()), Result::and)
+    }
+
+    /// Why backups cannot be used, as of the last attempt to open them: a rail that stands here is down, and
+    /// tried again as long as a queue pair wants it.
+    #[must_use]
+    pub fn obstacles(&self) -> BTreeMap<usize, TransportError> {
+        self.shared.obstacles()
     }
 
     /// A queue pair over all rails, whose other methods need no `dyn`.
@@ -207,16 +165,14 @@ impl VirtualDomain {
         settings: &VirtualSettings,
         depth: Depth,
     ) -> Result<VirtualQp, TransportError> {
-        assert_eq!(settings.standings.len(), self.domains.len(), "a standing for each rail");
+        let rails = self.shared.rails();
+        assert_eq!(settings.standings.len(), rails, "a standing for each rail");
         let entries = if settings.evidence == Evidence::Log { depth.sends } else { 0 };
-        let layout = Layout::new(self.domains.len(), entries);
-        let memory = layout.allocate()?;
-        let access = Access { remote_write: true, remote_read: true, remote_atomic: false };
-        let mut rails = Vec::with_capacity(self.domains.len());
-        for (index, domain) in self.domains.iter().enumerate() {
-            let region = domain.lock().register(&memory, access)?;
-            rails.push(RailEnd::new(index, domain.clone(), region, layout));
-        }
+        let layout = Layout::new(rails, entries);
+        let control = layout.allocate()?;
+        let end = |rail| RailEnd::new(rail, Arc::clone(&self.shared), control.clone(), layout);
+        let mut rails: Vec<_> = (0..rails).map(end).collect();
+        rails[0].register()?;
         let client = self.shared.next_client()?;
         VirtualQp::new(rails, Arc::clone(&self.shared), client, (settings, depth))
     }
@@ -226,13 +182,13 @@ impl VirtualDomain {
     /// # Errors
     /// The device refused.
     pub fn plain_queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
-        self.domains[0].lock().queue_pair(depth)
+        self.shared.opened(0).domain().queue_pair(depth)
     }
 }
 
 impl Domain for VirtualDomain {
     fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError> {
-        keys::register(&self.shared.keys, &self.domains, memory, access)
+        self.shared.register(memory, access)
     }
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {

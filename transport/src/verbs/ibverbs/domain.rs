@@ -141,8 +141,8 @@ impl Shared {
 
     /// Whether the row still has this address.
     pub(super) fn has_address(&self, index: u8, gid: Gid) -> bool {
-        let rows = self.protection.context().gids(self.port, u32::from(index) + 1);
-        rows.iter().any(|row| row.index == index && row.gid == gid)
+        let row = self.protection.context().gid(self.port, u32::from(index));
+        row.is_some_and(|row| row.gid == gid)
     }
 }
 

@@ -34,25 +34,27 @@ mod tests;
 mod watch;
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ccl_core::settings::HcaFilter;
 
 use super::{Device, Domain};
 use crate::TransportError;
 use domain::{IbDomain, look_up};
-use sys::{Context, Library};
+use sys::{Context, DeviceList, Library};
 
 /// A port of an RDMA device.
 #[derive(Debug)]
 pub struct IbDevice {
-    library: Arc<Library>,
+    list: Arc<DeviceList>,
     device: String,
     port: u8,
     /// `device:port`, or just the device if it has one port.
     name: String,
     address: IpAddr,
     has_atomics: bool,
+    /// Opened to see whether it can be used: the first domain goes on with it.
+    context: Mutex<Option<Arc<Context>>>,
 }
 
 impl IbDevice {
@@ -63,72 +65,98 @@ impl IbDevice {
     }
 }
 
-/// Names of the RDMA devices of this host, whether they can be used or not.
-///
-/// # Errors
-/// There is no libibverbs, or no RDMA device.
-pub fn names() -> Result<Vec<String>, TransportError> {
-    Library::load()?.device_names()
+/// The RDMA devices of this host, listed once.
+#[derive(Debug)]
+pub struct Inventory {
+    list: Arc<DeviceList>,
+    names: Vec<String>,
 }
 
-/// The usable ports that the filter takes, in the order of the library. Ports that cannot be used are
-/// left out, and the log says why.
+impl Inventory {
+    /// Looks for libibverbs, and asks it.
+    ///
+    /// # Errors
+    /// There is no libibverbs, or no RDMA device.
+    pub fn take() -> Result<Self, TransportError> {
+        let list = DeviceList::new(Library::load()?)?;
+        Ok(Self { names: list.names(), list: Arc::new(list) })
+    }
+
+    /// Names of all devices, whether they can be used or not.
+    #[must_use]
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The usable ports that the filter takes, in the order of the library. Ports that cannot be used are
+    /// left out, and the log says why.
+    ///
+    /// # Errors
+    /// There is no port that can be used: the text says why, for each.
+    pub fn devices(&self, filter: &HcaFilter) -> Result<Vec<IbDevice>, TransportError> {
+        let mut found = Vec::new();
+        let mut reasons = Vec::new();
+        for name in &self.names {
+            match self.ports(name, filter) {
+                Ok(outcomes) => {
+                    for outcome in outcomes {
+                        match outcome {
+                            Ok(device) => found.push(device),
+                            Err(reason) => reasons.push(reason.to_string()),
+                        }
+                    }
+                }
+                Err(reason) => reasons.push(reason.to_string()),
+            }
+        }
+        for reason in &reasons {
+            tracing::debug!(reason, "an RDMA port is not used");
+        }
+        if found.is_empty() {
+            if reasons.is_empty() {
+                let all = self.names.join(", ");
+                reasons.push(format!("{filter} takes none of this host's, {all}"));
+            }
+            return Err(TransportError::system("find an RDMA device", reasons.join("; ")));
+        }
+        Ok(found)
+    }
+
+    /// The ports of a device that the filter takes, each as far as it can be used.
+    fn ports(
+        &self,
+        device: &str,
+        filter: &HcaFilter,
+    ) -> Result<Vec<Result<IbDevice, TransportError>>, TransportError> {
+        // A device that no port of which can be wanted is not opened: it may not even be permitted.
+        if !(1..=u8::MAX).any(|port| filter.takes(device, port)) {
+            return Ok(Vec::new());
+        }
+        let context = Context::open(&self.list, device)?;
+        let limits = context.limits()?;
+        let (count, has_atomics) = (limits.ports, limits.has_atomics);
+        // A context has one queue of events, so it is for one domain.
+        let mut first = Some(Arc::clone(&context));
+        let wanted = (1..=count).filter(|&port| filter.takes(device, port));
+        let found = wanted.map(|port| {
+            let (_, gid) = look_up(&context, port)?;
+            let unspecified = IpAddr::from([0u16; 8]);
+            let address = gid.map_or(unspecified, |entry| gid::address(&entry.gid));
+            let name = if count == 1 { device.to_owned() } else { format!("{device}:{port}") };
+            let (list, device) = (Arc::clone(&self.list), device.to_owned());
+            let context = Mutex::new(first.take());
+            Ok(IbDevice { list, device, port, name, address, has_atomics, context })
+        });
+        Ok(found.collect())
+    }
+}
+
+/// As [`Inventory::devices`], of an inventory that is taken for it.
 ///
 /// # Errors
 /// There is no libibverbs, no RDMA device, or no port that can be used: the text says why, for each.
 pub fn devices(filter: &HcaFilter) -> Result<Vec<IbDevice>, TransportError> {
-    let library = Library::load()?;
-    let mut found = Vec::new();
-    let mut reasons = Vec::new();
-    let names = library.device_names()?;
-    for name in &names {
-        match ports(&library, name, filter) {
-            Ok(outcomes) => {
-                for outcome in outcomes {
-                    match outcome {
-                        Ok(device) => found.push(device),
-                        Err(reason) => reasons.push(reason.to_string()),
-                    }
-                }
-            }
-            Err(reason) => reasons.push(reason.to_string()),
-        }
-    }
-    for reason in &reasons {
-        tracing::debug!(reason, "an RDMA port is not used");
-    }
-    if found.is_empty() {
-        if reasons.is_empty() {
-            reasons.push(format!("{filter} takes none of this host's, {}", names.join(", ")));
-        }
-        return Err(TransportError::system("find an RDMA device", reasons.join("; ")));
-    }
-    Ok(found)
-}
-
-/// The ports of a device that the filter takes, each as far as it can be used.
-fn ports(
-    library: &Arc<Library>,
-    device: &str,
-    filter: &HcaFilter,
-) -> Result<Vec<Result<IbDevice, TransportError>>, TransportError> {
-    // A device that no port of which can be wanted is not opened: it may not even be permitted.
-    if !(1..=u8::MAX).any(|port| filter.takes(device, port)) {
-        return Ok(Vec::new());
-    }
-    let context = Context::open(library, device)?;
-    let limits = context.limits()?;
-    let (count, has_atomics) = (limits.ports, limits.has_atomics);
-    let wanted = (1..=count).filter(|&port| filter.takes(device, port));
-    let found = wanted.map(|port| {
-        let (_, gid) = look_up(&context, port)?;
-        let unspecified = IpAddr::from([0u16; 8]);
-        let address = gid.map_or(unspecified, |entry| gid::address(&entry.gid));
-        let name = if count == 1 { device.to_owned() } else { format!("{device}:{port}") };
-        let (library, device) = (Arc::clone(library), device.to_owned());
-        Ok(IbDevice { library, device, port, name, address, has_atomics })
-    });
-    Ok(found.collect())
+    Inventory::take()?.devices(filter)
 }
 
 impl Device for IbDevice {
@@ -142,7 +170,11 @@ impl Device for IbDevice {
     }
 
     fn domain(&self) -> Result<Box<dyn Domain>, TransportError> {
-        let context = Context::open(&self.library, &self.device)?;
+        let opened = self.context.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let context = match opened {
+            Some(context) => context,
+            None => Context::open(&self.list, &self.device)?,
+        };
         let limits = context.limits()?;
         Ok(Box::new(IbDomain::new(&context, self.port, limits)?))
     }

@@ -277,11 +277,11 @@ fn the_address_of_a_port_is_looked_up_each_time() {
 fn without_atomics_everything_else_works() {
     in_the_guest(|| {
         for has_atomics in [false, true] {
-            let library = Library::load().unwrap();
-            let context = Context::open(&library, "rxe_h0n0").unwrap();
+            let list = DeviceList::new(Library::load().unwrap()).unwrap();
+            let context = Context::open(&list, "rxe_h0n0").unwrap();
             let limits = sys::DeviceLimits { has_atomics, ..context.limits().unwrap() };
             let left = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
-            let context = Context::open(&library, "rxe_h1n0").unwrap();
+            let context = Context::open(&list, "rxe_h1n0").unwrap();
             let limits = sys::DeviceLimits { has_atomics: false, ..context.limits().unwrap() };
             let right = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
             let mut bench = Bench { left, right };

@@ -33,7 +33,7 @@ impl VirtualQp {
     fn hear(&mut self, rail: usize) -> bool {
         let end = &mut self.rails[rail];
         let offset = end.layout.mail_in(rail);
-        let mail = end.hello.and_then(|_| read_mail(end.region.memory(), offset, end.mail.heard));
+        let mail = end.hello.and_then(|_| read_mail(&end.control, offset, end.mail.heard));
         let Some((serial, message)) = mail else { return false };
         end.mail.heard = serial;
         match message {
@@ -87,7 +87,7 @@ impl VirtualQp {
                 let end = &self.rails[rail];
                 let offset = end.layout.log_read();
                 let words: Vec<u64> = (0..end.log_entries())
-                    .map(|entry| end.region.memory().load(offset + entry * WORD))
+                    .map(|entry| end.control.load(offset + entry * WORD))
                     .collect();
                 self.feed(Input::Log(rail_name(rail), &words));
             }
@@ -97,8 +97,7 @@ impl VirtualQp {
             }
             Tag::HelloReceived => {
                 let end = &self.rails[rail];
-                let words: [u64; HELLO_WORDS] =
-                    load_words(end.region.memory(), end.layout.hello_in(rail));
+                let words: [u64; HELLO_WORDS] = load_words(&end.control, end.layout.hello_in(rail));
                 self.greeted(rail, Hello::decode(words));
             }
             Tag::Mail | Tag::HelloSent | Tag::RequestPart(_) | Tag::StepPart | Tag::MailPart => {}
@@ -108,7 +107,7 @@ impl VirtualQp {
     /// The answer to a step is in the scratch memory.
     fn stepped(&mut self, rail: usize, opcode: Opcode) {
         let Some(step) = self.rails[rail].step.take() else { return };
-        let (memory, layout) = (self.rails[rail].region.memory(), self.rails[rail].layout);
+        let (memory, layout) = (&self.rails[rail].control, self.rails[rail].layout);
         let answer = match (opcode, matches!(step, Step::Settle { .. })) {
             (Opcode::Read, _) => {
                 let [value, status] = load_words(memory, layout.record_in());

@@ -1,14 +1,13 @@
-//! The same memory under other keys: a region is registered with the domain of every rail.
+//! The same memory under other keys: a region is registered with the domain of every rail that is open.
 //!
 //! The application sees the keys of the default rail, which need no translation there. For each
 //! backup a table in registered memory says what they are called on it; the peer reads it one-sided,
 //! when it meets a key that it does not know.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::super::{Access, LocalKey, Memory, MemoryRegion, RemoteAddress, RemoteKey, Segment};
-use super::SharedDomain;
 use super::control::{WORD, load_words, store_words};
 use crate::TransportError;
 
@@ -19,7 +18,7 @@ const ENTRY_WORDS: usize = 5;
 const ENTRY_BYTES: usize = ENTRY_WORDS * WORD;
 pub(super) const TABLE_BYTES: usize = MAX_REGIONS * ENTRY_BYTES;
 
-/// What is registered with the domains of all rails.
+/// What is registered with the domains of the rails.
 #[derive(Debug)]
 pub(super) struct Keys {
     /// The tables of all rails, one behind the other.
@@ -30,20 +29,54 @@ pub(super) struct Keys {
 #[derive(Debug)]
 struct Slots {
     free: Vec<usize>,
-    /// What is registered, by its key on the default rail.
-    local: BTreeMap<LocalKey, Local>,
+    /// Whether everything is registered on a rail, and everything new has to be.
+    is_open: Vec<bool>,
+    /// Number of the next region.
+    next: u64,
+    /// By their numbers.
+    entries: BTreeMap<u64, Entry>,
+    /// Their numbers by their keys on the default rail.
+    serials: BTreeMap<LocalKey, u64>,
 }
 
+/// What was registered.
 #[derive(Debug)]
-struct Local {
-    memory: Memory,
-    /// Keys on all rails.
-    keys: Vec<LocalKey>,
+pub(super) struct Entry {
+    slot: usize,
+    access: Access,
+    /// On the default rail.
+    default: MemoryRegion,
+    /// On the backups, as far as they have got it.
+    backups: BTreeMap<usize, MemoryRegion>,
+}
+
+/// What a rail has not got.
+#[derive(Debug)]
+pub(super) struct Missing {
+    pub(super) serial: u64,
+    pub(super) memory: Memory,
+    pub(super) access: Access,
+}
+
+impl Slots {
+    fn is_missing(&self, rail: usize, entry: &Entry) -> bool {
+        rail > 0 && !entry.backups.contains_key(&rail)
+    }
+
+    fn entry(&self, key: LocalKey) -> Option<&Entry> {
+        self.entries.get(self.serials.get(&key)?)
+    }
 }
 
 impl Keys {
     pub(super) fn new(rails: usize) -> Result<Self, TransportError> {
-        let slots = Slots { free: (0..MAX_REGIONS).rev().collect(), local: BTreeMap::new() };
+        let slots = Slots {
+            free: (0..MAX_REGIONS).rev().collect(),
+            is_open: vec![false; rails],
+            next: 0,
+            entries: BTreeMap::new(),
+            serials: BTreeMap::new(),
+        };
         Ok(Self { memory: Memory::allocate(rails * TABLE_BYTES)?, slots: Mutex::new(slots) })
     }
 
@@ -60,80 +93,90 @@ impl Keys {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a region is called on a rail.
+    /// What a region is called on a backup.
     pub(super) fn local(&self, rail: usize, key: LocalKey) -> Option<LocalKey> {
-        self.slots().local.get(&key)?.keys.get(rail).copied()
+        Some(self.slots().entry(key)?.backups.get(&rail)?.segment(0, 0).key)
     }
 
     /// The memory of the result of an atomic, if that is what the segment is.
     pub(super) fn result(&self, segment: Segment) -> Option<Memory> {
         let slots = self.slots();
-        let memory = &slots.local.get(&segment.key)?.memory;
+        let memory = slots.entry(segment.key)?.default.memory();
         let is_inside = segment.offset.checked_add(WORD)? <= memory.bytes();
         (is_inside && segment.bytes == WORD).then(|| memory.clone())
     }
 
-    fn insert(&self, regions: &[MemoryRegion]) -> Result<usize, TransportError> {
+    /// Takes a region that the default rail has. Returns its number, and the rails that have to get it
+    /// now: any other one looks for it when it becomes open.
+    pub(super) fn insert(
+        &self,
+        region: MemoryRegion,
+        access: Access,
+    ) -> Result<(u64, Vec<usize>), TransportError> {
         let mut slots = self.slots();
         let slot = slots.free.pop().ok_or_else(|| {
             TransportError::system("register memory", format!("{MAX_REGIONS} regions are in use"))
         })?;
-        let keys: Vec<LocalKey> = regions.iter().map(|region| region.segment(0, 0).key).collect();
-        slots.local.insert(keys[0], Local { memory: regions[0].memory().clone(), keys });
-        let default = regions[0].remote(0);
-        for (rail, region) in regions.iter().enumerate() {
-            let RemoteAddress { key, address } = region.remote(0);
-            let entry = [u64::from(default.key.0), default.address, u64::from(key.0), address];
-            let offset = Self::table(rail) + slot * ENTRY_BYTES;
-            store_words(&self.memory, offset + WORD, &entry);
-            self.memory.store(offset, 1);
-        }
-        Ok(slot)
+        let serial = slots.next;
+        slots.next += 1;
+        slots.serials.insert(region.segment(0, 0).key, serial);
+        let entry = Entry { slot, access, default: region, backups: BTreeMap::new() };
+        slots.entries.insert(serial, entry);
+        let open = (1..slots.is_open.len()).filter(|&rail| slots.is_open[rail]).collect();
+        Ok((serial, open))
     }
 
-    fn remove(&self, slot: usize, key: LocalKey, rails: usize) {
+    pub(super) fn is_open(&self, rail: usize) -> bool {
+        self.slots().is_open[rail]
+    }
+
+    /// Makes a rail an open one if it has got everything; tells whether it has.
+    pub(super) fn declare_open(&self, rail: usize) -> bool {
         let mut slots = self.slots();
-        for rail in 0..rails {
-            self.memory.store(Self::table(rail) + slot * ENTRY_BYTES, 0);
-        }
-        slots.local.remove(&key);
-        slots.free.push(slot);
+        let has_all = !slots.entries.values().any(|entry| slots.is_missing(rail, entry));
+        slots.is_open[rail] |= has_all;
+        has_all
     }
-}
 
-/// Registers `memory` on all rails.
-pub(super) fn register(
-    keys: &Arc<Keys>,
-    domains: &[SharedDomain],
-    memory: &Memory,
-    access: Access,
-) -> Result<MemoryRegion, TransportError> {
-    let regions = domains
-        .iter()
-        .map(|domain| domain.lock().register(memory, access))
-        .collect::<Result<Vec<_>, _>>()?;
-    let slot = keys.insert(&regions)?;
-    let (local, remote) = (regions[0].segment(0, 0).key, regions[0].remote(0));
-    let registration = Registration { keys: Arc::clone(keys), slot, regions };
-    Ok(MemoryRegion::new(
-        memory.clone(),
-        (local, remote.key),
-        remote.address,
-        Box::new(registration),
-    ))
-}
+    /// What a rail has not got.
+    pub(super) fn missing(&self, rail: usize) -> Vec<Missing> {
+        let slots = self.slots();
+        let entries = slots.entries.iter().filter(|(_, entry)| slots.is_missing(rail, entry));
+        let missing = entries.map(|(&serial, entry)| Missing {
+            serial,
+            memory: entry.default.memory().clone(),
+            access: entry.access,
+        });
+        missing.collect()
+    }
 
-/// Takes the keys out of the tables when the region is dropped, and then the regions themselves.
-#[derive(Debug)]
-struct Registration {
-    keys: Arc<Keys>,
-    slot: usize,
-    regions: Vec<MemoryRegion>,
-}
+    /// A backup has got a region, which may have been dropped since it was missed.
+    pub(super) fn put(&self, rail: usize, serial: u64, region: MemoryRegion) {
+        let mut slots = self.slots();
+        let Some(entry) = slots.entries.get_mut(&serial) else {
+            // Undone without the lock: it may take a while.
+            drop(slots);
+            return drop(region);
+        };
+        let (default, here) = (entry.default.remote(0), region.remote(0));
+        let words =
+            [u64::from(default.key.0), default.address, u64::from(here.key.0), here.address];
+        let offset = Self::table(rail) + entry.slot * ENTRY_BYTES;
+        store_words(&self.memory, offset + WORD, &words);
+        self.memory.store(offset, 1);
+        entry.backups.insert(rail, region);
+    }
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.keys.remove(self.slot, self.regions[0].segment(0, 0).key, self.regions.len());
+    /// Forgets a region. Whoever drops it undoes its registrations.
+    pub(super) fn remove(&self, serial: u64) -> Option<Entry> {
+        let mut slots = self.slots();
+        let entry = slots.entries.remove(&serial)?;
+        for rail in 0..slots.is_open.len() {
+            self.memory.store(Self::table(rail) + entry.slot * ENTRY_BYTES, 0);
+        }
+        slots.serials.remove(&entry.default.segment(0, 0).key);
+        slots.free.push(entry.slot);
+        Some(entry)
     }
 }
 

@@ -132,7 +132,7 @@ impl VirtualQp {
             Table::Unread | Table::Reading => None,
         };
         let target = named.ok_or(Unnamed::Remote)?;
-        let result = self.rails[rail].region.segment(0, 0);
+        let result = self.rails[rail].region().segment(0, 0);
         Ok(Some(Operation::FetchAdd { result, target, addend: 0 }))
     }
 

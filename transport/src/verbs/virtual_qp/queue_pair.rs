@@ -156,7 +156,8 @@ impl VirtualQp {
         is_usable && self.rails[rail].condition == Condition::Free
     }
 
-    /// Gives a rail its connection. The peer does the same with the other end of it.
+    /// Gives a rail its connection. The peer does the same with the other end of it. The device of a backup is
+    /// opened for its first one, unless it is open.
     ///
     /// # Errors
     /// The rail is not [wanted](Self::wants), or the connection cannot be used.
@@ -169,7 +170,9 @@ impl VirtualQp {
             return Err(TransportError::system(format!("attach rail {rail}"), text));
         }
         self.rails[rail].reset();
-        self.rails[rail].initialise(self.depth)?;
+        let prepared = self.rails[rail].initialise(self.depth);
+        self.shared.note(rail, prepared.as_ref().err());
+        prepared?;
         self.open(rail, connection)
     }
 
@@ -197,7 +200,7 @@ impl VirtualQp {
         let rails = self.rails.capacity() * size_of::<RailEnd>();
         Footprint {
             ring_bytes: size_of::<Self>() + requests + receives + rails,
-            control_bytes: self.rails[0].region.memory().bytes(),
+            control_bytes: self.rails[0].control.bytes(),
             queue_pairs: self.rails.iter().filter(|rail| rail.pair.is_some()).count(),
         }
     }
@@ -254,9 +257,10 @@ impl VirtualQp {
     fn hello(&self, rail: usize) -> Hello {
         let (end, layout) = (&self.rails[rail], self.rails[rail].layout);
         let (mail, log) =
-            (end.region.remote(layout.mail_in(rail)), end.region.remote(layout.log()));
-        let table = self.shared.tables[rail].remote(Keys::table(rail));
-        let records = self.shared.records[rail].remote(0);
+            (end.region().remote(layout.mail_in(rail)), end.region().remote(layout.log()));
+        let opened = self.shared.opened(rail);
+        let table = opened.table.remote(Keys::table(rail));
+        let records = opened.records.remote(0);
         Hello {
             identity: self.identity,
             rail: rail as u64,
@@ -434,7 +438,7 @@ impl QueuePair for VirtualQp {
         self.machine.set_attempts(attempts);
         let layout = self.rails[0].layout;
         for entry in 0..layout.entries {
-            self.rails[0].region.memory().store(layout.log() + entry * super::WORD, 0);
+            self.rails[0].control.store(layout.log() + entry * super::WORD, 0);
         }
         self.requests.clear();
         self.receives.clear();

@@ -1,16 +1,17 @@
 //! One end of one rail: a queue pair of a device, and the account of what was posted on it.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use ccl_core::failover::queue::{LogEntry, Message, Sequence, atomic::Step};
 
 use super::super::{
-    Completion, Connection, Depth, LocalKey, MemoryRegion, Operation, PostError, QueuePair,
-    ReceiveRequest, RemoteAddress, RemoteKey, Segment, WorkId, WorkRequest,
+    Access, Completion, Connection, Depth, LocalKey, Memory, MemoryRegion, Operation, PostError,
+    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, Segment, WorkId, WorkRequest,
 };
 use super::control::{BODY_BYTES, HELLO_BYTES, Hello, Layout, WORD, store_words, write_mail};
 use super::keys::{PeerKeys, TABLE_BYTES};
-use super::{SharedDomain, device_depth};
+use super::{Shared, device_depth};
 use crate::TransportError;
 
 /// What a work request on a rail is for. Those with a part are in two: of the first nothing is heard
@@ -104,10 +105,13 @@ pub(super) struct Mail {
 #[derive(Debug)]
 pub(super) struct RailEnd {
     pub(super) index: usize,
-    domain: SharedDomain,
+    shared: Arc<Shared>,
     /// Made when it is first needed.
     pub(super) pair: Option<Box<dyn QueuePair>>,
-    pub(super) region: MemoryRegion,
+    /// The memory through which the two ends manage the queue pair, the same on all rails.
+    pub(super) control: Memory,
+    /// The same, registered, once it is needed.
+    region: Option<MemoryRegion>,
     pub(super) layout: Layout,
     /// How the peer introduced itself.
     pub(super) hello: Option<Hello>,
@@ -137,17 +141,13 @@ pub(super) enum Condition {
 }
 
 impl RailEnd {
-    pub(super) fn new(
-        index: usize,
-        domain: SharedDomain,
-        region: MemoryRegion,
-        layout: Layout,
-    ) -> Self {
+    pub(super) fn new(index: usize, shared: Arc<Shared>, control: Memory, layout: Layout) -> Self {
         Self {
             index,
-            domain,
+            shared,
             pair: None,
-            region,
+            control,
+            region: None,
             layout,
             hello: None,
             table: Table::Unread,
@@ -160,13 +160,34 @@ impl RailEnd {
         }
     }
 
+    /// Registers the control memory with the device, which is open.
+    pub(super) fn register(&mut self) -> Result<(), TransportError> {
+        if self.region.is_none() {
+            let access = Access { remote_write: true, remote_read: true, remote_atomic: false };
+            let domain = self.shared.opened(self.index).domain();
+            self.region = Some(domain.register(&self.control, access)?);
+        }
+        Ok(())
+    }
+
+    /// The control memory, of a rail that is used.
+    pub(super) fn region(&self) -> &MemoryRegion {
+        self.region.as_ref().expect("a rail is registered before it is used")
+    }
+
+    fn segment(&self, offset: usize, bytes: usize) -> Segment {
+        self.region().segment(offset, bytes)
+    }
+
     /// Makes it ready for the receives of the application; the first one is for the hello.
     pub(super) fn initialise(&mut self, depth: Depth) -> Result<(), TransportError> {
+        self.shared.open(self.index)?;
+        self.register()?;
         if self.pair.is_none() {
-            self.pair = Some(self.domain.lock().queue_pair(device_depth(depth))?);
+            let domain = self.shared.opened(self.index).domain();
+            self.pair = Some(domain.queue_pair(device_depth(depth))?);
         }
-        let offset = self.layout.hello_in(self.index);
-        let target = Some(self.region.segment(offset, HELLO_BYTES));
+        let target = Some(self.segment(self.layout.hello_in(self.index), HELLO_BYTES));
         let Some(pair) = &mut self.pair else { return Ok(()) };
         let refused = |cause| TransportError::system("prepare a rail", cause);
         pair.initialise().map_err(refused)?;
@@ -187,8 +208,8 @@ impl RailEnd {
         pair.connect(connection)?;
         self.condition = Condition::Attached;
         let offset = self.layout.hello_out(self.index);
-        store_words(self.region.memory(), offset, &hello.encode());
-        let source = self.region.segment(offset, HELLO_BYTES);
+        store_words(&self.control, offset, &hello.encode());
+        let source = self.segment(offset, HELLO_BYTES);
         self.post(Tag::HelloSent, Operation::Send { source });
         Ok(())
     }
@@ -258,7 +279,7 @@ impl RailEnd {
             pair.reset();
         }
         let stamp = self.layout.mail_in(self.index) + BODY_BYTES;
-        self.region.memory().store(stamp, 0);
+        self.control.store(stamp, 0);
         self.mail = Mail::default();
         self.pending.clear();
         (self.step, self.looked_up) = (None, None);
@@ -276,9 +297,9 @@ impl RailEnd {
         self.mail.sent += 1;
         self.mail.in_flight = true;
         let offset = self.layout.mail_out(self.index);
-        write_mail(self.region.memory(), offset, self.mail.sent, message);
-        let body = self.region.segment(offset, BODY_BYTES);
-        let stamp = self.region.segment(offset + BODY_BYTES, WORD);
+        write_mail(&self.control, offset, self.mail.sent, message);
+        let body = self.segment(offset, BODY_BYTES);
+        let stamp = self.segment(offset + BODY_BYTES, WORD);
         let target = |offset| remote(hello.key, hello.mail, offset);
         self.post(Tag::MailPart, Operation::Write { source: body, target: target(0) });
         self.post(Tag::Mail, Operation::Write { source: stamp, target: target(BODY_BYTES) });
@@ -287,14 +308,14 @@ impl RailEnd {
     pub(super) fn read_table(&mut self) {
         let Some(hello) = self.hello else { return };
         self.table = Table::Reading;
-        let target = self.region.segment(self.layout.table(self.index), TABLE_BYTES);
+        let target = self.segment(self.layout.table(self.index), TABLE_BYTES);
         let source = remote(hello.table_key, hello.table, 0);
         self.post(Tag::Table, Operation::Read { target, source });
     }
 
     pub(super) fn table_arrived(&mut self) {
         let mut keys = PeerKeys::default();
-        keys.take(self.region.memory(), self.layout.table(self.index));
+        keys.take(&self.control, self.layout.table(self.index));
         self.table = Table::Read(keys);
     }
 
@@ -307,7 +328,7 @@ impl RailEnd {
     pub(super) fn read_log(&mut self) {
         let Some(hello) = self.hello else { return };
         let bytes = self.log_entries() * WORD;
-        let target = self.region.segment(self.layout.log_read(), bytes);
+        let target = self.segment(self.layout.log_read(), bytes);
         let source = remote(hello.key, hello.log, 0);
         self.post(Tag::Log, Operation::Read { target, source });
     }
@@ -324,8 +345,8 @@ impl RailEnd {
         let entries = self.log_entries();
         let slot = LogEntry::slot(sequence, entries as u64) as usize;
         let offset = self.layout.entry_out(slot);
-        self.region.memory().store(offset, entry.0);
-        let source = self.region.segment(offset, WORD);
+        self.control.store(offset, entry.0);
+        let source = self.segment(offset, WORD);
         let target = remote(hello.key, hello.log, slot * WORD);
         self.post(Tag::RequestPart(sequence), operation);
         self.post(Tag::Request(sequence), Operation::Write { source, target });
@@ -336,26 +357,26 @@ impl RailEnd {
         self.step = Some(step);
         let layout = self.layout;
         let record = |client: u64| client as usize * 2 * WORD;
-        let word = self.region.segment(layout.word_in(), WORD);
+        let word = self.segment(layout.word_in(), WORD);
         let swap =
             |expected, new| Operation::CompareAndSwap { result: word, target, expected, new };
         match step {
             Step::Look => self.post(Tag::Step, swap(0, 0)),
             Step::Try { expected, token, value } => {
                 let offset = layout.record_out();
-                store_words(self.region.memory(), offset, &[value, token]);
-                let source = self.region.segment(offset, 2 * WORD);
+                store_words(&self.control, offset, &[value, token]);
+                let source = self.segment(offset, 2 * WORD);
                 let target = remote(hello.records_key, hello.records, record(hello.client));
                 self.post(Tag::StepPart, Operation::Write { source, target });
                 self.post(Tag::Step, swap(expected, token));
             }
             Step::ReadRecord { client } => {
-                let target = self.region.segment(layout.record_in(), 2 * WORD);
+                let target = self.segment(layout.record_in(), 2 * WORD);
                 let source = remote(hello.records_key, hello.records, record(client));
                 self.post(Tag::Step, Operation::Read { target, source });
             }
             Step::Settle { client, token, value } => {
-                let result = self.region.segment(layout.status_in(), WORD);
+                let result = self.segment(layout.status_in(), WORD);
                 let status = remote(hello.records_key, hello.records, record(client) + WORD);
                 let done = token | ccl_core::failover::queue::atomic::DONE;
                 self.post(

@@ -115,12 +115,14 @@ impl Shadow {
         self.desk.failures()
     }
 
-    /// Begins to make a connection for a rail, unless somebody is at it.
-    fn seek(&self, rail: usize) {
+    /// Begins to make a connection for a rail, unless somebody is at it. Before each attempt the rail is
+    /// prepared.
+    fn seek(&self, rail: usize, prepare: impl Fn() -> Result<(), TransportError> + Send + 'static) {
         let Some(is_over) = self.desk.begin(rail) else { return };
         let errand = Errand {
             connector: Arc::clone(&self.connector),
             desk: Arc::clone(&self.desk),
+            prepare: Box::new(prepare),
             rail,
             is_over,
         };
@@ -147,6 +149,7 @@ impl Drop for Shadow {
 struct Errand {
     connector: Arc<dyn Connector>,
     desk: Arc<Desk>,
+    prepare: Box<dyn Fn() -> Result<(), TransportError> + Send>,
     rail: usize,
     is_over: Arc<AtomicBool>,
 }
@@ -156,10 +159,11 @@ impl Errand {
     fn run(self) {
         let mut pause = FIRST_PAUSE;
         while !self.is_over.load(Ordering::Relaxed) {
+            let prepared = (self.prepare)();
             let begun = clock::now();
             let attempt =
                 Attempt { until: begun + ATTEMPT_LIMIT, is_over: Arc::clone(&self.is_over) };
-            match self.connector.connect(self.rail, &attempt) {
+            match prepared.and_then(|()| self.connector.connect(self.rail, &attempt)) {
                 Ok(connection) => return self.desk.found(self.rail, &self.is_over, connection),
                 Err(reason) => {
                     self.desk.failed();
@@ -198,7 +202,8 @@ impl VirtualQp {
     pub(super) fn seek(&self) {
         let Some(shadow) = &self.shadow else { return };
         for rail in (0..self.rails.len()).filter(|&rail| self.wants(rail)) {
-            shadow.seek(rail);
+            let shared = Arc::clone(&self.shared);
+            shadow.seek(rail, move || shared.open(rail));
         }
     }
 
@@ -258,7 +263,7 @@ mod tests {
             refuse()
         });
         for rail in [1, 2, 1, 2, 1] {
-            shadow.seek(rail);
+            shadow.seek(rail, || Ok(()));
         }
         let mut sought = [0; 2].map(|_| receiver.recv_timeout(LIMIT).unwrap());
         sought.sort_unstable();
@@ -277,7 +282,7 @@ mod tests {
             panic!("rail {rail}: a panic on purpose")
         });
         for _ in 0..2 {
-            shadow.seek(1);
+            shadow.seek(1, || Ok(()));
             let deadline = clock::now() + LIMIT;
             while shadow.desk.is_sought(1) {
                 assert!(clock::now() < deadline, "{shadow:?}");

@@ -15,6 +15,11 @@ use super::abi;
 use super::library::{DeviceList, Library, text};
 use crate::TransportError;
 
+/// Rows of a table of addresses that are looked at one by one.
+const MOST_ROWS: u32 = 256;
+/// Addresses of a device that are asked for in one call.
+const MOST_ENTRIES: usize = 256;
+
 /// An opened device.
 #[derive(Debug)]
 pub(in super::super) struct Context {
@@ -88,15 +93,15 @@ pub(in super::super) enum Event {
 }
 
 impl Context {
-    /// Opens the device called `name`.
+    /// Opens the device of the list that is called `name`.
     ///
     /// # Errors
     /// There is no such device, or it may not be used.
     pub(in super::super) fn open(
-        library: &Arc<Library>,
+        list: &DeviceList,
         name: &str,
     ) -> Result<Arc<Self>, TransportError> {
-        let list = DeviceList::new(library)?;
+        let library = list.library();
         let failed =
             |cause: String| TransportError::system(format!("open the RDMA device {name}"), cause);
         let device = list.devices().iter().find(|&&device| list.name(device) == name);
@@ -174,12 +179,38 @@ impl Context {
         })
     }
 
-    /// The addresses of a port that has at most `count`.
-    pub(in super::super) fn gids(&self, port: u8, count: u32) -> Vec<GidEntry> {
-        (0..count.min(256)).filter_map(|index| self.gid(port, index)).collect()
+    /// The addresses of a port whose table has `rows` rows, most of which are empty as a rule.
+    pub(in super::super) fn gids(&self, port: u8, rows: u32) -> Vec<GidEntry> {
+        self.gid_table(port).unwrap_or_else(|| {
+            (0..rows.min(MOST_ROWS)).filter_map(|index| self.gid(port, index)).collect()
+        })
     }
 
-    fn gid(&self, port: u8, index: u32) -> Option<GidEntry> {
+    /// The same in one call instead of one for each row; `None` if they are too many for that.
+    fn gid_table(&self, port: u8) -> Option<Vec<GidEntry>> {
+        let mut entries = [MaybeUninit::<abi::GidEntry>::zeroed(); MOST_ENTRIES];
+        // SAFETY: the library fills in values of this type, whose number and size it is told.
+        let found = unsafe {
+            (self.library.functions._ibv_query_gid_table)(
+                self.pointer(),
+                entries.as_mut_ptr().cast(),
+                entries.len(),
+                0,
+                size_of::<abi::GidEntry>(),
+            )
+        };
+        let found = entries.get(..usize::try_from(found).ok()?)?;
+        // SAFETY: they are filled in, and all of them are numbers, for which zeros are values too.
+        let rows = found.iter().map(|entry| unsafe { entry.assume_init() });
+        Some(
+            rows.filter(|row| row.port_num == u32::from(port))
+                .filter_map(|row| row_of(&row))
+                .collect(),
+        )
+    }
+
+    /// A row of the table of a port, unless it is empty.
+    pub(in super::super) fn gid(&self, port: u8, index: u32) -> Option<GidEntry> {
         let mut entry = MaybeUninit::<abi::GidEntry>::zeroed();
         // SAFETY: the library fills in a value of this type, whose size it is told.
         let result = unsafe {
@@ -196,14 +227,7 @@ impl Context {
             return None;
         }
         // SAFETY: it is filled in, and all of it are numbers, for which zeros are values too.
-        let entry = unsafe { entry.assume_init() };
-        let kind = match entry.gid_type {
-            abi::IBV_GID_TYPE_IB => GidKind::InfiniBand,
-            abi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
-            abi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
-            _ => return None,
-        };
-        Some(GidEntry { index: u8::try_from(index).ok()?, gid: entry.gid.raw, kind })
+        row_of(&unsafe { entry.assume_init() })
     }
 
     /// The oldest event that nobody has taken, if there is one.
@@ -262,6 +286,18 @@ impl Drop for Context {
         let closed = unsafe { (self.library.functions.ibv_close_device)(self.pointer()) };
         warn_unless_closed(closed, "device");
     }
+}
+
+/// What a row says, if it is one that can be used.
+fn row_of(entry: &abi::GidEntry) -> Option<GidEntry> {
+    let kind = match entry.gid_type {
+        abi::IBV_GID_TYPE_IB => GidKind::InfiniBand,
+        abi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+        abi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+        _ => return None,
+    };
+    let index = u8::try_from(entry.gid_index).ok()?;
+    Some(GidEntry { index, gid: entry.gid.raw, kind })
 }
 
 /// Some calls return the number of the error, others -1 and set `errno`.

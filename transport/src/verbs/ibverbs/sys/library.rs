@@ -37,26 +37,25 @@ impl Library {
         // The handle is never closed: drivers that the library loads register themselves in it.
         Ok(Arc::new(Self { functions: Functions::find(handle)? }))
     }
-
-    /// Names of the devices of this host.
-    ///
-    /// # Errors
-    /// There is none.
-    pub(in super::super) fn device_names(&self) -> Result<Vec<String>, TransportError> {
-        let list = DeviceList::new(self)?;
-        Ok(list.devices().iter().map(|&device| list.name(device)).collect())
-    }
 }
 
-/// The devices, as long as the library keeps them for us.
-pub(super) struct DeviceList<'a> {
-    library: &'a Library,
+/// The devices of this host, as long as the library keeps them for us.
+#[derive(Debug)]
+pub(in super::super) struct DeviceList {
+    library: Arc<Library>,
     list: NonNull<*mut abi::Device>,
     count: usize,
 }
 
-impl<'a> DeviceList<'a> {
-    pub(super) fn new(library: &'a Library) -> Result<Self, TransportError> {
+// SAFETY: the library may be used from any thread, and the list does not change.
+unsafe impl Send for DeviceList {}
+// SAFETY: the list is only read.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    /// # Errors
+    /// There is none, or no kernel support.
+    pub(in super::super) fn new(library: Arc<Library>) -> Result<Self, TransportError> {
         let mut count: c_int = 0;
         // SAFETY: the library writes one number where it is told.
         let list = unsafe { (library.functions.ibv_get_device_list)(&raw mut count) };
@@ -65,6 +64,14 @@ impl<'a> DeviceList<'a> {
             NonNull::new(list).ok_or_else(|| none(io::Error::last_os_error().to_string()))?;
         let found = Self { library, list, count: usize::try_from(count).unwrap_or(0) };
         if found.count == 0 { Err(none("there is none".into())) } else { Ok(found) }
+    }
+
+    pub(super) fn library(&self) -> &Arc<Library> {
+        &self.library
+    }
+
+    pub(in super::super) fn names(&self) -> Vec<String> {
+        self.devices().iter().map(|&device| self.name(device)).collect()
     }
 
     pub(super) fn devices(&self) -> &[*mut abi::Device] {
@@ -78,7 +85,7 @@ impl<'a> DeviceList<'a> {
     }
 }
 
-impl Drop for DeviceList<'_> {
+impl Drop for DeviceList {
     fn drop(&mut self) {
         // SAFETY: the list is that of the library, and nobody uses it any more.
         unsafe { (self.library.functions.ibv_free_device_list)(self.list.as_ptr()) }
@@ -150,6 +157,8 @@ functions! {
     ibv_query_port of "IBVERBS_1.1" (*mut abi::Context, u8, *mut abi::PortAttributes) -> c_int;
     _ibv_query_gid_ex of "IBVERBS_1.11"
         (*mut abi::Context, u32, u32, *mut abi::GidEntry, u32, usize) -> c_int;
+    _ibv_query_gid_table of "IBVERBS_1.11"
+        (*mut abi::Context, *mut abi::GidEntry, usize, u32, usize) -> isize;
     ibv_alloc_pd of "IBVERBS_1.1" (*mut abi::Context) -> *mut abi::ProtectionDomain;
     ibv_dealloc_pd of "IBVERBS_1.1" (*mut abi::ProtectionDomain) -> c_int;
     ibv_reg_mr_iova of "IBVERBS_1.7"

@@ -21,4 +21,4 @@ pub(super) use context::{
     Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState, ProtectionDomain, Registration,
 };
 pub(super) use endpoint::{Endpoint, Outcome, Path, Post, Reported, Source, Target, What};
-pub(super) use library::Library;
+pub(super) use library::{DeviceList, Library};
