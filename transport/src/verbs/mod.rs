@@ -116,6 +116,18 @@ pub trait QueuePair: Send + fmt::Debug {
     /// flushed.
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError>;
 
+    /// Queues operations in their order, and starts them together where a device can: as one list of
+    /// `ibv_post_send`, with one doorbell. It means what posting them one after the other means.
+    ///
+    /// # Errors
+    /// How many were queued, and why the next one was not.
+    fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
+        for (index, request) in requests.iter().enumerate() {
+            self.post_send(*request).map_err(|cause| (index, cause))?;
+        }
+        Ok(())
+    }
+
     /// Queues memory for one message of the peer.
     ///
     /// # Errors

@@ -1,8 +1,9 @@
-//! What was posted and has not completed.
+//! What was posted and has not completed, and how the device is told of it.
 
 use std::collections::VecDeque;
 
-use super::super::{Status, WorkRequest};
+use super::super::{Memory, Operation, RemoteAddress, Segment, Status, WorkRequest};
+use super::sys::{Post, Source, Target, What};
 
 /// An operation that has not completed.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +36,12 @@ impl<T> Queue<T> {
         self.entries.len()
     }
 
+    /// Those that the device does not have, oldest first, and the numbers by which it will know them.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (u64, &T)> {
+        let numbers = self.first + self.posted as u64..;
+        numbers.zip(self.entries.range(self.posted..))
+    }
+
     /// The oldest that the device does not have, and the number by which it will know it.
     pub(super) fn unposted(&mut self) -> Option<(u64, &mut T)> {
         let entry = self.entries.get_mut(self.posted)?;
@@ -54,6 +61,39 @@ impl<T> Queue<T> {
         let entry = self.entries.pop_front()?;
         self.first += 1;
         Some(entry)
+    }
+}
+
+/// An operation that the device is given.
+pub(super) struct Handover {
+    pub(super) number: u64,
+    pub(super) operation: Operation,
+    pub(super) memory: Memory,
+}
+
+impl Handover {
+    pub(super) fn post(&self) -> Post<'_> {
+        let Segment { key, offset, bytes } = self.operation.segment();
+        let bytes = u32::try_from(bytes).expect("checked when it was posted");
+        let source = Some(Source { key: key.0, memory: &self.memory, offset, bytes });
+        let (what, target) = translate(&self.operation);
+        Post { id: self.number, what, source, target }
+    }
+}
+
+fn translate(operation: &Operation) -> (What, Target) {
+    let at = |target: RemoteAddress| Target { address: target.address, key: target.key.0 };
+    match *operation {
+        Operation::Send { .. } => (What::Send, Target::default()),
+        Operation::Write { target, .. } => (What::Write, at(target)),
+        Operation::WriteWithImmediate { target, immediate, .. } => {
+            (What::WriteWithImmediate(immediate), at(target))
+        }
+        Operation::Read { source, .. } => (What::Read, at(source)),
+        Operation::CompareAndSwap { target, expected, new, .. } => {
+            (What::CompareAndSwap { expected, new }, at(target))
+        }
+        Operation::FetchAdd { target, addend, .. } => (What::FetchAdd { addend }, at(target)),
     }
 }
 

@@ -6,18 +6,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{Timespec, epoll};
+use smallvec::SmallVec;
 
 use super::super::{
-    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest,
-    RemoteAddress, State, Status, Transition, WorkId, WorkRequest,
+    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest, State,
+    Status, Transition, WorkId, WorkRequest,
 };
 use super::connect::Stage;
 use super::domain::Shared;
 use super::ending::Drain;
 use super::hello::{Farewell, Message};
 use super::parley::Parley;
-use super::posted::{Queue, Sent};
-use super::sys::{Endpoint, Gid, Outcome, Post, Reported, Source, Target, What};
+use super::posted::{Handover, Queue, Sent};
+use super::sys::{Endpoint, Gid, LIST, Outcome, Post, Reported, Source};
 use super::watch::Mailbox;
 use crate::TransportError;
 
@@ -127,16 +128,45 @@ impl IbQueuePair {
         Ok(())
     }
 
-    /// Gives the device what waits here, once the peer can receive it.
+    /// Gives the device what waits here, once the peer can receive it, as lists.
     pub(super) fn post_waiting(&mut self) {
-        while let Some((number, &mut sent)) = self.sends.unposted()
+        while self.sends.posted < self.sends.len()
             && self.state == State::ReadyToSend
             && let Stage::Open { peer_has_atomics } = self.stage
         {
-            match self.impossible(&sent.request, peer_has_atomics) {
-                Some((status, fault)) => self.refuse_next(status, fault),
-                None => self.hand_over(number, &sent.request),
+            let mut list = SmallVec::<[Handover; LIST]>::new();
+            let mut flaw = None;
+            for (number, sent) in self.sends.waiting().take(LIST) {
+                match self.handover(number, &sent.request, peer_has_atomics) {
+                    Ok(handover) => list.push(handover),
+                    Err(reason) => {
+                        flaw = Some(reason);
+                        break;
+                    }
+                }
             }
+            // What is in front of one that is refused is given to the device first.
+            match flaw {
+                Some((status, fault)) if list.is_empty() => self.refuse_next(status, fault),
+                _ => self.hand_over(&list),
+            }
+        }
+    }
+
+    /// What the device is told of a request.
+    fn handover(
+        &self,
+        number: u64,
+        request: &WorkRequest,
+        peer_has_atomics: bool,
+    ) -> Result<Handover, (Status, TransportError)> {
+        if let Some(reason) = self.impossible(request, peer_has_atomics) {
+            return Err(reason);
+        }
+        let segment = request.operation.segment();
+        match self.domain.memory(segment) {
+            Some(memory) => Ok(Handover { number, operation: request.operation, memory }),
+            None => Err((Status::LocalProtection, local_protection(self.domain.name()))),
         }
     }
 
@@ -158,30 +188,40 @@ impl IbQueuePair {
         Some((Status::RemoteInvalidRequest, TransportError::Refused(lacking)))
     }
 
-    fn hand_over(&mut self, number: u64, request: &WorkRequest) {
+    fn hand_over(&mut self, list: &[Handover]) {
         let Some(endpoint) = &self.endpoint else { return };
-        let segment = request.operation.segment();
-        let Some(memory) = self.domain.memory(segment) else {
-            let fault = local_protection(self.domain.name());
-            return self.refuse_next(Status::LocalProtection, fault);
-        };
-        let source = Source {
-            key: segment.key.0,
-            memory: &memory,
-            offset: segment.offset,
-            bytes: u32::try_from(segment.bytes).expect("checked when it was posted"),
-        };
-        let (what, target) = translate(&request.operation);
-        match endpoint.post_send(&Post { id: number, what, source: Some(source), target }) {
-            Ok(()) => self.sends.posted += 1,
-            Err(cause) => {
-                let fault = TransportError::system(
-                    format!("post an operation on {}", self.domain.name()),
-                    cause,
-                );
-                self.refuse_next(Status::RetryExceeded, fault);
-            }
+        let posts: SmallVec<[Post<'_>; LIST]> = list.iter().map(Handover::post).collect();
+        let (taken, outcome) = endpoint.post_send(&posts);
+        self.sends.posted += taken;
+        if let Err(cause) = outcome {
+            let call = format!("post an operation on {}", self.domain.name());
+            self.refuse_next(Status::RetryExceeded, TransportError::system(call, cause));
         }
+    }
+
+    /// Queues an operation; who calls this has it posted.
+    fn queue(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset | State::Init | State::ReadyToReceive => {
+                return Err(PostError::WrongState(self.state));
+            }
+            State::ReadyToSend if self.sends.len() >= self.depth.sends => {
+                return Err(PostError::QueueFull);
+            }
+            State::ReadyToSend => {
+                let doomed = self.flaw(&request.operation);
+                self.sends.push(Sent { request, doomed });
+                if doomed.is_some() {
+                    self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
+                }
+            }
+            // A drain that is under way gives it back at its end.
+            State::Error if self.drain.is_some() => {
+                self.sends.push(Sent { request, doomed: None });
+            }
+            State::Error => self.ready.push(Completion::of(&request, Status::Flushed)),
+        }
+        Ok(())
     }
 
     /// What is wrong with an operation before the device sees it.
@@ -321,29 +361,18 @@ impl QueuePair for IbQueuePair {
     }
 
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
-        match self.state {
-            State::Reset | State::Init | State::ReadyToReceive => {
-                return Err(PostError::WrongState(self.state));
-            }
-            State::ReadyToSend if self.sends.len() >= self.depth.sends => {
-                return Err(PostError::QueueFull);
-            }
-            State::ReadyToSend => {
-                let doomed = self.flaw(&request.operation);
-                self.sends.push(Sent { request, doomed });
-                if doomed.is_some() {
-                    self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
-                } else {
-                    self.post_waiting();
-                }
-            }
-            // A drain that is under way gives it back at its end.
-            State::Error if self.drain.is_some() => {
-                self.sends.push(Sent { request, doomed: None });
-            }
-            State::Error => self.ready.push(Completion::of(&request, Status::Flushed)),
-        }
+        self.queue(request)?;
+        self.post_waiting();
         Ok(())
+    }
+
+    fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
+        let outcome = requests
+            .iter()
+            .enumerate()
+            .try_for_each(|(index, request)| self.queue(*request).map_err(|cause| (index, cause)));
+        self.post_waiting();
+        outcome
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
@@ -434,22 +463,6 @@ impl QueuePair for IbQueuePair {
             || !self.ready.is_empty()
             || self.parting.is_some()
             || self.parley.as_ref().is_some_and(|parley| !parley.is_flushed())
-    }
-}
-
-fn translate(operation: &Operation) -> (What, Target) {
-    let at = |target: RemoteAddress| Target { address: target.address, key: target.key.0 };
-    match *operation {
-        Operation::Send { .. } => (What::Send, Target::default()),
-        Operation::Write { target, .. } => (What::Write, at(target)),
-        Operation::WriteWithImmediate { target, immediate, .. } => {
-            (What::WriteWithImmediate(immediate), at(target))
-        }
-        Operation::Read { source, .. } => (What::Read, at(source)),
-        Operation::CompareAndSwap { target, expected, new, .. } => {
-            (What::CompareAndSwap { expected, new }, at(target))
-        }
-        Operation::FetchAdd { target, addend, .. } => (What::FetchAdd { addend }, at(target)),
     }
 }
 

@@ -12,7 +12,8 @@
 //! | 24–31 | operations of the other end executed so far |
 //! | 32–47 | two operands of an atomic; the first one also carries its result, or the refusal |
 
-use super::super::{RemoteAddress, RemoteKey};
+use super::super::{Operation, RemoteAddress, RemoteKey};
+use super::domain::Span;
 
 pub(super) const HEADER_BYTES: usize = 48;
 
@@ -123,6 +124,26 @@ impl Header {
             acknowledged: word(24),
             operands: [word(32), word(40)],
         })
+    }
+}
+
+/// The header of an operation on `span`, and the payload behind it.
+pub(super) fn frame(operation: Operation, span: Span) -> (Header, Option<Span>) {
+    let header = |kind, remote| Header { remote, ..Header::new(kind, span.bytes) };
+    match operation {
+        Operation::Send { .. } => (Header::new(Kind::Send, span.bytes), Some(span)),
+        Operation::Write { target, .. } => (header(Kind::Write, target), Some(span)),
+        Operation::WriteWithImmediate { target, immediate, .. } => {
+            (Header { immediate, ..header(Kind::WriteWithImmediate, target) }, Some(span))
+        }
+        Operation::Read { source, .. } => (header(Kind::Read, source), None),
+        Operation::CompareAndSwap { target, expected, new, .. } => {
+            let operands = [expected, new];
+            (Header { operands, ..header(Kind::CompareAndSwap, target) }, None)
+        }
+        Operation::FetchAdd { target, addend, .. } => {
+            (Header { operands: [addend, 0], ..header(Kind::FetchAdd, target) }, None)
+        }
     }
 }
 

@@ -12,16 +12,58 @@ use super::frame::HEADER_BYTES;
 /// Frames handed over with one call, at most.
 const BATCH: usize = 16;
 
+/// Bytes that a payload may have to be copied into its frame: entries of logs, counters, flags. So frames
+/// with small payloads leave together, whatever memory they are from.
+const INLINE_BYTES: usize = 16;
+
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) header: [u8; HEADER_BYTES],
-    /// Sent after the header. The memory belongs to the operation until it completes.
-    pub(super) payload: Option<Span>,
+    pub(super) payload: Payload,
+}
+
+/// What is sent after the header.
+#[derive(Debug)]
+pub(super) enum Payload {
+    None,
+    /// So many of these bytes.
+    Inline([u8; INLINE_BYTES], usize),
+    /// The memory belongs to the operation until it completes.
+    Lent(Span),
+}
+
+impl Payload {
+    pub(super) fn of(span: Option<Span>) -> Self {
+        match span {
+            None => Self::None,
+            Some(span) if span.bytes <= INLINE_BYTES => {
+                let mut bytes = [0; INLINE_BYTES];
+                span.memory.read(span.offset, &mut bytes[..span.bytes]);
+                Self::Inline(bytes, span.bytes)
+            }
+            Some(span) => Self::Lent(span),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Inline(_, bytes) => *bytes,
+            Self::Lent(span) => span.bytes,
+        }
+    }
+
+    fn lent(&self) -> Option<&Span> {
+        match self {
+            Self::Lent(span) => Some(span),
+            Self::None | Self::Inline(..) => None,
+        }
+    }
 }
 
 impl Frame {
     fn bytes(&self) -> usize {
-        HEADER_BYTES + self.payload.as_ref().map_or(0, |span| span.bytes)
+        HEADER_BYTES + self.payload.bytes()
     }
 }
 
@@ -78,22 +120,22 @@ impl Outgoing {
     /// Offers the first frames, up to the first whose payload lies in other memory than those before:
     /// only one memory is locked at a time. Returns the bytes taken and the bytes offered.
     fn offer(&self, stream: &TcpStream) -> io::Result<(usize, usize)> {
-        let memory = self.frames.iter().take(BATCH).find_map(|frame| frame.payload.as_ref());
+        let memory = self.frames.iter().take(BATCH).find_map(|frame| frame.payload.lent());
         let memory = memory.map(|span| &span.memory);
         let locked = memory.map(super::super::Memory::lock);
         let mut slices = [IoSlice::new(&[]); 2 * BATCH];
         let mut offered = 0;
         for (index, frame) in self.frames.iter().take(BATCH).enumerate() {
-            slices[2 * index] = IoSlice::new(&frame.header);
-            if let Some(span) = &frame.payload {
-                let (Some(memory), Some(locked)) = (memory, &locked) else { break };
-                if !memory.same(&span.memory) {
-                    slices[2 * index] = IoSlice::new(&[]);
-                    break;
+            let payload = match (&frame.payload, memory, &locked) {
+                (Payload::None, ..) => &[],
+                (Payload::Inline(bytes, count), ..) => &bytes[..*count],
+                (Payload::Lent(span), Some(memory), Some(locked)) if memory.same(&span.memory) => {
+                    locked.bytes(span.offset..span.offset + span.bytes)
                 }
-                let range = span.offset..span.offset + span.bytes;
-                slices[2 * index + 1] = IoSlice::new(locked.bytes(range));
-            }
+                (Payload::Lent(_), ..) => break,
+            };
+            slices[2 * index] = IoSlice::new(&frame.header);
+            slices[2 * index + 1] = IoSlice::new(payload);
             offered += frame.bytes();
         }
         let mut rest = &mut slices[..];

@@ -16,9 +16,9 @@ use super::super::{
     Silence, State, Status, Transition, WorkId, WorkRequest,
 };
 use super::domain::{Span, Table};
-use super::frame::{Header, Kind};
+use super::frame::{Header, Kind, frame};
 use super::inbox::{Fill, Inbox};
-use super::outgoing::{Frame, Outgoing};
+use super::outgoing::{Frame, Outgoing, Payload};
 use super::requests::{Answer, Culprit, Request, Requests};
 use super::responder::{Arriving, Step};
 use super::silence::Confirmations;
@@ -144,17 +144,39 @@ impl SoftQueuePair {
     /// Queues a frame behind what is queued. It tells the peer what was executed so far.
     pub(super) fn push(&mut self, mut header: Header, payload: Option<Span>) {
         header.acknowledged = self.executed.reported();
-        self.outgoing.push(Frame { header: header.encode(), payload });
+        self.outgoing.push(Frame { header: header.encode(), payload: Payload::of(payload) });
     }
 
-    fn start(&mut self, operation: Operation, span: Span) {
-        let (header, payload) = frame(operation, span);
-        // While frames wait the kernel has no room, and the next poll tries again.
-        let waiting = !self.outgoing.is_empty();
-        self.push(header, payload);
-        if !waiting {
-            self.transmit();
+    /// Queues an operation, and its frame if it can start.
+    fn queue(&mut self, request: &WorkRequest) -> Result<(), PostError> {
+        match self.state {
+            State::Reset | State::Init | State::ReadyToReceive => {
+                return Err(PostError::WrongState(self.state));
+            }
+            State::ReadyToSend | State::Error if self.requests.len() >= self.depth.sends => {
+                return Err(PostError::QueueFull);
+            }
+            State::ReadyToSend | State::Error => {}
         }
+        let WorkRequest { id, operation, signalled } = *request;
+        let span = self.table.local(operation.segment());
+        let (opcode, bytes) = (operation.opcode(), operation.segment().bytes);
+        let answer = match (opcode, &span) {
+            (Opcode::Read | Opcode::CompareAndSwap | Opcode::FetchAdd, Some(span)) => {
+                Answer::Awaited(span.clone())
+            }
+            _ => Answer::None,
+        };
+        self.requests.push(Request { id, opcode, bytes, signalled, answer });
+        match (self.state, span) {
+            (State::ReadyToSend, Some(span)) if span_fits(&operation, &span) => {
+                let (header, payload) = frame(operation, span);
+                self.push(header, payload);
+            }
+            (State::ReadyToSend, _) => self.break_down(local_protection(&self.path)),
+            _ => self.flush(Culprit::None, Status::Flushed),
+        }
+        Ok(())
     }
 
     fn transmit(&mut self) -> bool {
@@ -329,35 +351,20 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
-        match self.state {
-            State::Reset | State::Init | State::ReadyToReceive => {
-                return Err(PostError::WrongState(self.state));
-            }
-            State::ReadyToSend | State::Error if self.requests.len() >= self.depth.sends => {
-                return Err(PostError::QueueFull);
-            }
-            State::ReadyToSend | State::Error => {}
-        }
-        let WorkRequest { id, operation, signalled } = request;
-        let span = self.table.local(operation.segment());
-        let (opcode, bytes) = (operation.opcode(), operation.segment().bytes);
-        let answer = match (opcode, &span) {
-            (Opcode::Read | Opcode::CompareAndSwap | Opcode::FetchAdd, Some(span)) => {
-                Answer::Awaited(span.clone())
-            }
-            _ => Answer::None,
-        };
-        self.requests.push(Request { id, opcode, bytes, signalled, answer });
-        match (self.state, span) {
-            (State::ReadyToSend, Some(span)) if span_fits(&operation, &span) => {
-                self.start(operation, span);
-            }
-            (State::ReadyToSend, _) => self.break_down(local_protection(&self.path)),
-            _ => self.flush(Culprit::None, Status::Flushed),
-        }
-        Ok(())
+        self.post_send_list(&[request]).map_err(|(_, cause)| cause)
     }
 
+    fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
+        // While frames wait the kernel has no room, and the next poll tries again.
+        let waiting = !self.outgoing.is_empty();
+        let mut queued = requests.iter().enumerate();
+        let outcome = queued
+            .try_for_each(|(index, request)| self.queue(request).map_err(|cause| (index, cause)));
+        if !waiting {
+            self.transmit();
+        }
+        outcome
+    }
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         match self.state {
             State::Reset => return Err(PostError::WrongState(self.state)),
@@ -430,26 +437,6 @@ impl QueuePair for SoftQueuePair {
         let is_at_work = self.state == State::ReadyToSend
             && !(self.inbox.is_empty() && self.broken.is_none() && self.executed.is_reported());
         is_at_work || !self.ready.is_empty() || !self.outgoing.is_empty()
-    }
-}
-
-/// The header of an operation on `span`, and the payload behind it.
-fn frame(operation: Operation, span: Span) -> (Header, Option<Span>) {
-    let header = |kind, remote| Header { remote, ..Header::new(kind, span.bytes) };
-    match operation {
-        Operation::Send { .. } => (Header::new(Kind::Send, span.bytes), Some(span)),
-        Operation::Write { target, .. } => (header(Kind::Write, target), Some(span)),
-        Operation::WriteWithImmediate { target, immediate, .. } => {
-            (Header { immediate, ..header(Kind::WriteWithImmediate, target) }, Some(span))
-        }
-        Operation::Read { source, .. } => (header(Kind::Read, source), None),
-        Operation::CompareAndSwap { target, expected, new, .. } => {
-            let operands = [expected, new];
-            (Header { operands, ..header(Kind::CompareAndSwap, target) }, None)
-        }
-        Operation::FetchAdd { target, addend, .. } => {
-            (Header { operands: [addend, 0], ..header(Kind::FetchAdd, target) }, None)
-        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Does what the machine says: posts on the rails, under the names that memory has there.
 
-use ccl_core::failover::queue::{Input, Output, Sequence};
+use ccl_core::failover::queue::{Descriptor, Input, Kind, Output, Sequence};
 
 use super::super::{Operation, RemoteAddress, Segment, State, Status, WorkRequest};
 use super::queue_pair::VirtualQp;
@@ -171,4 +171,18 @@ fn word(request: WorkRequest) -> Option<RemoteAddress> {
         | Operation::WriteWithImmediate { .. }
         | Operation::Read { .. } => None,
     }
+}
+
+/// What the machine has to know of a request.
+pub(super) fn descriptor(request: &WorkRequest) -> Descriptor {
+    let kind = match request.operation {
+        Operation::Send { .. } => Kind::Send,
+        Operation::Write { .. } => Kind::Write,
+        Operation::WriteWithImmediate { .. } => Kind::WriteWithImmediate,
+        Operation::Read { .. } => Kind::Read,
+        Operation::CompareAndSwap { expected, new, .. } => Kind::CompareAndSwap { expected, new },
+        Operation::FetchAdd { addend, .. } => Kind::FetchAdd { addend },
+    };
+    let bytes = request.operation.segment().bytes as u64;
+    Descriptor { kind, bytes, signalled: request.signalled }
 }

@@ -5,16 +5,17 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ccl_core::failover::queue::{Descriptor, Input, Kind, Output, Queue, Sequence};
+use ccl_core::failover::queue::{Input, Output, Queue, Sequence};
 use ccl_core::ids::{Rail, Timestamp};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::super::{
-    Completion, Connection, Depth, Operation, PostError, QueuePair, ReceiveRequest, Silence, State,
-    Status, Transition, WorkRequest,
+    Completion, Connection, Depth, PostError, QueuePair, ReceiveRequest, Silence, State, Status,
+    Transition, WorkRequest,
 };
 use super::complete::Parting;
 use super::control::Hello;
+use super::post::descriptor;
 use super::rail::{Condition, RailEnd};
 use super::shadow::Shadow;
 use super::{Counters, Evidence, Keys, SendState, Shared, VirtualSettings};
@@ -486,17 +487,4 @@ fn machine(settings: &VirtualSettings, depth: Depth) -> Queue {
 
 pub(super) fn rail_name(rail: usize) -> Rail {
     Rail(u8::try_from(rail).expect("a queue has fewer than 256 rails"))
-}
-
-fn descriptor(request: &WorkRequest) -> Descriptor {
-    let kind = match request.operation {
-        Operation::Send { .. } => Kind::Send,
-        Operation::Write { .. } => Kind::Write,
-        Operation::WriteWithImmediate { .. } => Kind::WriteWithImmediate,
-        Operation::Read { .. } => Kind::Read,
-        Operation::CompareAndSwap { expected, new, .. } => Kind::CompareAndSwap { expected, new },
-        Operation::FetchAdd { addend, .. } => Kind::FetchAdd { addend },
-    };
-    let bytes = request.operation.segment().bytes as u64;
-    Descriptor { kind, bytes, signalled: request.signalled }
 }

@@ -215,12 +215,19 @@ impl RailEnd {
     }
 
     fn post(&mut self, tag: Tag, operation: Operation) {
+        self.post_together([(tag, operation)]);
+    }
+
+    /// Posts what is for one thing as one list.
+    fn post_together<const N: usize>(&mut self, operations: [(Tag, Operation); N]) {
         let Some(pair) = &mut self.pair else { return };
-        let signalled = tag.is_counted();
-        let request = WorkRequest { id: tag.encode(), operation, signalled };
-        match pair.post_send(request) {
-            Ok(()) => self.outstanding += usize::from(signalled),
-            Err(cause) => panic!("the rail is deep enough, and connected: {cause}"),
+        let requests = operations.map(|(tag, operation)| {
+            let signalled = tag.is_counted();
+            self.outstanding += usize::from(signalled);
+            WorkRequest { id: tag.encode(), operation, signalled }
+        });
+        if let Err((_, cause)) = pair.post_send_list(&requests) {
+            panic!("the rail is deep enough, and connected: {cause}");
         }
     }
 
@@ -301,8 +308,10 @@ impl RailEnd {
         let body = self.segment(offset, BODY_BYTES);
         let stamp = self.segment(offset + BODY_BYTES, WORD);
         let target = |offset| remote(hello.key, hello.mail, offset);
-        self.post(Tag::MailPart, Operation::Write { source: body, target: target(0) });
-        self.post(Tag::Mail, Operation::Write { source: stamp, target: target(BODY_BYTES) });
+        self.post_together([
+            (Tag::MailPart, Operation::Write { source: body, target: target(0) }),
+            (Tag::Mail, Operation::Write { source: stamp, target: target(BODY_BYTES) }),
+        ]);
     }
 
     pub(super) fn read_table(&mut self) {
@@ -348,8 +357,10 @@ impl RailEnd {
         self.control.store(offset, entry.0);
         let source = self.segment(offset, WORD);
         let target = remote(hello.key, hello.log, slot * WORD);
-        self.post(Tag::RequestPart(sequence), operation);
-        self.post(Tag::Request(sequence), Operation::Write { source, target });
+        self.post_together([
+            (Tag::RequestPart(sequence), operation),
+            (Tag::Request(sequence), Operation::Write { source, target }),
+        ]);
     }
 
     pub(super) fn post_step(&mut self, target: RemoteAddress, step: Step) {
@@ -367,8 +378,8 @@ impl RailEnd {
                 store_words(&self.control, offset, &[value, token]);
                 let source = self.segment(offset, 2 * WORD);
                 let target = remote(hello.records_key, hello.records, record(hello.client));
-                self.post(Tag::StepPart, Operation::Write { source, target });
-                self.post(Tag::Step, swap(expected, token));
+                let record = Operation::Write { source, target };
+                self.post_together([(Tag::StepPart, record), (Tag::Step, swap(expected, token))]);
             }
             Step::ReadRecord { client } => {
                 let target = self.segment(layout.record_in(), 2 * WORD);
@@ -379,16 +390,13 @@ impl RailEnd {
                 let result = self.segment(layout.status_in(), WORD);
                 let status = remote(hello.records_key, hello.records, record(client) + WORD);
                 let done = token | ccl_core::failover::queue::atomic::DONE;
-                self.post(
-                    Tag::StepPart,
-                    Operation::CompareAndSwap {
-                        result,
-                        target: status,
-                        expected: token,
-                        new: done,
-                    },
-                );
-                self.post(Tag::Step, swap(token, value));
+                let mark = Operation::CompareAndSwap {
+                    result,
+                    target: status,
+                    expected: token,
+                    new: done,
+                };
+                self.post_together([(Tag::StepPart, mark), (Tag::Step, swap(token, value))]);
             }
         }
     }

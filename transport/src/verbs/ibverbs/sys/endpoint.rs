@@ -2,7 +2,6 @@
 
 use std::ffi::{c_int, c_uint};
 use std::io;
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -11,9 +10,11 @@ use super::super::super::{Depth, Memory};
 use super::abi;
 use super::context::{Gid, ProtectionDomain, error};
 use super::library::text;
-use super::objects::{Pair, Queue};
+use super::objects::{INLINE_BYTES, Pair, Queue};
 use crate::TransportError;
 
+/// Operations posted at once.
+pub(in super::super) const LIST: usize = 8;
 /// Completions taken at once.
 const BATCH: usize = 16;
 /// How long a peer waits that has been told that there is no receive: 0.64 ms.
@@ -252,31 +253,45 @@ impl Endpoint {
         carries && bytes as usize <= self.inline_bytes
     }
 
-    /// Posts an operation that always completes.
+    /// Posts a list of operations that always complete, with one doorbell. At most [`LIST`] are taken at
+    /// once: returns how many.
     ///
     /// # Errors
-    /// The device refused, although no more is posted than it was made for.
-    pub(in super::super) fn post_send(&self, post: &Post<'_>) -> io::Result<()> {
-        let mut request = send_request(post);
-        let inline = post.source.as_ref().filter(|source| self.is_inline(post.what, source.bytes));
-        let _locked = inline.map(|source| source.memory.lock());
-        let mut segment = match (&post.source, inline) {
-            (_, Some(source)) => inline_segment(source),
-            (Some(source), None) => segment(source),
-            (None, None) => abi::ScatterGather { addr: 0, length: 0, lkey: 0 },
-        };
-        if inline.is_some() {
-            request.send_flags |= abi::IBV_SEND_INLINE;
+    /// The device refused the operation behind those that it took, although no more is posted than it was
+    /// made for.
+    pub(in super::super) fn post_send(&self, posts: &[Post<'_>]) -> (usize, io::Result<()>) {
+        let count = posts.len().min(LIST);
+        let mut inline = [[0; INLINE_BYTES as usize]; LIST];
+        let mut segments: [_; LIST] =
+            std::array::from_fn(|_| abi::ScatterGather { addr: 0, length: 0, lkey: 0 });
+        let mut requests: [abi::SendRequest; LIST] = std::array::from_fn(|_| blank_request());
+        for (index, post) in posts[..count].iter().enumerate() {
+            let request = &mut requests[index];
+            *request = send_request(post);
+            let Some(source) = &post.source else { continue };
+            segments[index] = segment(source);
+            if self.is_inline(post.what, source.bytes) {
+                segments[index] = inline_segment(source, &mut inline[index]);
+                request.send_flags |= abi::IBV_SEND_INLINE;
+            }
+            request.num_sge = i32::from(source.bytes > 0);
         }
-        if segment.length > 0 {
-            request.sg_list = &raw mut segment;
-            request.num_sge = 1;
+        let mut first = null_mut();
+        let pairs = requests[..count].iter_mut().zip(&mut segments[..count]);
+        for (request, segment) in pairs.rev() {
+            (request.sg_list, request.next) = (&raw mut *segment, first);
+            first = &raw mut *request;
         }
         let mut refused = null_mut();
         let (pair, post_send) = (self.pair.pointer.as_ptr(), self.operations().post_send);
-        // SAFETY: the request and its list are valid for the call. What is inline lies in memory that is
-        // borrowed and locked; everything else is only read by the device, through registered memory.
-        errno(unsafe { post_send(pair, &raw mut request, &raw mut refused) })
+        // SAFETY: the list is valid for the call. What is inline was copied to memory that is valid for the
+        // call too; everything else is only read by the device, through registered memory.
+        let outcome = errno(unsafe { post_send(pair, first, &raw mut refused) });
+        if outcome.is_ok() {
+            return (count, outcome);
+        }
+        let of_list = requests[..count].iter().position(|request| std::ptr::eq(request, refused));
+        (of_list.unwrap_or(0), outcome)
     }
 
     /// Posts a receive.
@@ -376,15 +391,20 @@ fn segment(source: &Source<'_>) -> abi::ScatterGather {
     abi::ScatterGather { addr: source.offset as u64, length: source.bytes, lkey: source.key }
 }
 
-/// What is inline is read by this process, at its address here.
+/// What is inline is copied by this process.
 ///
 /// # Panics
-/// It is not inside of the memory.
-fn inline_segment(source: &Source<'_>) -> abi::ScatterGather {
-    let range: Range<usize> = source.offset..source.offset + source.bytes as usize;
-    assert!(range.end <= source.memory.bytes(), "{range:?} is outside of {:?}", source.memory);
-    let start = source.memory.start().as_ptr().expose_provenance() + range.start;
+/// It is not inside of the memory, or too long.
+fn inline_segment(source: &Source<'_>, room: &mut [u8]) -> abi::ScatterGather {
+    let bytes = &mut room[..source.bytes as usize];
+    source.memory.read(source.offset, bytes);
+    let start = bytes.as_ptr().expose_provenance();
     abi::ScatterGather { addr: start as u64, length: source.bytes, lkey: 0 }
+}
+
+fn blank_request() -> abi::SendRequest {
+    let target = Target::default();
+    send_request(&Post { id: 0, what: What::Send, source: None, target })
 }
 
 fn send_request(post: &Post<'_>) -> abi::SendRequest {

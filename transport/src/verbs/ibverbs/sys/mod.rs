@@ -20,5 +20,5 @@ mod objects;
 pub(super) use context::{
     Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState, ProtectionDomain, Registration,
 };
-pub(super) use endpoint::{Endpoint, Outcome, Path, Post, Reported, Source, Target, What};
+pub(super) use endpoint::{Endpoint, LIST, Outcome, Path, Post, Reported, Source, Target, What};
 pub(super) use library::{DeviceList, Library};

@@ -13,7 +13,7 @@ use super::context::{Context, ProtectionDomain, warn_unless_closed, without_bloc
 use crate::TransportError;
 
 /// Bytes that a small write may carry in the request itself, if the device can.
-const INLINE_BYTES: u32 = 64;
+pub(super) const INLINE_BYTES: u32 = 64;
 
 /// Announces completions.
 pub(super) struct Channel {
