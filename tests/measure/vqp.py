@@ -6,6 +6,7 @@
     tests/measure/vqp.py latency [--sizes 1,2,4,8,16] [--rounds 5]
     tests/measure/vqp.py verbs
     tests/measure/vqp.py failover [--fault FAULT] [--rounds 3] -- FLAGS
+    tests/measure/vqp.py recovery [--cuts 50] [--sizes 64K]
     tests/measure/vqp.py memory [--pairs 4096]
     tests/measure/vqp.py timeline --svg FILE [--test vqp_write_bw] [--fault FAULT] -- FLAGS
 
@@ -17,7 +18,9 @@ takes.
 
 `latency` is `ib_write_lat` with small messages: median, and mean and standard deviation, of the middle round. `verbs`
 tells what single calls cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long
-nothing completed, and what was sent again. `memory` compares processes that have one queue pair with those that have many.
+the fallback took, from the moment when the fault is known until requests are posted on the backup; how long nothing
+completed; and what was sent again. `recovery` cuts batches of 64 writes at random moments, and tells how long it takes
+from there until all of a batch has completed, and how much of it is sent again. `memory` compares processes that have one queue pair with those that have many.
 
 `timeline` runs a bandwidth test once with each evidence while a NIC fails, and draws its throughput over
 time, a curve each; needs matplotlib. FLAGS are passed on, such as `-D 6s --interval 50ms`.
@@ -82,9 +85,13 @@ def arguments() -> argparse.Namespace:
     failover.add_argument("--tests", default="vqp_write_bw,vqp_send_bw,vqp_read_bw")
     failover.add_argument("--evidence", default=",".join(EVIDENCES))
     failover.add_argument("flags", nargs="*", default=["-D", "6s"])
+    recovery = commands.add_parser("recovery")
+    recovery.add_argument("--cuts", type=int, default=50)
+    recovery.add_argument("--sizes", default="64K")
     memory = commands.add_parser("memory")
     memory.add_argument("--pairs", type=int, default=4096)
     memory.add_argument("--depth", type=int, default=64)
+    memory.add_argument("--evidence", default=",".join(EVIDENCES))
     timeline = commands.add_parser("timeline")
     timeline.add_argument("--svg", type=pathlib.Path, required=True)
     timeline.add_argument("--test", default="vqp_write_bw")
@@ -211,12 +218,15 @@ def verbs(options: argparse.Namespace) -> None:
 
 def failover(options: argparse.Namespace) -> None:
     """Prints what a fault in the middle costs."""
-    print(f"{options.fault}; medians of {options.rounds}\n")
-    print("| | evidence | longest gap, ms | sent again, KiB | spared | end |\n|---|---|---|---|---|---|")
+    print(f"{options.fault}; medians of {options.rounds}, of the fallback mean and standard deviation\n")
+    print("| | evidence | fallback, ms | longest gap, ms | sent again, KiB | spared | end |\n" + "|---" * 7 + "|")
     for test in options.tests.split(","):
         for evidence in options.evidence.split(","):
-            flags = [*options.flags, "--evidence", evidence, "--fault", options.fault]
-            outputs = [run(options, test, flags, may_fail=True) for _ in range(options.rounds)]
+            outputs, fallbacks = [], []
+            for _ in range(options.rounds):
+                output, seconds = interrupted(options, test, evidence)
+                outputs.append(output)
+                fallbacks += seconds
             gaps, bytes_again, spared = (
                 statistics.median(number(output, before, after) for output in outputs)
                 for before, after in [("completion: ", " ms"), ("requests of ", " bytes"), ("spared ", ",")]
@@ -224,7 +234,27 @@ def failover(options: argparse.Namespace) -> None:
             goes_on = all(" failed on rail" not in output for output in outputs)
             end = "goes on" if goes_on else "an error"
             shown = f"{gaps:.1f} | {bytes_again / 1024:.0f} | {spared:.0f}" if goes_on else "– | – | –"
-            print(f"| {test} | {evidence} | {shown} | {end} |")
+            fallback = "–"
+            if fallbacks:
+                mean, deviation = statistics.mean(fallbacks), statistics.pstdev(fallbacks)
+                fallback = f"{1e3 * mean:.2f} ± {1e3 * deviation:.2f}"
+            print(f"| {test} | {evidence} | {fallback} | {shown} | {end} |")
+
+
+def interrupted(options: argparse.Namespace, test: str, evidence: str) -> tuple[str, list[float]]:
+    """Output of a test with a fault in it, and the seconds from when it was known until requests flowed."""
+    with tempfile.NamedTemporaryFile() as file:
+        flags = [*options.flags, "--evidence", evidence, "--fault", options.fault, "--timeline", file.name]
+        output = run(options, test, flags, may_fail=True)
+        records = [json.loads(line) for line in file.read().decode().splitlines()]
+    events = [record for record in records if record["record"] == "event"]
+    kinds = ("interrupted", "resumed")
+    fallbacks = [
+        after["at_s"] - before["at_s"]
+        for before, after in zip(events, events[1:])
+        if (before["kind"], after["kind"]) == kinds
+    ]
+    return output, fallbacks
 
 
 def number(output: str, before: str, after: str) -> float:
@@ -232,10 +262,25 @@ def number(output: str, before: str, after: str) -> float:
     return float(output.split(before)[1].split(after)[0])
 
 
+def recovery(options: argparse.Namespace) -> None:
+    """Prints what cuts in the middle of batches cost."""
+    for size in options.sizes.split(","):
+        command = [str(options.build / "vqp_recovery"), "--cuts", str(options.cuts), "--size", str(count(size))]
+        if options.devices is not None:
+            command += ["--peer-device", options.devices[0], "-d", options.devices[1]]
+        subprocess.run(command, check=True)
+
+
+def count(size: str) -> int:
+    """How many bytes this is, such as 64K."""
+    units = {"K": 1 << 10, "M": MIB}
+    return int(size[:-1]) * units[size[-1]] if size[-1] in units else int(size)
+
+
 def memory(options: argparse.Namespace) -> None:
     """Prints how much larger a process with many queue pairs is."""
     print(f"| | MiB with 1 | MiB with {options.pairs} | KiB for each |\n|---|---|---|---|")
-    for evidence in EVIDENCES:
+    for evidence in options.evidence.split(","):
         flags = ["-s", "64", "-n", "1", "-t", str(options.depth), "--limit", "600s", "--evidence", evidence]
         one, many = (
             number(run(options, "vqp_write_bw", [*flags, "-q", str(pairs)]), "at most: ", " MiB")
@@ -288,5 +333,5 @@ if __name__ == "__main__":
     chosen = arguments()
     {
         "cost": cost, "batches": batches, "latency": latency, "verbs": verbs, "failover": failover,
-        "memory": memory, "timeline": timeline,
+        "recovery": recovery, "memory": memory, "timeline": timeline,
     }[chosen.command](chosen)  # fmt: skip

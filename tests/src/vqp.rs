@@ -11,6 +11,7 @@
 //! | [`data`] | what is in memory, and is it right? |
 //! | [`bandwidth`], [`latency`], [`respond`] | who does what? |
 //! | [`verbs`] | what does a single call cost? |
+//! | [`recovery`] | what does a cut in the middle of a batch cost? |
 //! | [`meter`], [`table`] | how fast was it, over time and altogether? |
 
 pub mod arguments;
@@ -21,6 +22,7 @@ pub mod local;
 pub mod meet;
 pub mod meter;
 pub mod plan;
+pub mod recovery;
 pub mod respond;
 pub mod table;
 pub mod verbs;
