@@ -47,7 +47,7 @@ use std::time::Duration;
 
 use crate::TransportError;
 
-pub use region::{Access, Memory, MemoryRegion};
+pub use region::{Access, DmaBuf, Memory, MemoryRegion};
 pub use state::{State, Transition};
 
 /// One network port.
@@ -70,7 +70,7 @@ pub trait Domain: Send + fmt::Debug {
     /// Makes `memory` known to the queue pairs of this domain, until the region is dropped.
     ///
     /// # Errors
-    /// The device refused.
+    /// The device refused, as one does that cannot use memory of other devices (dma-buf).
     fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError>;
 
     /// A queue pair in [`State::Reset`].

@@ -9,6 +9,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,9 +25,38 @@ pub struct Memory(Arc<Mapping>);
 struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Who unmaps it.
-    owned: bool,
+    owner: Owner,
     lock: Mutex<()>,
+}
+
+/// Whose memory it is.
+enum Owner {
+    /// Unmapped with the last clone.
+    This,
+    Other,
+    /// No memory of this process: its start is none.
+    Device(DmaBuf),
+}
+
+/// Memory of a device, such as a GPU, for other devices: part of what a descriptor stands for.
+#[derive(Clone, Debug)]
+pub struct DmaBuf {
+    descriptor: Arc<OwnedFd>,
+    offset: u64,
+}
+
+impl DmaBuf {
+    /// The descriptor, as whoever exports the memory has given it.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
+    /// Where the memory begins in it.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
 }
 
 // SAFETY: the mapping belongs to this value alone, or is lent to it, and has no tie to a thread.
@@ -36,7 +66,7 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        if !self.owned {
+        if !matches!(self.owner, Owner::This) {
             return;
         }
         // SAFETY: the range was mapped by `allocate`, and no slice of it outlives its owner.
@@ -59,7 +89,7 @@ impl Memory {
             TransportError::system(format!("allocate {bytes} bytes of memory"), cause)
         })?;
         let start = NonNull::new(start.cast()).expect("the kernel never maps address 0");
-        Ok(Self(Arc::new(Mapping { start, bytes, owned: true, lock: Mutex::new(()) })))
+        Ok(Self(Arc::new(Mapping { start, bytes, owner: Owner::This, lock: Mutex::new(()) })))
     }
 
     /// Memory of somebody else, who keeps it.
@@ -69,7 +99,39 @@ impl Memory {
     /// owner does neither while an operation that names them is under way.
     #[must_use]
     pub unsafe fn lent(start: NonNull<u8>, bytes: usize) -> Self {
-        Self(Arc::new(Mapping { start, bytes, owned: false, lock: Mutex::new(()) }))
+        Self(Arc::new(Mapping { start, bytes, owner: Owner::Other, lock: Mutex::new(()) }))
+    }
+
+    /// `bytes` bytes of a dma-buf from `offset` on: memory of another device, which a NIC reads and writes
+    /// by itself. This process can do neither: it is for [`Domain::register`](super::Domain::register), and
+    /// the operations that name the region.
+    ///
+    /// # Errors
+    /// It is empty, or `offset` is not a multiple of the size of a page.
+    pub fn of_dmabuf(
+        descriptor: OwnedFd,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<Self, TransportError> {
+        let page = rustix::param::page_size() as u64;
+        if bytes == 0 || !offset.is_multiple_of(page) {
+            let text = format!(
+                "{bytes} bytes from {offset} on: at least one byte, from a multiple of {page} on"
+            );
+            return Err(TransportError::system("use a dma-buf", text));
+        }
+        let owner = Owner::Device(DmaBuf { descriptor: Arc::new(descriptor), offset });
+        let (start, lock) = (NonNull::dangling(), Mutex::new(()));
+        Ok(Self(Arc::new(Mapping { start, bytes, owner, lock })))
+    }
+
+    /// What it is part of, if it is memory of a device.
+    #[must_use]
+    pub fn dmabuf(&self) -> Option<&DmaBuf> {
+        match &self.0.owner {
+            Owner::Device(buffer) => Some(buffer),
+            Owner::This | Owner::Other => None,
+        }
     }
 
     /// Whether there are other clones: a region in which it is registered, or an operation under way.
@@ -84,7 +146,7 @@ impl Memory {
         self.0.bytes
     }
 
-    /// Address of the first byte.
+    /// Address of the first byte; of no meaning if it is memory of a device.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
         self.0.start
@@ -132,8 +194,9 @@ impl Memory {
         Locked { memory: self, _guard: guard }
     }
 
+    /// Whether these bytes are there for this process.
     fn contains(&self, range: &Range<usize>) -> bool {
-        range.start <= range.end && range.end <= self.0.bytes
+        self.dmabuf().is_none() && range.start <= range.end && range.end <= self.0.bytes
     }
 
     /// The bytes of `range`, without the lock.
@@ -178,7 +241,8 @@ impl Memory {
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.0.bytes)
+        let of_device = if self.dmabuf().is_some() { " of a dma-buf" } else { "" };
+        write!(f, "Memory({} bytes{of_device})", self.0.bytes)
     }
 }
 
@@ -323,6 +387,28 @@ mod tests {
         assert!(!memory.is_shared());
         drop(memory);
         assert_eq!(bytes[7..11], [7, 2, 1, 0]);
+    }
+
+    fn a_descriptor() -> OwnedFd {
+        std::fs::File::open("/dev/null").unwrap().into()
+    }
+
+    #[test]
+    fn a_dmabuf_begins_at_a_page() {
+        let page = rustix::param::page_size();
+        let memory = Memory::of_dmabuf(a_descriptor(), page as u64, 100).unwrap();
+        let offset = memory.dmabuf().map(DmaBuf::offset);
+        assert_eq!((memory.bytes(), offset), (100, Some(page as u64)));
+        for (offset, bytes) in [(8, 100), (0, 0)] {
+            let error = Memory::of_dmabuf(a_descriptor(), offset, bytes).unwrap_err().to_string();
+            assert!(error.starts_with("use a dma-buf"), "{error}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "of a dma-buf")]
+    fn memory_of_a_device_is_not_read_by_this_process() {
+        Memory::of_dmabuf(a_descriptor(), 0, 100).unwrap().read(0, &mut [0]);
     }
 
     #[test]

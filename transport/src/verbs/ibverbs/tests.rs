@@ -4,6 +4,7 @@
 
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -270,6 +271,48 @@ fn the_address_of_a_port_is_looked_up_each_time() {
             );
         }
         is_now(|address| address == IpAddr::from([10, 0, 1, 2]));
+    });
+}
+
+/// A dma-buf of the kernel's, if it makes any for whoever asks (`CONFIG_UDMABUF`).
+fn udmabuf(bytes: usize) -> Option<OwnedFd> {
+    use std::os::fd::AsRawFd as _;
+
+    /// `struct udmabuf_create`.
+    #[repr(C)]
+    struct Create {
+        memfd: u32,
+        flags: u32,
+        offset: u64,
+        size: u64,
+    }
+    let memory = rustix::fs::memfd_create("dmabuf", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&memory, bytes as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&memory, rustix::fs::SealFlags::SHRINK).unwrap();
+    let device = std::fs::File::options().read(true).write(true).open("/dev/udmabuf").ok()?;
+    let memfd = memory.as_raw_fd().cast_unsigned();
+    let create = Create { memfd, flags: 0, offset: 0, size: bytes as u64 };
+    let number = rustix::ioctl::opcode::write::<Create>(b'u', 0x42);
+    // SAFETY: the device is open, and reads a value of this type.
+    let made = unsafe { libc::ioctl(device.as_raw_fd(), number.into(), &raw const create) };
+    // SAFETY: the kernel has just made it, and nobody else knows of it.
+    (made >= 0).then(|| unsafe { std::os::fd::FromRawFd::from_raw_fd(made) })
+}
+
+/// soft-RoCE has no code for it: what is tested is that it says so, and goes on.
+#[test]
+fn a_dmabuf_that_the_driver_does_not_take_is_an_error_that_says_so() {
+    in_the_guest(|| {
+        let descriptor = udmabuf(BYTES).unwrap_or_else(|| {
+            println!("there is no /dev/udmabuf: with a file in memory");
+            rustix::fs::memfd_create("none", rustix::fs::MemfdFlags::empty()).unwrap()
+        });
+        let memory = Memory::of_dmabuf(descriptor, 0, BYTES).unwrap();
+        let domain = device("rxe_h0n0").unwrap().domain().unwrap();
+        let error = domain.register(&memory, Access::ALL).unwrap_err().to_string();
+        let begins = error.starts_with(&format!("register {BYTES} bytes with rxe_h0n0: "));
+        assert!(begins && error.contains("a dma-buf: the driver"), "{error}");
+        domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap();
     });
 }
 

@@ -76,6 +76,10 @@ impl SoftDomain {
 
 impl Domain for SoftDomain {
     fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError> {
+        if memory.dmabuf().is_some() {
+            let text = "it moves bytes with the processor, which has no access to a dma-buf";
+            return Err(TransportError::system("register memory with a software device", text));
+        }
         let key = self.0.insert(memory.clone(), access);
         let registration = Registration { table: Arc::clone(&self.0), key };
         let keys = (LocalKey(key), RemoteKey(key));
@@ -119,5 +123,14 @@ mod tests {
         let segment = region.segment(0, 1);
         drop(region);
         assert!(table.local(segment).is_none());
+    }
+
+    #[test]
+    fn memory_of_other_devices_is_refused() {
+        let descriptor = std::fs::File::open("/dev/null").unwrap().into();
+        let memory = Memory::of_dmabuf(descriptor, 0, 4096).unwrap();
+        let domain = SoftDomain::new(Arc::new(Table::default()));
+        let error = domain.register(&memory, Access::ALL).unwrap_err().to_string();
+        assert!(error.contains("dma-buf"), "{error}");
     }
 }

@@ -98,11 +98,12 @@ impl Keys {
         Some(self.slots().entry(key)?.backups.get(&rail)?.segment(0, 0).key)
     }
 
-    /// The memory of the result of an atomic, if that is what the segment is.
+    /// The memory of the result of an atomic, if that is what the segment is: this process writes it.
     pub(super) fn result(&self, segment: Segment) -> Option<Memory> {
         let slots = self.slots();
         let memory = slots.entry(segment.key)?.default.memory();
-        let is_inside = segment.offset.checked_add(WORD)? <= memory.bytes();
+        let is_inside =
+            segment.offset.checked_add(WORD)? <= memory.bytes() && memory.dmabuf().is_none();
         (is_inside && segment.bytes == WORD).then(|| memory.clone())
     }
 

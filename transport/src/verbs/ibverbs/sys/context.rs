@@ -3,16 +3,16 @@
 use std::ffi::{c_int, c_uint};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Resource, getrlimit};
 
-use super::super::super::{Access, Memory};
+use super::super::super::{Access, DmaBuf, Memory};
 use super::abi;
-use super::library::{DeviceList, Library, text};
+use super::library::{DeviceList, Library, REGISTER_DMABUF, text};
 use crate::TransportError;
 
 /// Rows of a table of addresses that are looked at one by one.
@@ -353,7 +353,8 @@ impl ProtectionDomain {
     /// Makes all of `memory` known to the device, at addresses from 0 on.
     ///
     /// # Errors
-    /// The device refused, or the process may not lock so much memory.
+    /// The device refused, or the process may not lock so much memory; or it is a dma-buf, and library or
+    /// driver do not take those.
     pub(in super::super) fn register(
         self: &Arc<Self>,
         memory: &Memory,
@@ -367,23 +368,53 @@ impl ProtectionDomain {
         ] {
             flags |= if granted { flag } else { 0 };
         }
-        // SAFETY: the memory is mapped, and stays so because the registration owns a clone of it.
-        let pointer = unsafe {
-            (self.context.library.functions.ibv_reg_mr_iova)(
-                self.pointer(),
-                memory.start().as_ptr().cast(),
-                memory.bytes(),
-                0,
-                flags.cast_signed(),
-            )
+        let flags = flags.cast_signed();
+        let pointer = match memory.dmabuf() {
+            None => self.register_mapped(memory, flags),
+            Some(buffer) => self.register_dmabuf(buffer, memory.bytes(), flags)?,
         };
         let pointer = NonNull::new(pointer).ok_or_else(|| self.refused(memory))?;
         Ok(Registration { pointer, _memory: memory.clone(), domain: Arc::clone(self) })
     }
 
+    fn register_mapped(&self, memory: &Memory, flags: c_int) -> *mut abi::MemoryRegion {
+        let start = memory.start().as_ptr().cast();
+        let functions = &self.context.library.functions;
+        // SAFETY: the memory is mapped, and stays so because the registration owns a clone of it.
+        unsafe { (functions.ibv_reg_mr_iova)(self.pointer(), start, memory.bytes(), 0, flags) }
+    }
+
+    fn register_dmabuf(
+        &self,
+        buffer: &DmaBuf,
+        bytes: usize,
+        flags: c_int,
+    ) -> Result<*mut abi::MemoryRegion, TransportError> {
+        let Some(register) = self.context.library.register_dmabuf else {
+            let (name, version) = REGISTER_DMABUF;
+            let text = format!(
+                "libibverbs is too old: it has no {name} of {version} (rdma-core 34 has it)"
+            );
+            let call = format!("register a dma-buf with {}", self.context.name);
+            return Err(TransportError::system(call, text));
+        };
+        let descriptor = buffer.descriptor().as_raw_fd();
+        // SAFETY: the descriptor is open, and the kernel checks that it is a dma-buf of that size.
+        Ok(unsafe { register(self.pointer(), buffer.offset(), bytes, 0, descriptor, flags) })
+    }
+
     fn refused(&self, memory: &Memory) -> TransportError {
         let cause = io::Error::last_os_error();
         let call = format!("register {} bytes with {}", memory.bytes(), self.context.name);
+        if memory.dmabuf().is_some() {
+            return TransportError::system(
+                call,
+                format!(
+                    "{cause} (a dma-buf: the driver of the device must be able to use those, and the \
+                     descriptor must be one; memory of this process needs neither)"
+                ),
+            );
+        }
         if cause.kind() != io::ErrorKind::OutOfMemory {
             return TransportError::system(call, cause);
         }

@@ -245,12 +245,14 @@ impl Endpoint {
     }
 
     /// Whether the bytes travel in the request.
-    fn is_inline(&self, what: What, bytes: u32) -> bool {
+    fn is_inline(&self, what: What, source: &Source<'_>) -> bool {
         let carries = match what {
             What::Send | What::Write | What::WriteWithImmediate(_) => true,
             What::Read | What::CompareAndSwap { .. } | What::FetchAdd { .. } => false,
         };
-        carries && bytes as usize <= self.inline_bytes
+        // Bytes of another device are not there to be copied.
+        let is_here = source.memory.dmabuf().is_none();
+        carries && is_here && source.bytes as usize <= self.inline_bytes
     }
 
     /// Posts a list of operations that always complete, with one doorbell. At most [`LIST`] are taken at
@@ -270,7 +272,7 @@ impl Endpoint {
             *request = send_request(post);
             let Some(source) = &post.source else { continue };
             segments[index] = segment(source);
-            if self.is_inline(post.what, source.bytes) {
+            if self.is_inline(post.what, source) {
                 segments[index] = inline_segment(source, &mut inline[index]);
                 request.send_flags |= abi::IBV_SEND_INLINE;
             }

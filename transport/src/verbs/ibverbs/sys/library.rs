@@ -15,7 +15,22 @@ const NAME: &CStr = c"libibverbs.so.1";
 #[derive(Debug)]
 pub(in super::super) struct Library {
     pub(super) functions: Functions,
+    /// Since rdma-core 34.
+    pub(super) register_dmabuf: Option<RegisterDmabuf>,
 }
+
+/// `ibv_reg_dmabuf_mr`: offset, length, address by which devices know it, descriptor, access.
+pub(super) type RegisterDmabuf = unsafe extern "C" fn(
+    *mut abi::ProtectionDomain,
+    u64,
+    usize,
+    u64,
+    c_int,
+    c_int,
+) -> *mut abi::MemoryRegion;
+
+/// What registers dma-bufs, and its version.
+pub(super) const REGISTER_DMABUF: (&str, &str) = ("ibv_reg_dmabuf_mr", "IBVERBS_1.12");
 
 impl Library {
     /// Loads it.
@@ -35,7 +50,13 @@ impl Library {
             TransportError::system("load libibverbs", text)
         })?;
         // The handle is never closed: drivers that the library loads register themselves in it.
-        Ok(Arc::new(Self { functions: Functions::find(handle)? }))
+        let functions = Functions::find(handle)?;
+        let register_dmabuf = symbol(handle, REGISTER_DMABUF.0, REGISTER_DMABUF.1).ok();
+        let register_dmabuf = register_dmabuf.map(|address| {
+            // SAFETY: this version of the symbol is a function of this type.
+            unsafe { std::mem::transmute::<NonNull<c_void>, RegisterDmabuf>(address) }
+        });
+        Ok(Arc::new(Self { functions, register_dmabuf }))
     }
 }
 
