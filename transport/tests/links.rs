@@ -105,7 +105,7 @@ fn every_reader_gets_every_tile_and_the_slowest_decides() {
 }
 
 /// Tiles that each reader of the test below gets.
-const TILES: u32 = 5_000;
+const TILES: u32 = 500;
 
 /// Most tiles are short, as small messages are; some are as long as they can be.
 fn length(tile: u32, most: usize) -> usize {
