@@ -23,8 +23,8 @@ use ccl_kernels::cuda::gpu::{
     Buffer, DeviceRegion, Error, Gpu, Graph, Pinned, Shape, Stream, Supply,
 };
 use ccl_kernels::cuda::{
-    Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Module, Operands,
-    Operation, PushParameters, State,
+    ARRIVAL_BYTES, Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
+    Module, Operation, PushParameters, State, slice,
 };
 
 use cuda::device::Device;
@@ -377,21 +377,24 @@ impl<'a> Ranks<'a> {
     }
 
     fn push(&self, rank: usize, shape: Shape) -> Result<(), Error> {
-        let operands = Operands {
-            sources: Self::addresses(&self.inputs),
-            destinations: Self::addresses(&self.outputs),
-            source_count: self.streams.len() as u32,
-            destination_count: self.streams.len() as u32,
-            arithmetic: Arithmetic::default(),
+        let (ranks, size) = (self.streams.len(), size_of::<f32>());
+        let parts = |buffer: &Buffer| {
+            let start = buffer.region().address();
+            std::array::from_fn(|k| match k < ranks {
+                true => start + (slice(self.count, size, ranks, k).0 * size) as u64,
+                false => 0,
+            })
         };
         let parameters = PushParameters {
-            operands,
+            sources: parts(&self.inputs[rank]),
+            destinations: parts(&self.outputs[rank]),
             arrivals: Self::addresses(&self.meetings),
             state: self.states[rank].region().address(),
             abort: self.abort.region().address(),
-            count: self.count as u64,
+            count: slice(self.count, size, ranks, rank).1 as u64,
+            arithmetic: Arithmetic::default(),
             rank: rank as u32,
-            unused: 0,
+            ranks: ranks as u32,
         };
         // SAFETY: as above.
         unsafe { self.gpu.launch(&self.streams[rank], sum(Family::Push), shape, &parameters) }
@@ -461,7 +464,7 @@ fn low_latency(gpu: &Gpu, ranks: usize, bytes: usize) -> Outcome<()> {
 /// AllReduce of large messages on mapped buffers.
 fn push(gpu: &Gpu, ranks: usize, bytes: usize, ceiling: f64) -> Outcome<()> {
     let label = format!("AllReduce by pushing, {ranks} ranks, {} KiB", bytes / KIB);
-    let counters = MOST_BLOCKS * MOST_RANKS * 8;
+    let counters = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
     let group = Ranks::new(gpu, ranks, bytes, counters).map_err(described)?;
     gpu.prepare(sum(Family::Push).module()).map_err(described)?;
     // All blocks of all ranks run together.

@@ -72,6 +72,13 @@ fn all_reduces_by_pushing() {
 }
 
 #[test]
+fn pushes_from_some_to_some() {
+    let modules = [Module::Copies, Module::Elements(DataType::Int64)];
+    let Some(host) = processor(&modules) else { return };
+    assert!(right(suite::pushes_of_some(&host, 0..20)) > 0);
+}
+
+#[test]
 fn flags_return_without_harm() {
     let modules = [Module::Copies, Module::Elements(DataType::Float32)];
     let Some(host) = processor(&modules) else { return };

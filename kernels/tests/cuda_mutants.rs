@@ -24,6 +24,7 @@ enum Finder {
     Flags,
     GivingUp,
     Relays,
+    Told,
 }
 
 /// What the bug is, the text that becomes another one, and who finds it.
@@ -35,7 +36,7 @@ const PUSH: Finder = Finder::AllReduces(Family::Push, Float32, Operation::Sum);
 use DataType::{
     Bfloat16, Float8E4m3, Float8E5m2, Float16, Float32, Float64, Int8, Int64, Uint8, Uint64,
 };
-use Finder::{Copies, Flags, GivingUp, Reduces, Relays};
+use Finder::{Copies, Flags, GivingUp, Reduces, Relays, Told};
 
 #[rustfmt::skip]
 const LOOPS: [Mutant; 22] = [
@@ -94,7 +95,7 @@ const NUMBERS: [Mutant; 20] = [
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 29] = [
+const PROTOCOLS: [Mutant; 35] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
@@ -108,18 +109,24 @@ const PROTOCOLS: [Mutant; 29] = [
     ("the last unit is taken for whole", "bytes = rest < 8 ? rest : 8,", "bytes = 8,", LOW_LATENCY),
     ("a peer gets nothing", "k < p.ranks; k++) {\n        u8 *mailbox", "k + 1 < p.ranks; k++) {\n        u8 *mailbox", LOW_LATENCY),
     ("the abort word is not looked at", "load_volatile(abort) != 0) return false;", "false) return false;", GivingUp),
-    ("inputs are not waited for", "if (meet_ranks(p, 2 * calls + 1)) {", "{", PUSH),
-    ("outputs are not waited for", "meet_ranks(p, 2 * calls + 2);", "", PUSH),
+    ("inputs are not waited for", "if (meet_ranks(p, 2 * calls + 1, true)) {", "{", PUSH),
+    ("outputs are not waited for", "meet_ranks(p, 2 * calls + 2, false);", "", PUSH),
     ("both meetings have one ticket", "2 * calls + 2", "2 * calls + 1", PUSH),
-    ("one peer is not waited for", "peer < p.operands.source_count &&", "peer + 1 < p.operands.source_count &&", PUSH),
+    ("one peer is not waited for", "peer < p.ranks &&", "peer + 1 < p.ranks &&", PUSH),
     ("a block arrives before its threads", "meet_block(false);\n    const u32 peer", "const u32 peer", PUSH),
     ("threads go on before their block", "return !meet_block(gave_up);", "return !gave_up;", PUSH),
     ("a peer that is ahead is missed", "while (load_acquire(counter) < value)", "while (load_acquire(counter) != value)", PUSH),
-    ("the last slice is cut", "(p.count + ranks * per_vector - 1)", "p.count", PUSH),
+    ("the part of another rank", "p.sources[peer]", "p.sources[p.rank]", PUSH),
+    ("an output that is not told", "p.destinations[peer]", "p.destinations[p.rank]", PUSH),
+    ("the scalar of another rank", "            scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));\n", "", Told),
+    ("a scalar that is not told", "p.arithmetic.scalars[p.rank]);", "p.arithmetic.scalars[peer]);", Told),
+    ("who has no source is a source", "if (source) {", "{", Told),
+    ("who is scaled changes with who is there", "p.arithmetic.scaled >> rank & 1", "p.arithmetic.scaled >> place & 1", Told),
+    ("where things are is said once", "if (says_where) {", "if (says_where && ticket == 1) {", Told),
     ("full rings are overwritten", "p.outgoing.slots && is_ready && tile >= p.slots", "false", Relays),
     ("a slot too many", "tile + 1 - p.slots", "tile - p.slots", Relays),
-    ("an arrival overtakes outputs", "fence_system();\n        store_release(p.arrivals[peer] + row + p.rank, ticket);",
-     "store_aligned<8>(reinterpret_cast<u8 *>(p.arrivals[peer] + row + p.rank), ticket);", PUSH),
+    ("an arrival overtakes outputs", "fence_system();\n    store_release(&arrival->ticket, ticket);",
+     "store_aligned<8>(reinterpret_cast<u8 *>(&arrival->ticket), ticket);", PUSH),
     ("a tile is seen as it was", "load_acquire(counter)", "load_aligned<8>(reinterpret_cast<const u8 *>(counter))", Relays),
     ("a tile is seen as it was, though it is waited for", "load_acquire(counter)", "load_volatile(reinterpret_cast<const u32 *>(counter))", Relays),
     ("a tile overtakes its data", "fence_system();\n            if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_release(p.outgoing.tail, tile + 1);",
@@ -140,6 +147,7 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
             suite::all_reduces(&host, family, datatype, operation, 0..30).map(drop)
         }
         Flags => suite::flags_return(&host(&[Module::Copies, elements(Float32)])?, 12),
+        Told => suite::pushes_of_some(&host(&[Module::Copies, elements(Int64)])?, 0..30).map(drop),
         GivingUp => suite::all_give_up(&host(&[elements(Float32)])?),
         Relays => {
             let host = host(&[Module::Copies, elements(Uint8), elements(Float32)])?;

@@ -66,6 +66,12 @@ fn all_reduces_by_pushing() {
 }
 
 #[test]
+fn pushes_from_some_to_some() {
+    let Some(interpreter) = interpreter(&[DataType::Int64]) else { return };
+    assert!(right(suite::pushes_of_some(&interpreter, 0..6)) > 0);
+}
+
+#[test]
 fn flags_return_without_harm() {
     let Some(interpreter) = interpreter(&[DataType::Float32]) else { return };
     right(suite::flags_return(&interpreter, 12));

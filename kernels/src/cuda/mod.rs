@@ -10,7 +10,7 @@ mod parameters;
 mod text;
 
 pub use parameters::{
-    Arithmetic, CopyParameters, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Operands,
-    Parameters, PushParameters, ReduceParameters, RelayParameters, Ring, State,
+    ARRIVAL_BYTES, Arithmetic, CopyParameters, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
+    Operands, Parameters, PushParameters, ReduceParameters, RelayParameters, Ring, State, slice,
 };
 pub use text::{Entry, Family, Module, Operation};

@@ -8,6 +8,9 @@ pub const MOST_RANKS: usize = 8;
 /// Blocks that a rank launches for an AllReduce on mapped buffers, at most.
 pub const MOST_BLOCKS: usize = 64;
 
+/// What one access of a kernel moves, at most.
+const VECTOR_BYTES: usize = 16;
+
 /// A structure that a kernel takes by value.
 ///
 /// # Safety
@@ -116,25 +119,44 @@ pub struct LowLatencyParameters {
     pub ranks: u32,
 }
 
+/// Bytes of what a rank tells another one when it comes, for each block.
+pub const ARRIVAL_BYTES: usize = 32;
+
 /// Of [`Family::Push`](super::Family::Push).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PushParameters {
-    /// Inputs and outputs of all ranks, in their order.
-    pub operands: Operands,
-    /// Of all ranks: counters of 64 bits, [`MOST_BLOCKS`] rows of [`MOST_RANKS`]. Zero before the
+    /// For each rank: what it takes from this one, where it has mapped that; or 0. That of this rank is
+    /// what itself takes.
+    pub sources: [u64; MOST_RANKS],
+    /// For each rank: where its result goes at this one, where it has mapped that; or 0.
+    pub destinations: [u64; MOST_RANKS],
+    /// Of all ranks: [`MOST_BLOCKS`] rows of [`MOST_RANKS`] places of [`ARRIVAL_BYTES`]. Zero before the
     /// first call.
     pub arrivals: [u64; MOST_RANKS],
     /// Address of this rank's [`State`].
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
-    /// Elements.
+    /// Elements that this rank combines. If there are any, some rank has a source for it and some rank a
+    /// destination.
     pub count: u64,
+    /// What is done to contributions: of scalars, that of this rank is used and told the others.
+    pub arithmetic: Arithmetic,
     /// This rank.
     pub rank: u32,
-    /// Nothing.
-    pub unused: u32,
+    /// All ranks, up to [`MOST_RANKS`].
+    pub ranks: u32,
+}
+
+/// Elements of a push of which rank `rank` combines its slice: the first of them, and how many. Slices are
+/// whole vectors, so that those of aligned buffers are aligned.
+#[must_use]
+pub fn slice(count: usize, element_bytes: usize, ranks: usize, rank: usize) -> (usize, usize) {
+    let per_vector = VECTOR_BYTES / element_bytes;
+    let slice = count.div_ceil(ranks * per_vector) * per_vector;
+    let first = (slice * rank).min(count);
+    (first, slice.min(count - first))
 }
 
 /// One end of a ring of staging slots that host and device share. Tile t lies in slot t modulo the
@@ -192,6 +214,6 @@ parameters! {
     CopyParameters: 8 * 9 + 16;
     State: 16;
     LowLatencyParameters: 8 * 10 + 8 * 4 + 72 + 8;
-    PushParameters: 8 * 16 + 8 + 72 + 8 * 8 + 8 * 4;
+    PushParameters: 8 * 24 + 8 * 3 + 72 + 8;
     RelayParameters: 8 * 13 + 72;
 }

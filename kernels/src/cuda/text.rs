@@ -37,7 +37,7 @@ pub enum Family {
     Reduce,
     /// AllReduce of small messages through mailboxes. [`LowLatencyParameters`].
     LowLatency,
-    /// AllReduce on buffers that all ranks have mapped. [`PushParameters`].
+    /// Collectives on buffers that ranks have mapped. [`PushParameters`].
     Push,
     /// Receives, combines, keeps and sends tiles in staging slots. [`RelayParameters`].
     Relay,

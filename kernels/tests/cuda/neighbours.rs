@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::gpu::{Buffer, Error, Gpu, Handle, Imported, Pinned, Shape, Stream};
 use ccl_kernels::cuda::{
-    Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Module, Operands,
-    Operation, PushParameters, State,
+    ARRIVAL_BYTES, Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
+    Module, Operation, PushParameters, State, slice,
 };
 
 const RANKS: usize = 2;
@@ -26,7 +26,7 @@ const POLL: Duration = Duration::from_millis(5);
 
 /// What the neighbour maps: mailbox, counters, input and output.
 const SHARED_BYTES: [usize; 4] =
-    [2 * RANKS * SLOT_BYTES, MOST_BLOCKS * MOST_RANKS * 8, BYTES, BYTES];
+    [2 * RANKS * SLOT_BYTES, MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES, BYTES, BYTES];
 const HANDLE_BYTES: usize = Handle::BYTES + 8;
 
 /// Starts the neighbour, which is to call [`follow`] with the same path, and is rank 0.
@@ -68,6 +68,8 @@ struct Rank<'a> {
     stream: Stream,
     own: Vec<Buffer>,
     other: Vec<Imported>,
+    /// Where the neighbour finds this rank's input and output.
+    seen: [u64; 2],
     states: [Buffer; 2],
     abort: Pinned,
 }
@@ -89,7 +91,17 @@ fn meet(gpu: &Gpu, rank: usize, mut neighbour: &UnixStream) -> Result<(), String
         neighbour.read_exact(&mut bytes).map_err(said)?;
         other.push(gpu.import(&handle(&bytes)).map_err(|error| error.to_string())?);
     }
-    Rank::new(gpu, rank, own, other).and_then(|r| r.calls(neighbour)).map_err(|e| e.to_string())
+    // Where each of them is found here: what kernels are told by their peers is in their own addresses.
+    let mut seen = [0; 2];
+    for (imported, place) in other[2..].iter().zip(&mut seen) {
+        neighbour.write_all(&imported.region().address().to_le_bytes()).map_err(said)?;
+        let mut address = [0; 8];
+        neighbour.read_exact(&mut address).map_err(said)?;
+        *place = u64::from_le_bytes(address);
+    }
+    Rank::new(gpu, rank, (own, other, seen))
+        .and_then(|r| r.calls(neighbour))
+        .map_err(|e| e.to_string())
 }
 
 fn handle(bytes: &[u8; HANDLE_BYTES]) -> Handle {
@@ -102,13 +114,12 @@ impl<'a> Rank<'a> {
     fn new(
         gpu: &'a Gpu,
         rank: usize,
-        own: Vec<Buffer>,
-        other: Vec<Imported>,
+        (own, other, seen): (Vec<Buffer>, Vec<Imported>, [u64; 2]),
     ) -> Result<Self, Error> {
         gpu.prepare(Module::Elements(DataType::Float32))?;
         let state = || gpu.allocate(size_of::<State>());
         let (stream, states, abort) = (gpu.stream()?, [state()?, state()?], gpu.pin(4)?);
-        Ok(Self { gpu, rank, stream, own, other, states, abort })
+        Ok(Self { gpu, rank, stream, own, other, seen, states, abort })
     }
 
     /// Addresses of one of the shared buffers, by rank.
@@ -139,21 +150,26 @@ impl<'a> Rank<'a> {
     }
 
     fn push(&self) -> Result<(), Error> {
-        let operands = Operands {
-            sources: self.shared(2),
-            destinations: self.shared(3),
-            source_count: RANKS as u32,
-            destination_count: RANKS as u32,
-            arithmetic: Arithmetic::default(),
+        // The neighbour has mapped this rank's buffers where this rank cannot know, and was told.
+        let seen = |which: usize| {
+            let (own, size) = (self.own[which].region().address(), size_of::<f32>());
+            let part = |start: u64, k| start + (slice(COUNT, size, RANKS, k).0 * size) as u64;
+            std::array::from_fn(|k| match k {
+                _ if k == self.rank => part(own, k),
+                0 | 1 => part(self.seen[which - 2], k),
+                _ => 0,
+            })
         };
         let parameters = PushParameters {
-            operands,
+            sources: seen(2),
+            destinations: seen(3),
             arrivals: self.shared(1),
             state: self.states[1].region().address(),
             abort: self.abort.region().address(),
-            count: COUNT as u64,
+            count: slice(COUNT, size_of::<f32>(), RANKS, self.rank).1 as u64,
+            arithmetic: Arithmetic::default(),
             rank: self.rank as u32,
-            unused: 0,
+            ranks: RANKS as u32,
         };
         // SAFETY: as above.
         unsafe { self.gpu.launch(&self.stream, sum(Family::Push), SHAPE, &parameters) }

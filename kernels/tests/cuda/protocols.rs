@@ -2,8 +2,8 @@
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{
-    Arithmetic, CopyParameters, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
-    Operands, Operation, Parameters as _, PushParameters, RelayParameters, Ring, State,
+    ARRIVAL_BYTES, Arithmetic, CopyParameters, Entry, Family, LowLatencyParameters, MOST_BLOCKS,
+    MOST_RANKS, Operation, Parameters as _, PushParameters, RelayParameters, Ring, State, slice,
 };
 
 use super::battery::{arithmetic, expected};
@@ -33,6 +33,8 @@ pub(crate) struct Scene {
     pub(crate) state: State,
     /// Whether mailboxes hold lines with the flags that come next after the last flag.
     pub(crate) is_stale: bool,
+    /// Whether every rank takes inputs of some ranks only, and stores in outputs of some; pushes only.
+    pub(crate) of_some: bool,
     pub(crate) seed: u64,
 }
 
@@ -79,7 +81,7 @@ impl Stage {
         let outputs = if scene.in_place { inputs.clone() } else { buffers() };
         let meeting_bytes = match scene.family {
             Family::LowLatency => 2 * scene.ranks * scene.slot_bytes(),
-            Family::Push => MOST_BLOCKS * MOST_RANKS * 8,
+            Family::Push => MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES,
             Family::Reduce | Family::Relay => unreachable!("no AllReduce"),
         };
         let meetings = (0..scene.ranks).map(|_| machine.allocate(meeting_bytes)).collect();
@@ -107,27 +109,49 @@ impl Stage {
         }
     }
 
-    fn launch(&self, scene: &Scene, call: usize, rank: usize) -> Launch {
+    /// A rank knows its own buffers and scalar only.
+    fn push_parameters(
+        &self,
+        scene: &Scene,
+        call: usize,
+        rank: usize,
+        roles: &[Roles],
+    ) -> PushParameters {
+        let size = scene.datatype.bytes();
+        let slice_of = |k| slice(scene.counts[call], size, scene.ranks, k);
+        let part =
+            |start: u64, k| if k < scene.ranks { start + (slice_of(k).0 * size) as u64 } else { 0 };
+        let mut arithmetic = Arithmetic { scalars: [u64::MAX / 3; MOST_RANKS], ..self.arithmetic };
+        arithmetic.scalars[rank] = self.arithmetic.scalars[rank];
+        PushParameters {
+            sources: std::array::from_fn(|k| {
+                let is_taken = roles.get(k).is_some_and(|role| role.takes[rank]);
+                if is_taken { part(self.inputs[rank], k) } else { 0 }
+            }),
+            destinations: std::array::from_fn(|k| {
+                let is_given = roles.get(k).is_some_and(|role| role.gives[rank]);
+                if is_given { part(self.outputs[rank], k) } else { 0 }
+            }),
+            arrivals: std::array::from_fn(|k| self.meetings.get(k).copied().unwrap_or(0)),
+            state: self.states[rank],
+            abort: self.abort,
+            count: slice_of(rank).1 as u64,
+            arithmetic,
+            rank: rank as u32,
+            ranks: scene.ranks as u32,
+        }
+    }
+
+    fn launch(&self, scene: &Scene, call: usize, rank: usize, roles: &[Roles]) -> Launch {
         let all = |of: &[u64]| std::array::from_fn(|k| of.get(k).copied().unwrap_or(0));
         let (stream, count) = (rank as u32, scene.counts[call] as u64);
         if scene.family == Family::Push {
-            let operands = Operands {
-                sources: all(&self.inputs),
-                destinations: all(&self.outputs),
-                source_count: scene.ranks as u32,
-                destination_count: scene.ranks as u32,
-                arithmetic: self.arithmetic,
-            };
-            let parameters = PushParameters {
-                operands,
-                arrivals: all(&self.meetings),
-                state: self.states[rank],
-                abort: self.abort,
-                count,
-                rank: rank as u32,
-                unused: 0,
-            };
-            return Launch::new(stream, scene.entry(), scene.shape, &parameters);
+            return Launch::new(
+                stream,
+                scene.entry(),
+                scene.shape,
+                &self.push_parameters(scene, call, rank, roles),
+            );
         }
         let parameters = LowLatencyParameters {
             input: self.inputs[rank],
@@ -143,6 +167,64 @@ impl Stage {
         };
         Launch::new(stream, scene.entry(), scene.shape, &parameters)
     }
+}
+
+/// Whose inputs a rank takes, and in whose outputs it stores the result.
+struct Roles {
+    takes: Vec<bool>,
+    gives: Vec<bool>,
+}
+
+impl Roles {
+    /// Of every rank, in one call.
+    fn draw(scene: &Scene, random: &mut Random) -> Vec<Self> {
+        let mut some = || {
+            let mut some: Vec<bool> =
+                (0..scene.ranks).map(|_| !scene.of_some || random.below(2) == 0).collect();
+            let one = random.below(scene.ranks);
+            some[one] = true;
+            some
+        };
+        (0..scene.ranks).map(|_| Self { takes: some(), gives: some() }).collect()
+    }
+
+    /// What the rank combines in its slice of the contributions.
+    fn combined(&self, scene: &Scene, arithmetic: &Arithmetic, slices: &[&[u8]]) -> Vec<u8> {
+        let mut taken = Arithmetic { scaled: 0, ..*arithmetic };
+        let mut contributions = Vec::new();
+        for (rank, slice) in slices.iter().enumerate().filter(|(rank, _)| self.takes[*rank]) {
+            let index = contributions.len();
+            taken.scalars[index] = arithmetic.scalars[rank];
+            taken.scaled |= (arithmetic.scaled >> rank & 1) << index;
+            contributions.push(slice.to_vec());
+        }
+        expected(scene.datatype, scene.operation, &taken, &contributions)
+    }
+}
+
+/// What the ranks have in the end, who have their contribution in the output before.
+fn results_of(
+    scene: &Scene,
+    arithmetic: &Arithmetic,
+    roles: &[Roles],
+    contributions: &[Vec<u8>],
+) -> Vec<Vec<u8>> {
+    if !scene.of_some {
+        let all = expected(scene.datatype, scene.operation, arithmetic, contributions);
+        return vec![all; scene.ranks];
+    }
+    let mut results = contributions.to_vec();
+    let size = scene.datatype.bytes();
+    for (rank, role) in roles.iter().enumerate() {
+        let (first, count) = slice(contributions[0].len() / size, size, scene.ranks, rank);
+        let range = first * size..(first + count) * size;
+        let slices: Vec<&[u8]> = contributions.iter().map(|all| &all[range.clone()]).collect();
+        let combined = role.combined(scene, arithmetic, &slices);
+        for (result, _) in results.iter_mut().zip(&role.gives).filter(|(_, gives)| **gives) {
+            result[range.clone()].copy_from_slice(&combined);
+        }
+    }
+    results
 }
 
 fn copy(stream: u32, from: u64, to: u64, bytes: usize) -> Launch {
@@ -165,8 +247,8 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
         let contributions: Vec<Vec<u8>> = (0..scene.ranks)
             .map(|_| elements(&mut random, scene.datatype, scene.counts[call]))
             .collect();
-        let result = expected(scene.datatype, scene.operation, &stage.arithmetic, &contributions);
-        let result = [result.as_slice(), &GUARD].concat();
+        let roles = Roles::draw(scene, &mut random);
+        let all = results_of(scene, &stage.arithmetic, &roles, &contributions);
         for (rank, contribution) in contributions.iter().enumerate() {
             let (ready, kept) = (machine.allocate(bytes), machine.allocate(bytes));
             machine.write(ready, &[contribution.as_slice(), &GUARD].concat());
@@ -175,9 +257,10 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
             if !scene.in_place {
                 launches.push(copy(stream, ready, stage.outputs[rank], bytes));
             }
-            launches.push(stage.launch(scene, call, rank));
+            launches.push(stage.launch(scene, call, rank, &roles));
             launches.push(copy(stream, stage.outputs[rank], kept, bytes));
-            results.push((format!("call {call}, rank {rank}"), kept, result.clone()));
+            let result = [all[rank].as_slice(), &GUARD].concat();
+            results.push((format!("call {call}, rank {rank}"), kept, result));
         }
     }
     let ended = machine.run(Job::new(&launches, scene.seed));
@@ -202,7 +285,9 @@ fn compare(machine: &dyn Machine, results: &[(String, u64, Vec<u8>)]) -> Result<
 pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), String> {
     let mut random = Random(scene.seed);
     let stage = Stage::new(machine, scene, &mut random);
-    let launches: Vec<Launch> = (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank)).collect();
+    let roles = Roles::draw(scene, &mut random);
+    let launches: Vec<Launch> =
+        (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank, &roles)).collect();
     let mut turns = 0;
     let mut meanwhile = || {
         turns += 1;

@@ -41,6 +41,7 @@ fn draw(
         anywhere: random.below(2) == 0,
         state,
         is_stale: false,
+        of_some: false,
         seed,
     }
 }
@@ -56,6 +57,20 @@ pub(crate) fn all_reduces(
     let mut scenes = 0;
     for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
         all_reduce(machine, &draw(family, datatype, operation, ranks, seed))?;
+        scenes += 1;
+    }
+    Ok(scenes)
+}
+
+/// Pushes that take the inputs of some ranks, and store in the outputs of some.
+pub(crate) fn pushes_of_some(
+    machine: &dyn Machine,
+    seeds: std::ops::Range<u64>,
+) -> Result<usize, String> {
+    let mut scenes = 0;
+    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
+        let drawn = draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed);
+        all_reduce(machine, &Scene { of_some: true, ..drawn })?;
         scenes += 1;
     }
     Ok(scenes)

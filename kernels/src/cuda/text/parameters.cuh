@@ -52,13 +52,23 @@ struct LowLatencyParameters {
     u32 rank, ranks;
 };
 
+// What a rank tells another one when it comes. Addresses are those of who is told.
+struct Arrival {
+    u64 ticket;       // grows
+    u64 source;       // what is taken from this rank, or null
+    u64 destination;  // where the result goes at this rank, or null
+    u64 scalar;       // of this rank's contribution
+};
+
 struct PushParameters {
-    Operands operands;          // inputs and outputs of all ranks, mapped here
-    u64 *arrivals[MOST_RANKS];  // of all ranks: a row of MOST_RANKS per block; zero at first
+    u64 sources[MOST_RANKS];         // for each rank: what it takes from this one, as it has mapped it
+    u64 destinations[MOST_RANKS];    // and where its result goes at this one
+    Arrival *arrivals[MOST_RANKS];   // of all ranks: a row of MOST_RANKS per block; zero at first
     State *state;
-    const u32 *abort;           // not zero: give up
-    u64 count;                  // elements
-    u32 rank, unused;
+    const u32 *abort;                // not zero: give up
+    u64 count;                       // elements that this rank combines
+    Arithmetic arithmetic;           // the scalar is that of this rank
+    u32 rank, ranks;
 };
 
 // One end of a ring of staging slots in memory that host and GPU share. Tile t lies in slot t modulo

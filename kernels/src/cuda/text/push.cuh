@@ -1,43 +1,83 @@
-// AllReduce of large messages on buffers that every rank has mapped: rank r reduces slice r of all
-// inputs and stores the result in all outputs. Nothing is staged, and an output may be an input.
+// Collectives on buffers that ranks have mapped: every rank combines a part of the inputs and stores the
+// result in the outputs. Nothing is staged, and an output may be an input. In an AllReduce, rank r
+// takes slice r of all inputs; in a ReduceScatter it stores it in its own output only; in an AllGather it takes
+// its own input alone.
 //
 // Block b of every rank meets block b of all others before, when all inputs are ready, and after,
 // when all outputs are written and no input is needed. All ranks launch equally many blocks, and all
 // blocks of all ranks must be able to run together.
+//
+// Where the others read and write is said by those whose memory it is, when they come: a rank need not know
+// before which buffers its peers use. Nobody says it anew before all have come to the second meeting, and
+// they look before.
 
 namespace r2ccl {
 
+// Says that this block has come to `ticket`; the first time, also where things are.
+R2CCL_FN void announce(const PushParameters &p, u32 peer, u64 ticket, bool says_where)
+{
+    Arrival *arrival = p.arrivals[peer] + block() * MOST_RANKS + p.rank;
+    if (says_where) {
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->source), p.sources[peer]);
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->destination), p.destinations[peer]);
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->scalar), p.arithmetic.scalars[p.rank]);
+    }
+    fence_system();
+    store_release(&arrival->ticket, ticket);
+}
+
 // Tells this block of all ranks that it has come to `ticket`, and waits for them. Tickets grow, and a
 // counter of 64 bits never returns. False, in all threads, if one gave up.
-R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket)
+R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket, bool says_where)
 {
     bool gave_up = false;
     meet_block(false);
     const u32 peer = thread();
-    if (peer < p.operands.source_count && peer != p.rank) {
-        const u64 row = block() * MOST_RANKS;
-        fence_system();
-        store_release(p.arrivals[peer] + row + p.rank, ticket);
-        gave_up = !wait_for(p.arrivals[p.rank] + row + peer, ticket, p.abort);
+    if (peer < p.ranks && peer != p.rank) {
+        announce(p, peer, ticket, says_where);
+        const Arrival *arrival = p.arrivals[p.rank] + block() * MOST_RANKS + peer;
+        gave_up = !wait_for(&arrival->ticket, ticket, p.abort);
     }
     return !meet_block(gave_up);
 }
 
-// Elements of one rank's slice: whole vectors, so that slices of aligned buffers are aligned.
-template <class T> R2CCL_FN u64 slice_count(const PushParameters &p)
+// What this rank combines, in order of rank, and where the result goes, after all have said it.
+R2CCL_FN Operands announced(const PushParameters &p)
 {
-    const u64 per_vector = VECTOR_BYTES / Lanes<T>::BYTES, ranks = p.operands.source_count;
-    return (p.count + ranks * per_vector - 1) / (ranks * per_vector) * per_vector;
+    Operands operands;
+    operands.source_count = 0;
+    operands.destination_count = 0;
+    operands.arithmetic.scaled = 0;
+    operands.arithmetic.divisor = p.arithmetic.divisor;
+    const Arrival *row = p.arrivals[p.rank] + block() * MOST_RANKS;
+    R2CCL_KEEP_LOOP for (u32 rank = 0; rank < p.ranks; rank++) {
+        u64 source = p.sources[rank], destination = p.destinations[rank];
+        u64 scalar = p.arithmetic.scalars[rank];
+        if (rank != p.rank) {
+            source = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].source));
+            destination = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].destination));
+            scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));
+        }
+        if (source) {
+            const u32 place = operands.source_count++;
+            operands.sources[place] = reinterpret_cast<const u8 *>(source);
+            operands.arithmetic.scalars[place] = scalar;
+            operands.arithmetic.scaled |= (p.arithmetic.scaled >> rank & 1) << place;
+        }
+        if (destination)
+            operands.destinations[operands.destination_count++] =
+                reinterpret_cast<u8 *>(destination);
+    }
+    return operands;
 }
 
 template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
 {
     const u64 calls = p.state->calls;
-    if (meet_ranks(p, 2 * calls + 1)) {
-        const u64 slice = slice_count<T>(p), first = slice * p.rank;
-        const u64 rest = p.count > first ? p.count - first : 0;
-        reduce_range<T, Op>(p.operands, first, rest < slice ? rest : slice);
-        meet_ranks(p, 2 * calls + 2);
+    if (meet_ranks(p, 2 * calls + 1, true)) {
+        const Operands operands = announced(p);
+        if (p.count > 0) reduce_range<T, Op>(operands, 0, p.count);
+        meet_ranks(p, 2 * calls + 2, false);
     }
     if (is_last_of_grid(p.state)) p.state->calls = calls + 1;
 }
