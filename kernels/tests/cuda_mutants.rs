@@ -95,7 +95,7 @@ const NUMBERS: [Mutant; 20] = [
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 35] = [
+const PROTOCOLS: [Mutant; 34] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
@@ -120,7 +120,6 @@ const PROTOCOLS: [Mutant; 35] = [
     ("an output that is not told", "p.destinations[peer]", "p.destinations[p.rank]", PUSH),
     ("the scalar of another rank", "            scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));\n", "", Told),
     ("a scalar that is not told", "p.arithmetic.scalars[p.rank]);", "p.arithmetic.scalars[peer]);", Told),
-    ("who has no source is a source", "if (source) {", "{", Told),
     ("who is scaled changes with who is there", "p.arithmetic.scaled >> rank & 1", "p.arithmetic.scaled >> place & 1", Told),
     ("where things are is said once", "if (says_where) {", "if (says_where && ticket == 1) {", Told),
     ("full rings are overwritten", "p.outgoing.slots && is_ready && tile >= p.slots", "false", Relays),

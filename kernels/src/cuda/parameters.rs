@@ -138,8 +138,7 @@ pub struct PushParameters {
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
-    /// Elements that this rank combines. If there are any, some rank has a source for it and some rank a
-    /// destination.
+    /// Elements that this rank combines, if some rank has a source for it and some rank a destination.
     pub count: u64,
     /// What is done to contributions: of scalars, that of this rank is used and told the others.
     pub arithmetic: Arithmetic,

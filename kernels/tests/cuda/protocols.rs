@@ -70,7 +70,8 @@ struct Stage {
 
 impl Stage {
     fn new(machine: &dyn Machine, scene: &Scene, random: &mut Random) -> Self {
-        let bytes = scene.largest() + GUARD.len() + LINE_BYTES;
+        // Kernels with bugs may take the place of one slice for that of another.
+        let bytes = 2 * scene.largest() + GUARD.len() + LINE_BYTES;
         let mut buffers = || -> Vec<u64> {
             let shift = |random: &mut Random| {
                 if scene.anywhere { random.below(LINE_BYTES) as u64 } else { 0 }

@@ -86,6 +86,11 @@ impl Buffer {
         DeviceRegion { address: self.address, bytes: self.bytes, life: PhantomData }
     }
 
+    /// The number of its device.
+    pub(super) fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
     /// Copies bytes of the host to `offset`, and waits for it.
     ///
     /// # Errors

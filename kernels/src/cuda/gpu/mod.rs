@@ -6,7 +6,9 @@
 
 mod compile;
 mod error;
+mod exchange;
 mod foreign;
+mod mapped;
 mod memory;
 mod place;
 mod stream;
@@ -14,7 +16,9 @@ mod supply;
 
 pub use compile::{Compiler, Target};
 pub use error::Error;
+pub use exchange::{Exchange, Layout, Own, Part, Protocol, Side, Told};
 pub use foreign::{KeptContext, device_of};
+pub use mapped::{Allocation, Invitation, Mapped, Shown};
 pub use memory::{Buffer, DeviceRegion, Handle, Imported, Lent, Pinned};
 pub use place::Place;
 pub use stream::{Event, Graph, Stream};
@@ -250,11 +254,20 @@ impl Gpu {
     ///
     /// They are not compiled and cannot be, or the driver refuses them.
     pub fn prepare(&self, module: Module) -> Result<(), Error> {
+        self.prepare_from(&self.supply, module)
+    }
+
+    /// As [`Self::prepare`], with kernels from elsewhere, if they are not loaded yet.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::prepare`].
+    pub fn prepare_from(&self, supply: &Supply, module: Module) -> Result<(), Error> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if functions.contains_key(&module.entries()[0].name()) {
             return Ok(());
         }
-        let image = self.supply.module(module, self.device)?;
+        let image = supply.module(module, self.device)?;
         let loaded = self.context.load_module(Ptx::from_binary(image));
         let loaded = loaded.map_err(Error::driver("load kernels"))?;
         for entry in module.entries() {

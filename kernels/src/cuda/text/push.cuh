@@ -76,7 +76,9 @@ template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
     const u64 calls = p.state->calls;
     if (meet_ranks(p, 2 * calls + 1, true)) {
         const Operands operands = announced(p);
-        if (p.count > 0) reduce_range<T, Op>(operands, 0, p.count);
+        // Who has nothing to combine, or nobody to combine it for.
+        const bool works = operands.source_count > 0 && operands.destination_count > 0;
+        if (works) reduce_range<T, Op>(operands, 0, p.count);
         meet_ranks(p, 2 * calls + 2, false);
     }
     if (is_last_of_grid(p.state)) p.state->calls = calls + 1;
