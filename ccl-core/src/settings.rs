@@ -15,7 +15,7 @@ use std::time::Duration;
 
 pub use hca::HcaFilter;
 pub use table::TABLE;
-pub use values::{AlgorithmChoice, Endpoint, InterfaceFilter, Network, PassPhrase};
+pub use values::{AlgorithmChoice, CudaPeers, Endpoint, InterfaceFilter, Network, PassPhrase};
 
 use crate::error::Error;
 use crate::fault::Rehearsal;
@@ -46,6 +46,10 @@ pub struct Settings {
     pub net_slots: usize,
     /// Pinned memory for a piece of a collective on memory of a GPU, in bytes.
     pub cuda_staging_bytes: usize,
+    /// What ranks on one host do without the host.
+    pub cuda_peers: CudaPeers,
+    /// A folder with compiled kernels.
+    pub cuda_kernels: Option<PathBuf>,
     /// Whether the death of a rail is survived.
     pub hot_repair: bool,
     /// Silence that makes a rail suspect.
@@ -153,6 +157,8 @@ impl Settings {
             net_tile_bytes: 0,
             net_slots: 0,
             cuda_staging_bytes: 0,
+            cuda_peers: CudaPeers::Mapped,
+            cuda_kernels: None,
             hot_repair: false,
             rail_suspicion: Duration::ZERO,
             rail_grace: Duration::ZERO,

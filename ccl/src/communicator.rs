@@ -1,6 +1,8 @@
 //! Groups of ranks and the calls on them.
 
 mod core;
+#[cfg(feature = "cuda")]
+mod correspondence;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,6 +19,8 @@ use ccl_transport::clock;
 use ccl_transport::wait::Ladder;
 
 use self::core::{Core, announce, nanoseconds};
+#[cfg(feature = "cuda")]
+pub(crate) use self::correspondence::Correspondence;
 use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
@@ -89,6 +93,8 @@ impl Communicator {
             health,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
+            #[cfg(feature = "cuda")]
+            correspondences: AtomicU32::new(0),
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout.unwrap_or(settings.timeout))),
             activity: AtomicU64::new(0),
         };
@@ -243,11 +249,18 @@ impl Communicator {
         Ok(self.core().queue.push(Work::Operations(operations)))
     }
 
-    /// Starts a call on memory that a stream fills, in order with all other calls.
+    /// Starts what the driver does for a call on memory of a device, in order with all other calls.
     #[cfg(feature = "cuda")]
-    pub(crate) fn start_staged(&self, job: Box<crate::cuda::Job>) -> Result<Pending, Error> {
+    pub(crate) fn start_on_device(&self, work: Work) -> Result<Pending, Error> {
         self.handle.ensure_driver()?;
-        Ok(self.core().queue.push(Work::Staged(job)))
+        Ok(self.core().queue.push(work))
+    }
+
+    /// What a thread needs that meets other ranks beside the calls. The same number of times on all ranks.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn correspondence(&self) -> Correspondence {
+        let number = self.core().correspondences.fetch_add(1, Ordering::Relaxed);
+        Correspondence::new(Arc::clone(&self.handle.core), number)
     }
 
     #[cfg(feature = "cuda")]

@@ -71,6 +71,9 @@ pub(crate) enum Work {
     /// Waits for a stream, and works on what the stream has copied.
     #[cfg(feature = "cuda")]
     Staged(Box<crate::cuda::Job>),
+    /// Watches what kernels do.
+    #[cfg(feature = "cuda")]
+    Direct(Box<crate::cuda::Watch>),
 }
 
 /// The calls that wait for their turn.

@@ -140,6 +140,26 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_CUDA_P2P",
+        default: "1",
+        help: "Whether kernels do collectives on memory of GPUs between ranks of one host: `0`: they do not, \
+               `staged`: through memory of the library, `1`: also in buffers of the program that others can map.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.cuda_peers = value),
+            allowed: "0, staged or 1",
+        },
+    },
+    Setting {
+        name: "R2CCL_CUDA_KERNELS",
+        default: "",
+        help: "Folder with compiled kernels for GPUs; it is trusted as the program is. Empty: NVRTC compiles them \
+               when they are needed.",
+        field: Field::Syntax {
+            set: |s, text| values::optional(text).map(|value| s.cuda_kernels = value),
+            allowed: "the name of a folder",
+        },
+    },
+    Setting {
         name: "R2CCL_HOT_REPAIR",
         default: "1",
         help: "Whether a collective survives the death of a rail on the rails that are left; else the \

@@ -56,6 +56,31 @@ impl FromStr for Network {
     }
 }
 
+/// What ranks on one host do without the host, in collectives on memory of GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaPeers {
+    /// Nothing.
+    Off,
+    /// Kernels work on memory of the library.
+    Staged,
+    /// Kernels work on buffers of the program, where all ranks can map them.
+    #[default]
+    Mapped,
+}
+
+impl FromStr for CudaPeers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" => Ok(Self::Off),
+            "staged" => Ok(Self::Staged),
+            "1" => Ok(Self::Mapped),
+            _ => Err(format!("there is no way {text:?}")),
+        }
+    }
+}
+
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {

@@ -128,6 +128,12 @@ impl Control {
         }
     }
 
+    /// Ends [`Self::all_gather`] of this name in another thread of this rank with an error, if it waits.
+    #[cfg(feature = "cuda")]
+    pub fn forget(&self, name: &str) {
+        self.heard.forget(&Awaited::Gathered(name.to_owned()));
+    }
+
     /// Keeps `value` under `key` for [`Self::get`] of any rank.
     ///
     /// # Errors

@@ -32,6 +32,8 @@ pub(super) struct Core {
     pub(super) health: Arc<Health>,
     pub(super) finalized: AtomicBool,
     pub(super) splits: AtomicU32,
+    #[cfg(feature = "cuda")]
+    pub(super) correspondences: AtomicU32,
     /// Deadline of every call.
     pub(super) timeout_ns: AtomicU64,
     /// Calls made so far, of any kind: who looks after the links sees whether one came between.
@@ -78,6 +80,12 @@ impl Core {
                 let fault = || self.control.fault().map(|fault| Error::clone(fault));
                 let fail = |error: &Error| self.fail(error);
                 job.run(&fault, &fail, |operations| self.run(operations, None))
+            }
+            #[cfg(feature = "cuda")]
+            Work::Direct(watch) => {
+                let fault = || self.control.fault().map(|fault| Error::clone(fault));
+                let fail = |error: &Error| self.fail(error);
+                watch.run(&fault, &fail, self.timeout())
             }
         }
     }

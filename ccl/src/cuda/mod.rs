@@ -1,30 +1,36 @@
 //! Collectives on memory of CUDA devices, in the order of streams.
 //!
-//! A call returns at once. Its stream copies the input into pinned memory, waits until the driver thread
+//! A call returns at once. Kernels of the ranks do it with each other ([`direct`]) if all ranks are on one host,
+//! and have agreed on that; else its stream copies the input into pinned memory, waits until the driver thread
 //! of the communicator has done the ordinary collective there, and copies the result back: what
 //! comes later on the stream finds it. See docs/cuda.md.
 //!
 //! Always true: calls on the communicator, on whichever stream or on memory of the host, are done in the
 //! order in which they were made; and no stream waits for a collective that is over, however it ended.
 
+mod direct;
 mod error;
 mod pieces;
 mod staging;
 
+pub use direct::Paths;
 pub use error::error;
 
 pub use ccl_kernels::cuda::gpu::{
     Buffer, DeviceRegion, Gpu, KeptContext, Place, Stream, Supply, device_of,
 };
+pub(crate) use direct::Watch;
 pub(crate) use staging::Job;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use ccl_core::collective::Request;
 use ccl_core::error::Error;
 
-use crate::driver::{Pending, lock};
+use crate::driver::{Pending, Work, lock};
 use crate::operation::{OperationOn, Span};
+use direct::Direct;
 use pieces::{Cutter, batches};
 use staging::{Issue, SLOTS, Staging};
 
@@ -71,12 +77,14 @@ pub struct Communicator {
     gpu: Arc<Gpu>,
     staging: Arc<Staging>,
     cutter: Cutter,
+    direct: Direct,
     issue: Mutex<Issue>,
     last: Mutex<Option<Pending>>,
 }
 
 impl Communicator {
-    /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`.
+    /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`, and
+    /// allocates as much on the device, if there are from 2 to 8 ranks and `R2CCL_CUDA_P2P` does not forbid it.
     ///
     /// # Errors
     /// [`Error::Cuda`]: so much cannot be pinned.
@@ -86,6 +94,7 @@ impl Communicator {
         Ok(Self {
             host: host.clone(),
             gpu: Arc::clone(gpu),
+            direct: Direct::new(host, gpu, &staging),
             cutter: Cutter { me: host.rank(), ranks: host.size(), slot_bytes },
             issue: Mutex::new(Issue::new(Arc::clone(&staging))),
             staging,
@@ -152,7 +161,7 @@ impl Communicator {
         // What is done first here is done first on all ranks.
         let mut issue = lock(&self.issue);
         for (batch, count) in batches.into_iter().zip(counts) {
-            let issued = self.issue(&mut issue, batch, count, first);
+            let issued = self.issue_either(&mut issue, batch, count, first);
             issued.inspect_err(|error| self.fail(error))?;
         }
         drop(issue);
@@ -198,13 +207,46 @@ impl Communicator {
     /// As [`Self::check`].
     pub fn finalize(&self) -> Result<(), Error> {
         self.staging.close(self.host.timeout());
+        self.direct.stop();
         let left = self.host.finalize();
         self.check().and(left)
+    }
+
+    /// Waits until all ranks have called it, with the same requests. Kernels for such collectives are loaded then,
+    /// and the others have mapped this memory, where both is possible: the next calls need no call to get there. In a
+    /// request only the collective and the type matter.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn prepare(&self, requests: &[Request], memory: &[DeviceRegion<'_>]) -> Result<(), Error> {
+        self.check()?;
+        self.direct.prepare(requests, memory);
+        self.check()
+    }
+
+    /// How many collectives went which way on this rank, and why not without the host.
+    #[must_use]
+    pub fn paths(&self) -> (Paths, Option<String>) {
+        self.direct.paths()
     }
 
     /// Ends all calls, on all ranks; streams that wait for them go on.
     pub fn abort(&self, reason: &str) {
         self.host.abort(reason);
+    }
+
+    /// By kernels alone, or through the host.
+    fn issue_either(
+        &self,
+        issue: &mut Issue,
+        batch: &[Operation<'_>],
+        count: usize,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let watch = self.direct.issue(batch, stream, &mut issue.last).map_err(error)?;
+        let Some(watch) = watch else { return self.issue(issue, batch, count, stream) };
+        *lock(&self.last) = Some(self.host.start_on_device(Work::Direct(watch))?);
+        Ok(())
     }
 
     /// Fills one slot while the other is at work.
@@ -226,13 +268,14 @@ impl Communicator {
             let piece = self.cutter.piece(batch, index)?;
             let (next, job) = issue.begin(stream, piece).map_err(error)?;
             begun.push_back(next);
-            *lock(&self.last) = Some(self.host.start_staged(job)?);
+            *lock(&self.last) = Some(self.host.start_on_device(Work::Staged(job))?);
         }
         begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
     }
 
     /// The others have to know that this rank does not come.
     fn fail(&self, error: &Error) {
+        self.direct.give_up();
         self.staging.keep(error);
         self.host.fail(error);
     }

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
-use ccl_transport::clock;
 
+use super::direct::overdue;
 use super::error::error as from_device;
 use super::pieces::{Piece, Stretch};
 use crate::driver::lock;
@@ -56,6 +56,11 @@ impl Staging {
     pub(crate) fn close(&self, patience: Duration) {
         // The first time counts.
         let _ = self.patience.set(patience);
+    }
+
+    /// An error if the communicator was closed, and a stream has not come for too long.
+    pub(crate) fn is_overdue(&self, call: &str, first_look: &mut Option<Instant>) -> Option<Error> {
+        overdue(call, self.patience.get().copied(), first_look)
     }
 
     /// Keeps what went wrong, if it is the first.
@@ -122,7 +127,8 @@ impl Job {
         let mut first_look = None;
         let hopeless = || {
             let failed = || self.entered.has_happened().err().map(from_device);
-            fault().or_else(failed).or_else(|| self.is_overdue(&mut first_look))
+            let call = self.operations.first().map_or("a call", OperationOn::name);
+            fault().or_else(failed).or_else(|| self.staging.is_overdue(call, &mut first_look))
         };
         // What has ended the communicator may have let the stream come here with nothing.
         let arrived = self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err));
@@ -137,18 +143,6 @@ impl Job {
             self.staging.keep(error);
         }
         result
-    }
-
-    /// An error if the communicator was closed, and the stream has not come for too long.
-    fn is_overdue(&self, first_look: &mut Option<Instant>) -> Option<Error> {
-        let patience = *self.staging.patience.get()?;
-        let now = clock::now();
-        let waited = now.saturating_duration_since(*first_look.get_or_insert(now));
-        (waited > patience).then(|| Error::Deadline {
-            call: self.operations.first().map_or("a call", OperationOn::name).to_owned(),
-            seconds: patience.as_secs_f64(),
-            waiting: "its CUDA stream has not come to it".to_owned(),
-        })
     }
 }
 
@@ -174,12 +168,14 @@ pub(crate) struct Issue {
     number: u32,
     next_slot: usize,
     /// When the result of the last piece in each slot was copied out.
-    ends: [Option<Event>; SLOTS],
+    ends: [Option<Arc<Event>>; SLOTS],
+    /// When the last call had ended, whichever way it went.
+    pub(crate) last: Option<Arc<Event>>,
 }
 
 impl Issue {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
-        Self { staging, number: 0, next_slot: 0, ends: [const { None }; SLOTS] }
+        Self { staging, number: 0, next_slot: 0, ends: [const { None }; SLOTS], last: None }
     }
 
     /// Lets the stream fill the next slot, and gives what is left to do for the stream and the driver.
@@ -217,7 +213,9 @@ impl Issue {
         for moved in &begun.out_of {
             stream.copy(self.staging.part(begun.slot, moved.slot), moved.device)?;
         }
-        self.ends[begun.slot] = Some(stream.mark()?);
+        let end = Arc::new(stream.mark()?);
+        self.ends[begun.slot] = Some(Arc::clone(&end));
+        self.last = Some(end);
         Ok(())
     }
 }

@@ -135,7 +135,9 @@ impl Gpu {
     pub fn allocation(&self, address: u64) -> Result<Allocation, Error> {
         match self.place(address)? {
             Place::Device(ordinal) if ordinal == self.ordinal() => place::allocation(address),
-            other => Err(Error::Misuse(format!("{address:#x} is {other:?}"))),
+            other @ (Place::Device(_) | Place::Pinned | Place::Unknown) => {
+                Err(Error::Misuse(format!("{address:#x} is {other:?}")))
+            }
         }
     }
 

@@ -1,0 +1,326 @@
+//! How ranks come to know each other's memory: a thread of its own, because opening memory and loading
+//! kernels may wait for the device, which may wait for anybody else.
+//!
+//! Steps are asked for in the same order on all ranks. In each of them all ranks say something, and
+//! everybody decides alike on what all have said. From which call on kernels do the work is settled while no
+//! rank can make calls: it is the first that no rank has made.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use ccl_core::datatype::DataType;
+use ccl_core::error::Error;
+use ccl_kernels::cuda::Module;
+use ccl_kernels::cuda::gpu::{Exchange, Gpu, Invitation, Mapped, Own, Supply};
+use ccl_transport::clock;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Routes;
+use super::agreement::{Facts, agree};
+use super::buffers::News;
+use crate::communicator::Correspondence;
+use crate::driver::lock;
+
+/// Between two attempts to end a thread that waits for others.
+const STOP_PAUSE: Duration = Duration::from_millis(1);
+
+/// What ranks do together beside their calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Step {
+    /// They map each other's regions.
+    Open,
+    /// They load the kernels of a type.
+    Kernels(DataType),
+    /// They map buffers of the program.
+    Show,
+}
+
+/// The thread, and what it is asked for.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    agenda: Arc<Agenda>,
+    host: Option<Host>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Agenda {
+    steps: Mutex<Steps>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Steps {
+    waiting: VecDeque<Step>,
+    asked: u64,
+    done: u64,
+    is_stopped: bool,
+    has_ended: bool,
+    /// What is gathered now.
+    name: Option<(Arc<Correspondence>, String)>,
+}
+
+impl Meeting {
+    pub(super) fn new(host: Host) -> Self {
+        Self { agenda: Arc::default(), host: Some(host), thread: None }
+    }
+
+    /// Adds a step, and gives its number.
+    pub(super) fn ask(&mut self, step: Step) -> u64 {
+        if let Some(host) = self.host.take() {
+            let agenda = Arc::clone(&self.agenda);
+            let run = move || host.run(&agenda);
+            let thread = std::thread::Builder::new().name("r2ccl-meeting".into()).spawn(run);
+            if thread.is_err() {
+                lock(&self.agenda.steps).has_ended = true;
+            }
+            self.thread = thread.ok();
+        }
+        let mut steps = lock(&self.agenda.steps);
+        steps.waiting.push_back(step);
+        steps.asked += 1;
+        self.agenda.changed.notify_all();
+        steps.asked
+    }
+
+    /// Waits for a step in a thread that has not the meeting locked.
+    pub(super) fn waiter(&self) -> impl FnOnce(u64) + use<> {
+        let agenda = Arc::clone(&self.agenda);
+        move |number| {
+            let mut steps = lock(&agenda.steps);
+            while steps.done < number && !steps.has_ended {
+                steps = agenda.changed.wait(steps).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+
+    /// Ends the thread, whatever it waits for, but for the device.
+    pub(super) fn stop(&mut self) {
+        lock(&self.agenda.steps).is_stopped = true;
+        self.agenda.changed.notify_all();
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() {
+            if let Some((host, name)) = &lock(&self.agenda.steps).name {
+                host.forget(name);
+            }
+            clock::sleep(STOP_PAUSE);
+        }
+        if thread.join().is_err() {
+            tracing::error!("the thread that meets other ranks panicked");
+        }
+    }
+}
+
+impl Agenda {
+    fn next(&self) -> Option<Step> {
+        let mut steps = lock(&self.steps);
+        loop {
+            if steps.is_stopped {
+                return None;
+            }
+            if let Some(step) = steps.waiting.pop_front() {
+                return Some(step);
+            }
+            steps = self.changed.wait(steps).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn change(&self, act: impl FnOnce(&mut Steps)) {
+        act(&mut lock(&self.steps));
+        self.changed.notify_all();
+    }
+}
+
+/// What the thread has.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) correspondence: Arc<Correspondence>,
+    pub(super) routes: Arc<Mutex<Routes>>,
+    pub(super) supply: Supply,
+    pub(super) me: usize,
+    pub(super) facts: Facts,
+    pub(super) own: Option<Own>,
+    /// Names of what is gathered: the same on all ranks, and of nothing else.
+    pub(super) name: String,
+    pub(super) gathered: u64,
+    pub(super) maps_buffers: bool,
+    /// Buffers of the programs of others, by rank and number.
+    pub(super) mapped: BTreeMap<(usize, u64), Mapped>,
+}
+
+impl Host {
+    fn run(mut self, agenda: &Agenda) {
+        while let Some(step) = agenda.next() {
+            let done = self.act(step, agenda);
+            if let Err(reason) = done {
+                // Whoever does not come any more makes no calls, or has told why.
+                tracing::debug!(%reason, ?step, "ranks do not meet");
+                lock(&self.routes).refuse(&reason.to_string());
+                break;
+            }
+            agenda.change(|steps| steps.done += 1);
+        }
+        agenda.change(|steps| steps.has_ended = true);
+    }
+
+    fn act(&mut self, step: Step, agenda: &Agenda) -> Result<(), Error> {
+        match step {
+            Step::Open => self.open(agenda),
+            Step::Kernels(datatype) => self.load(datatype, agenda),
+            Step::Show => self.show(agenda),
+        }
+    }
+
+    fn exchange(&self) -> Option<Arc<Exchange>> {
+        lock(&self.routes).exchange.clone()
+    }
+
+    fn open(&mut self, agenda: &Agenda) -> Result<(), Error> {
+        let facts: Vec<Facts> = self.gather(&self.facts.clone(), agenda)?;
+        let agreement = match agree(&facts) {
+            Ok(agreement) => agreement,
+            Err(reason) => {
+                self.refuse(&reason);
+                return Ok(());
+            }
+        };
+        let mut mapped = Vec::new();
+        let map_all = facts.iter().enumerate().map(|(rank, fact)| {
+            let map = || {
+                let letter = fact.region.as_ref().map_err(Clone::clone)?;
+                let invitation = Invitation::try_from(letter)?;
+                self.gpu.map(&invitation).map_err(|error| format!("region of rank {rank}: {error}"))
+            };
+            if rank == self.me { Ok(None) } else { map().map(Some) }
+        });
+        let result: Result<Vec<Option<Mapped>>, String> = map_all.collect();
+        let said = result.map(|all| {
+            mapped = all;
+            mapped.iter().map(|one| one.as_ref().map_or(0, Mapped::address)).collect::<Vec<u64>>()
+        });
+        let all: Vec<Result<Vec<u64>, String>> = self.gather(&said, agenda)?;
+        let mut seen = Vec::new();
+        for (rank, said) in all.into_iter().enumerate() {
+            match said {
+                Ok(addresses) => seen.push(addresses.get(self.me).copied().unwrap_or(0)),
+                Err(reason) => {
+                    self.refuse(&format!("rank {rank}: {reason}"));
+                    return Ok(());
+                }
+            }
+        }
+        let none = || Error::Internal("a rank has no region, and has said that it has one".into());
+        let own = self.own.take().ok_or_else(none)?;
+        let gpu = Arc::clone(&self.gpu);
+        let exchange = Exchange::new(gpu, own, self.me, agreement.blocks, (mapped, seen));
+        self.maps_buffers = agreement.maps_buffers;
+        lock(&self.routes).exchange = Some(Arc::new(exchange));
+        Ok(())
+    }
+
+    fn load(&mut self, datatype: DataType, agenda: &Agenda) -> Result<(), Error> {
+        if self.exchange().is_none() {
+            return Ok(());
+        }
+        let loaded = self.gpu.prepare_from(&self.supply, Module::Elements(datatype));
+        let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
+        let all: Vec<Result<(), String>> = self.gather(&said, agenda)?;
+        for (rank, said) in all.into_iter().enumerate() {
+            if let Err(reason) = said {
+                self.refuse(&format!("rank {rank}: {reason}"));
+                return Ok(());
+            }
+        }
+        // Nobody makes a call between what it says here and what it hears.
+        let routes = Arc::clone(&self.routes);
+        let mut routes = lock(&routes);
+        let calls: Vec<u64> = self.gather(&routes.calls, agenda)?;
+        let latest = calls.into_iter().max().unwrap_or(u64::MAX);
+        routes.behind.insert(datatype.name(), latest);
+        tracing::info!(
+            rank = self.me,
+            kernels = datatype.name(),
+            latest,
+            "collectives without the host"
+        );
+        Ok(())
+    }
+
+    fn show(&mut self, agenda: &Agenda) -> Result<(), Error> {
+        if !self.maps_buffers {
+            return Ok(());
+        }
+        let news = lock(&self.routes).buffers.news(&self.gpu);
+        let all: Vec<News> = self.gather(&news, agenda)?;
+        let mut answers: Vec<Vec<(u64, u64)>> = Vec::new();
+        for (rank, news) in all.iter().enumerate() {
+            if rank != self.me {
+                news.gone.iter().for_each(|number| drop(self.mapped.remove(&(rank, *number))));
+            }
+            answers.push(news.shown.iter().map(|one| (one.0, self.map(rank, one))).collect());
+        }
+        if all.iter().all(|news| news.shown.is_empty()) {
+            return Ok(());
+        }
+        let all: Vec<Vec<Vec<(u64, u64)>>> = self.gather(&answers, agenda)?;
+        let mut routes = lock(&self.routes);
+        for (index, (number, _)) in news.shown.iter().enumerate() {
+            let place = |(rank, answers): (usize, &Vec<Vec<(u64, u64)>>)| {
+                let answer = answers.get(self.me)?.get(index)?;
+                (rank == self.me || answer.0 == *number && answer.1 != 0).then_some(answer.1)
+            };
+            let seen: Option<Vec<u64>> = all.iter().enumerate().map(place).collect();
+            routes.buffers.answered(*number, self.me, seen);
+        }
+        Ok(())
+    }
+
+    /// Where a buffer of another rank is from now on; 0 if it cannot be mapped.
+    fn map(&mut self, rank: usize, (number, letter): &(u64, super::agreement::Letter)) -> u64 {
+        if rank == self.me {
+            return 0;
+        }
+        let invitation = Invitation::try_from(letter);
+        let mapped = invitation.and_then(|i| self.gpu.map(&i).map_err(|error| error.to_string()));
+        match mapped {
+            Ok(mapped) => {
+                let address = mapped.address();
+                self.mapped.insert((rank, *number), mapped);
+                address
+            }
+            Err(reason) => {
+                tracing::debug!(rank, reason, "a buffer is not mapped");
+                0
+            }
+        }
+    }
+
+    /// Nothing goes this way; everybody knows.
+    fn refuse(&self, reason: &str) {
+        tracing::info!(rank = self.me, reason, "collectives on devices go through the host");
+        lock(&self.routes).refuse(reason);
+    }
+
+    /// What all ranks say.
+    fn gather<T: Serialize + DeserializeOwned>(
+        &mut self,
+        say: &T,
+        agenda: &Agenda,
+    ) -> Result<Vec<T>, Error> {
+        let broken = |cause: postcard::Error| Error::Internal(format!("a note of a rank: {cause}"));
+        let bytes = postcard::to_stdvec(say).map_err(broken)?;
+        self.gathered += 1;
+        let name = format!("{} {}", self.name, self.gathered);
+        let current = (Arc::clone(&self.correspondence), name.clone());
+        agenda.change(|steps| steps.name = Some(current));
+        if lock(&agenda.steps).is_stopped {
+            return Err(Error::InvalidUsage("the communicator was destroyed".into()));
+        }
+        let all = self.correspondence.gather(&name, &bytes)?;
+        all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(broken)).collect()
+    }
+}

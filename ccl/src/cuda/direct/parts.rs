@@ -1,0 +1,284 @@
+//! What every rank says and does in a collective on mapped memory, as values.
+//!
+//! A collective is cut into the same pieces on all ranks, small enough for staging memory, because no
+//! rank knows whether another one stages. In a piece every rank combines a part of the inputs and stores
+//! it in the outputs, for each of which the owner tells the others where it is.
+
+use ccl_core::collective::{Collective, Request};
+use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_kernels::cuda::{Arithmetic, MOST_RANKS, Operation, slice};
+use ccl_kernels::reciprocal;
+
+/// Pieces are multiples of so many elements, where they can be.
+const GRAIN: usize = 64;
+
+/// Which kernel combines, and how contributions are changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) operation: Operation,
+    pub(super) datatype: DataType,
+    pub(super) arithmetic: Arithmetic,
+}
+
+impl Work {
+    /// For a request; None for what goes another way.
+    pub(super) fn of(request: &Request, me: usize, ranks: usize) -> Option<Self> {
+        match request.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+                Some(Self::combine(request, me, ranks))
+            }
+            // The sum of one contribution of bytes is that contribution.
+            Collective::Broadcast
+            | Collective::AllGather
+            | Collective::Gather
+            | Collective::Scatter => Some(Self {
+                operation: Operation::Sum,
+                datatype: DataType::Uint8,
+                arithmetic: Arithmetic::default(),
+            }),
+            Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier
+            | Collective::PointToPoint => None,
+        }
+    }
+
+    fn combine(request: &Request, me: usize, ranks: usize) -> Self {
+        let (datatype, n) = (request.datatype, ranks as u32);
+        let scaled = |scalar| {
+            let mut arithmetic = Arithmetic { scaled: (1 << ranks) - 1, ..Arithmetic::default() };
+            arithmetic.scalars[me] = scalar;
+            (Operation::Scaled, arithmetic)
+        };
+        let plain = |operation| (operation, Arithmetic::default());
+        let (operation, arithmetic) = match request.reduction {
+            Reduction::Builtin(ReduceOp::Sum) => plain(Operation::Sum),
+            Reduction::Builtin(ReduceOp::Prod) => plain(Operation::Prod),
+            Reduction::Builtin(ReduceOp::Max) => plain(Operation::Max),
+            Reduction::Builtin(ReduceOp::Min) => plain(Operation::Min),
+            Reduction::Builtin(ReduceOp::Avg) if datatype.is_float() => {
+                scaled(reciprocal(datatype, n))
+            }
+            Reduction::Builtin(ReduceOp::Avg) => {
+                (Operation::Mean, Arithmetic { divisor: n, ..Arithmetic::default() })
+            }
+            Reduction::PreMulSum { scalar, .. } => scaled(scalar),
+        };
+        Self { operation, datatype, arithmetic }
+    }
+}
+
+/// A place in a buffer of blocks: bytes from the beginning of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) block: usize,
+    pub(super) offset: usize,
+}
+
+/// Blocks of a rank's buffers that a collective touches; all of them have the bytes of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blocks {
+    pub(super) input: usize,
+    pub(super) output: usize,
+}
+
+/// Who takes part, and in what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cast {
+    pub(super) request: Request,
+    pub(super) me: usize,
+    pub(super) ranks: usize,
+}
+
+/// The same bytes of all blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stretch {
+    /// Where they begin in a block.
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+}
+
+/// What a rank says and does in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Roles {
+    /// What each rank takes from this one.
+    pub(super) sources: [Option<Spot>; MOST_RANKS],
+    /// Where each rank stores at this one.
+    pub(super) destinations: [Option<Spot>; MOST_RANKS],
+    /// Bytes that this rank combines, and those that any rank combines at most.
+    pub(super) bytes: usize,
+    pub(super) largest: usize,
+}
+
+impl Cast {
+    /// Whether every rank combines a slice of a block, rather than a whole one.
+    fn is_cut(&self) -> bool {
+        use Collective::{AllReduce, Broadcast, Reduce};
+        matches!(self.request.collective, AllReduce | Broadcast | Reduce)
+    }
+
+    /// Which blocks this rank has.
+    pub(super) fn blocks(&self) -> Blocks {
+        let is_root = self.request.root.index() == self.me;
+        let at_root = |blocks| if is_root { blocks } else { 0 };
+        let (input, output) = match self.request.collective {
+            Collective::AllGather => (1, self.ranks),
+            Collective::ReduceScatter => (self.ranks, 1),
+            Collective::Broadcast => (at_root(1), 1),
+            Collective::Reduce => (1, at_root(1)),
+            Collective::Gather => (1, at_root(self.ranks)),
+            Collective::Scatter => (at_root(self.ranks), 1),
+            Collective::AllReduce
+            | Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier
+            | Collective::PointToPoint => (1, 1),
+        };
+        Blocks { input, output }
+    }
+
+    /// The pieces: all blocks of one fit into staging memory of `staging_bytes`, on any rank.
+    pub(super) fn pieces(&self, staging_bytes: usize) -> Vec<Stretch> {
+        let size = self.request.datatype.bytes();
+        let blocks = if self.is_cut() { 1 } else { self.ranks };
+        let most = staging_bytes / size / blocks;
+        let most = if most > GRAIN { most / GRAIN * GRAIN } else { most.max(1) } * size;
+        let bytes = self.request.bytes();
+        (0..bytes)
+            .step_by(most)
+            .map(|start| Stretch { start, bytes: most.min(bytes - start) })
+            .collect()
+    }
+
+    /// What this rank says and does in a piece of so many bytes of every block.
+    pub(super) fn roles(&self, work: &Work, bytes: usize) -> Roles {
+        let size = work.datatype.bytes();
+        let slice_of = |rank| slice(bytes / size, size, self.ranks, rank);
+        let cut = |rank| Some(Spot { block: 0, offset: slice_of(rank).0 * size });
+        let block = |block| Some(Spot { block, offset: 0 });
+        let root = self.request.root.index();
+        let (me, is_root) = (self.me, root == self.me);
+        let own = |rank: usize| if rank == me { block(0) } else { None };
+        let told = |spot: &dyn Fn(usize) -> Option<Spot>| -> [Option<Spot>; MOST_RANKS] {
+            std::array::from_fn(|rank| if rank < self.ranks { spot(rank) } else { None })
+        };
+        let (sources, destinations) = match self.request.collective {
+            Collective::Reduce => (told(&cut), told(&|rank| cut(rank).filter(|_| is_root))),
+            Collective::Broadcast => (told(&|rank| cut(rank).filter(|_| is_root)), told(&cut)),
+            Collective::AllGather => (told(&own), told(&block)),
+            Collective::ReduceScatter => (told(&block), told(&own)),
+            Collective::Gather => (told(&own), told(&|rank| block(rank).filter(|_| is_root))),
+            Collective::Scatter => (told(&|rank| block(rank).filter(|_| is_root)), told(&own)),
+            Collective::AllReduce
+            | Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier
+            | Collective::PointToPoint => (told(&cut), told(&cut)),
+        };
+        let (own, largest) = if self.is_cut() {
+            (slice_of(me).1 * size, slice_of(0).1 * size)
+        } else {
+            (bytes, bytes)
+        };
+        Roles { sources, destinations, bytes: own, largest }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::ids::Rank;
+
+    use super::*;
+
+    const COLLECTIVES: [Collective; 7] = [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather,
+        Collective::Scatter,
+    ];
+
+    fn cast(collective: Collective, count: usize, me: usize, ranks: usize) -> Cast {
+        let reduction = Reduction::Builtin(ReduceOp::Sum);
+        let datatype = DataType::Int32;
+        let request = Request { collective, count, datatype, reduction, root: Rank(1) };
+        Cast { request, me, ranks }
+    }
+
+    /// Does a collective as the ranks say it, on buffers of bytes, each of which says whose it is.
+    fn done(collective: Collective, count: usize, ranks: usize) -> Vec<Vec<Vec<usize>>> {
+        let casts: Vec<Cast> = (0..ranks).map(|me| cast(collective, count, me, ranks)).collect();
+        let block = count * 4;
+        let mut outputs: Vec<Vec<Vec<usize>>> =
+            casts.iter().map(|cast| vec![Vec::new(); cast.blocks().output * block]).collect();
+        for (index, piece) in casts[0].pieces(256).into_iter().enumerate() {
+            assert!(casts.iter().all(|cast| cast.pieces(256)[index] == piece));
+            let works: Vec<Work> =
+                casts.iter().map(|c| Work::of(&c.request, c.me, ranks).unwrap()).collect();
+            let roles: Vec<Roles> = casts
+                .iter()
+                .zip(&works)
+                .map(|(cast, work)| cast.roles(work, piece.bytes))
+                .collect();
+            for (rank, role) in roles.iter().enumerate() {
+                assert!(role.bytes <= role.largest && role.largest == roles[0].largest);
+                for at in 0..role.bytes {
+                    let place = |spot: Spot| spot.block * block + piece.start + spot.offset + at;
+                    let taken: Vec<usize> = (0..ranks)
+                        .filter_map(|k| roles[k].sources[rank].map(|spot| k * 10_000 + place(spot)))
+                        .collect();
+                    for k in 0..ranks {
+                        if let Some(spot) = roles[k].destinations[rank] {
+                            let output = &mut outputs[k][place(spot)];
+                            assert!(output.is_empty(), "written twice");
+                            output.clone_from(&taken);
+                        }
+                    }
+                }
+            }
+        }
+        outputs
+    }
+
+    #[test]
+    fn everybody_gets_what_the_collective_says() {
+        for (collective, count, ranks) in COLLECTIVES
+            .into_iter()
+            .flat_map(|c| [1, 5, 17, 100].map(|count| (c, count)))
+            .flat_map(|(c, count)| [2, 3, 8].map(|ranks| (c, count, ranks)))
+        {
+            let (block, outputs) = (count * 4, done(collective, count, ranks));
+            for (rank, output) in outputs.iter().enumerate() {
+                for (at, taken) in output.iter().enumerate() {
+                    let from = |rank: usize, at: usize| rank * 10_000 + at;
+                    let all = |at: usize| (0..ranks).map(|k| from(k, at)).collect::<Vec<_>>();
+                    let expected = match collective {
+                        Collective::Broadcast => vec![from(1, at)],
+                        Collective::AllGather | Collective::Gather => {
+                            vec![from(at / block, at % block)]
+                        }
+                        Collective::ReduceScatter => all(rank * block + at),
+                        Collective::Scatter => vec![from(1, rank * block + at)],
+                        _ => all(at),
+                    };
+                    assert_eq!(*taken, expected, "{collective:?} of {count}, rank {rank}, {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_fit_into_staging_memory() {
+        for collective in COLLECTIVES {
+            let cast = cast(collective, 1000, 0, 3);
+            let pieces = cast.pieces(4096);
+            assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<usize>(), 4000);
+            let blocks = cast.blocks();
+            let most = blocks.input.max(blocks.output);
+            assert!(pieces.iter().all(|piece| piece.bytes * most <= 4096 && piece.bytes > 0));
+        }
+        assert!(cast(Collective::AllReduce, 0, 0, 2).pieces(4096).is_empty());
+    }
+}

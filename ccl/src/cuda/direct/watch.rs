@@ -1,0 +1,128 @@
+//! Watches a call that kernels do: who does not come ends it, and no kernel waits for ever.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ccl_core::error::Error;
+use ccl_kernels::cuda::gpu::{Event, Exchange, Protocol};
+use ccl_transport::clock;
+
+use crate::cuda::error::error as from_device;
+use crate::cuda::staging::Staging;
+
+/// Looks at an event before the first pause.
+const LOOKS: u32 = 64;
+const LEAST_PAUSE: Duration = Duration::from_micros(20);
+const MOST_PAUSE: Duration = Duration::from_millis(1);
+/// How long a device may take to say who has come.
+const LOOK_TIME: Duration = Duration::from_secs(2);
+
+/// What the driver thread does for such a call.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    pub(super) exchange: Arc<Exchange>,
+    pub(super) staging: Arc<Staging>,
+    pub(super) call: &'static str,
+    pub(super) protocol: Protocol,
+    /// Happens when the stream comes to the call.
+    pub(super) entered: Event,
+    /// Happens when the call is over.
+    pub(super) ended: Arc<Event>,
+}
+
+impl Watch {
+    /// Waits for the stream, and then for the call, at most `timeout`. What ends it, which `fault` tells or
+    /// `fail` is told, lets all kernels go.
+    ///
+    /// # Errors
+    /// Whatever ended it, which is kept.
+    pub(crate) fn run(
+        self,
+        fault: &dyn Fn() -> Option<Error>,
+        fail: &dyn Fn(&Error),
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        let result = self.wait(fault, timeout);
+        if let Err(error) = &result {
+            self.exchange.give_up();
+            fail(error);
+            self.staging.keep(error);
+        }
+        result
+    }
+
+    fn wait(&self, fault: &dyn Fn() -> Option<Error>, timeout: Duration) -> Result<(), Error> {
+        let mut first_look = None;
+        until(&self.entered, || {
+            fault().or_else(|| self.staging.is_overdue(self.call, &mut first_look))
+        })?;
+        let begin = clock::now();
+        until(&self.ended, || {
+            let is_late = || clock::now().saturating_duration_since(begin) > timeout;
+            fault().or_else(|| is_late().then(|| self.late(timeout)))
+        })?;
+        // Kernels that were let go have ended with nothing.
+        fault().map_or(Ok(()), Err)
+    }
+
+    /// Who has not come.
+    fn late(&self, timeout: Duration) -> Error {
+        Error::Deadline {
+            call: self.call.to_owned(),
+            seconds: timeout.as_secs_f64(),
+            waiting: self.awaited(),
+        }
+    }
+
+    fn awaited(&self) -> String {
+        let begin = clock::now();
+        let is_over = || clock::now().saturating_duration_since(begin) > LOOK_TIME;
+        let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
+        let looked =
+            self.exchange.look().map_err(from_device).and_then(|seen| until(&seen, silent));
+        if let Err(error) = looked {
+            return format!("who has not come is not known: {error}");
+        }
+        let ranks = self.exchange.awaited(self.protocol);
+        let names: Vec<String> = ranks.iter().map(|rank| format!("rank {rank}")).collect();
+        match names.as_slice() {
+            [] => "all ranks have come, and some have not finished".to_owned(),
+            [one] => format!("the device of {one} has not come to it"),
+            several => format!("the devices of {} have not come to it", several.join(", ")),
+        }
+    }
+}
+
+/// Waits for an event, until `hopeless` returns an error or the device does.
+fn until(event: &Event, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
+    let (mut looks, mut pause) = (0, LEAST_PAUSE);
+    while !event.has_happened().map_err(from_device)? {
+        if let Some(error) = hopeless() {
+            return Err(error);
+        }
+        if looks < LOOKS {
+            looks += 1;
+            thread::yield_now();
+        } else {
+            clock::sleep(pause);
+            pause = (pause * 2).min(MOST_PAUSE);
+        }
+    }
+    Ok(())
+}
+
+/// An error if a communicator was closed, and a stream has not come for longer than it is waited for.
+pub(in crate::cuda) fn overdue(
+    call: &str,
+    patience: Option<Duration>,
+    first_look: &mut Option<Instant>,
+) -> Option<Error> {
+    let (patience, now) = (patience?, clock::now());
+    let waited = now.saturating_duration_since(*first_look.get_or_insert(now));
+    (waited > patience).then(|| Error::Deadline {
+        call: call.to_owned(),
+        seconds: patience.as_secs_f64(),
+        waiting: "its CUDA stream has not come to it".to_owned(),
+    })
+}
