@@ -10,6 +10,10 @@
     reason = "tests tell their processes by the environment; small numbers; what fails, fails the test"
 )]
 
+mod direct;
+mod kernels;
+#[path = "../../../kernels/tests/cuda/nvrtc.rs"]
+mod nvrtc;
 mod ranks;
 
 use std::io::Write as _;
@@ -200,14 +204,17 @@ fn what_is_larger_than_the_staging_memory_goes_in_pieces() {
 
 /// Does it in a process of its own, for every rank in a thread.
 fn threads(test: &str, size: u32, act: impl Fn(u32, &UniqueId) + Sync) {
-    processes(test, 1, &[], |_, _, _| {
-        let id = UniqueId::create(&config(4096).settings).unwrap();
-        thread::scope(|scope| {
-            for rank in 0..size {
-                let (id, act) = (&id, &act);
-                scope.spawn(move || act(rank, id));
-            }
-        });
+    processes(test, 1, &[], |_, _, _| in_threads(size, act));
+}
+
+/// Does it for every rank in a thread.
+fn in_threads(size: u32, act: impl Fn(u32, &UniqueId) + Sync) {
+    let id = UniqueId::create(&config(4096).settings).unwrap();
+    thread::scope(|scope| {
+        for rank in 0..size {
+            let (id, act) = (&id, &act);
+            scope.spawn(move || act(rank, id));
+        }
     });
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use ccl::UniqueId;
 
-use super::config;
+use super::{config, kernels};
 
 /// Set in the programs that find the driver: rank, number of ranks, and the id in hexadecimal digits.
 const INSIDE: &str = "CCL_TEST_CUDA_RANK";
@@ -18,13 +18,48 @@ const DEADLINE: Duration = Duration::from_secs(200);
 
 /// Does it in a process per rank; those of the ranks in `lost` fail.
 pub(super) fn processes(test: &str, size: u32, lost: &[u32], act: impl FnOnce(u32, u32, UniqueId)) {
+    in_processes(test, size, lost, None, act);
+}
+
+/// As [`processes`], with compiled kernels; nothing if there are none.
+pub(super) fn processes_with(
+    test: &str,
+    size: u32,
+    lost: &[u32],
+    act: impl FnOnce(u32, u32, UniqueId),
+) {
+    // Inside, they have been made.
+    let folder = if env::var_os(INSIDE).is_some() { None } else { kernels::folder() };
+    if folder.is_some() || env::var_os(INSIDE).is_some() {
+        in_processes(test, size, lost, folder, act);
+    }
+}
+
+/// Does it in a process of its own with compiled kernels, for every rank in a thread.
+pub(super) fn threads_with(test: &str, size: u32, act: impl Fn(u32, &UniqueId) + Sync) {
+    processes_with(test, 1, &[], |_, _, _| super::in_threads(size, act));
+}
+
+fn in_processes(
+    test: &str,
+    size: u32,
+    lost: &[u32],
+    folder: Option<PathBuf>,
+    act: impl FnOnce(u32, u32, UniqueId),
+) {
     if let Some((rank, size, id)) = inside() {
         thread::spawn(end_at_the_deadline);
         return act(rank, size, id);
     }
     let id = UniqueId::create(&config(4096).settings).unwrap();
     let digits: String = id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let start = |rank| start(test).env(INSIDE, format!("{rank} {size} {digits}")).spawn().unwrap();
+    let start = |rank| {
+        let mut command = start(test);
+        if let Some(folder) = &folder {
+            command.env(kernels::FOLDER, folder);
+        }
+        command.env(INSIDE, format!("{rank} {size} {digits}")).spawn().unwrap()
+    };
     let children: Vec<Child> = (0..size).map(start).collect();
     let ends: Vec<bool> =
         children.into_iter().map(|mut child| child.wait().unwrap().success()).collect();
