@@ -199,6 +199,7 @@ impl<'a> Engine<'a> {
     /// # Errors
     /// The library failed.
     pub fn warm_up(&mut self, case: Case) -> Outcome<()> {
+        self.prepare(case)?;
         let sizes = self.sizes();
         for bytes in sizes.last().into_iter().chain(sizes.first()) {
             let counts = self.counts(case, *bytes);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use ccl::cuda::{self, Buffer, DeviceRegion, Gpu as Handle, Operation, Stream};
-use ccl::{Communicator, Error};
+use ccl::cuda::{self, Buffer, DeviceRegion, Gpu as Handle, Operation, Paths, Stream};
+use ccl::{Communicator, Error, Request};
 
 /// The device of a rank.
 #[derive(Debug)]
@@ -68,6 +68,26 @@ impl Gpu {
     pub fn region(&self, (is_sent, offset, bytes): Position) -> DeviceRegion<'_> {
         let buffer = if is_sent { &self.send } else { &self.receive };
         buffer.region().part(offset, bytes)
+    }
+
+    /// Loads kernels for such requests, and lets the other ranks map the buffers, where both is possible.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn prepare(&self, request: Request) -> Result<(), Error> {
+        self.communicator.prepare(&[request], &[self.send.region(), self.receive.region()])
+    }
+
+    /// Which way this rank's collectives went, in words.
+    #[must_use]
+    pub fn ways(&self) -> String {
+        let (paths, reason) = self.communicator.paths();
+        let Paths { host, low_latency, push, mapped_buffers, .. } = paths;
+        let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
+        format!(
+            "collectives by kernels: {low_latency} with low latency, {push} by pushing, \
+             {mapped_buffers} buffers mapped; through the host: {host}{reason}"
+        )
     }
 
     /// Puts calls on the stream.

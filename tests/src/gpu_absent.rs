@@ -1,6 +1,6 @@
 //! No CUDA devices: the program is built without them, and refuses `--device cuda`.
 
-use ccl::{Communicator, Error, Operation, Region};
+use ccl::{Communicator, Error, Operation, Region, Request};
 
 /// There is none.
 #[derive(Debug)]
@@ -36,6 +36,15 @@ impl Gpu {
 
     #[must_use]
     pub fn region(&self, _position: Position) -> Region<'_> {
+        match *self {}
+    }
+
+    pub fn prepare(&self, _request: Request) -> Result<(), Error> {
+        match *self {}
+    }
+
+    #[must_use]
+    pub fn ways(&self) -> String {
         match *self {}
     }
 

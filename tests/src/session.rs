@@ -120,6 +120,9 @@ impl Session<'_> {
         };
         let mut totals = Totals::default();
         let outcome = self.table(&mut engine, &mut output, &mut totals);
+        if let (Some(ways), Some(output)) = (engine.ways(), &output) {
+            output.progress.print(&[format!("# Rank 0: {ways}")])?;
+        }
         let outcome = outcome.and_then(|()| engine.release());
         let buffer_bytes = engine.buffer_bytes();
         let history = self.history(world, engine.into_watch(), outcome.is_ok())?;

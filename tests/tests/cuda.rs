@@ -3,9 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod benchmarks;
+#[path = "../../ccl/tests/cuda/kernels.rs"]
+mod kernels;
+#[path = "../../kernels/tests/cuda/nvrtc.rs"]
+mod nvrtc;
 
 use std::env;
-use std::path::PathBuf;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use benchmarks::{ALL_REDUCE, OTHERS};
@@ -20,7 +25,12 @@ fn driver() -> PathBuf {
     folder
 }
 
-fn run(program: &str, arguments: &str) -> Output {
+/// Past the test harness, so that it is seen.
+fn skip(what: &str) {
+    let _ = writeln!(std::io::stderr(), "skip: {what}");
+}
+
+fn run(program: &str, arguments: &str, kernels: Option<&Path>) -> Output {
     let mut command = Command::new(program);
     for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"] {
         command.env_remove(name);
@@ -29,12 +39,17 @@ fn run(program: &str, arguments: &str) -> Output {
     command.env("LD_LIBRARY_PATH", driver()).env("FAKECUDA_DEVICES", "2");
     // Pieces in every row but the smallest.
     command.env("R2CCL_CUDA_STAGING_BYTES", "32768");
+    command.envs(kernels.map(|folder| ("R2CCL_CUDA_KERNELS", folder)));
     command.output().unwrap()
 }
 
 /// What it printed, if all results were checked and right.
 fn right(program: &str, arguments: &str) -> String {
-    let output = run(program, arguments);
+    right_with(program, arguments, None)
+}
+
+fn right_with(program: &str, arguments: &str, kernels: Option<&Path>) -> String {
+    let output = run(program, arguments, kernels);
     let text = String::from_utf8(output.stdout).unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments}: {text}{errors}");
@@ -74,4 +89,23 @@ fn devices_are_named_and_shared_out() {
 fn threads_are_ranks_too() {
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -o all -u 3");
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -z 1");
+}
+
+#[test]
+fn kernels_do_what_they_can() {
+    let Some(kernels) = kernels::folder() else { return };
+    let ways = |program: &str, arguments: &str| {
+        let text = right_with(program, arguments, Some(&kernels));
+        text.lines().find(|line| line.starts_with("# Rank 0: collectives")).unwrap().to_owned()
+    };
+    for program in OTHERS.into_iter().chain([ALL_REDUCE]) {
+        let ways = ways(program, "--ranks 2 -b 256 -e 64K -f 16 -n 2 -r 1");
+        let goes = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "/reduce_perf"];
+        if goes.iter().any(|name| program.contains(name)) {
+            assert!(ways.contains("through the host: 0"), "{program}: {ways}");
+            assert!(!ways.contains(" 0 by pushing"), "{program}: {ways}");
+        }
+    }
+    let threads = ways(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -u 3");
+    assert!(threads.contains("through the host: 0"), "{threads}");
 }

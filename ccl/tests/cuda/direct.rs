@@ -14,8 +14,8 @@ use ccl::{
     Request, UniqueId,
 };
 
-use super::ranks::{processes_with, threads_with};
-use super::{Member, all_reduce, config, download, kernels, shape, skip, words};
+use super::ranks::{KERNELS, processes_with, threads_with};
+use super::{Member, all_reduce, config, download, shape, skip, words};
 
 /// Staging memory: calls of up to a quarter have low latency, and larger ones than this go in pieces.
 const STAGING_BYTES: usize = 4096;
@@ -25,7 +25,7 @@ const GUARD: u8 = 0x5a;
 fn member(device: usize, (rank, size): (u32, u32), id: &UniqueId, peers: &str) -> Member {
     let mut config = config(STAGING_BYTES);
     config.settings.cuda_peers = peers.parse().unwrap();
-    config.settings.cuda_kernels = std::env::var_os(kernels::FOLDER).map(Into::into);
+    config.settings.cuda_kernels = std::env::var_os(KERNELS).map(Into::into);
     let host = Communicator::create(id, rank, size, &config).unwrap();
     let gpu = cuda::open(device).unwrap();
     let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
@@ -51,7 +51,7 @@ fn prepared(member: Member, datatypes: &[DataType], memory: &[DeviceRegion<'_>])
 
 /// Any bits, different on every rank.
 fn noise(bytes: usize, seed: u32) -> Vec<u8> {
-    let mut state = u64::from(seed) * 0x9e37_79b9_7f4a_7c15 + 1;
+    let mut state = u64::from(seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
         state ^= state >> 7;
@@ -489,7 +489,7 @@ fn kernels_that_one_rank_lacks_are_used_by_none() {
         &[],
         |rank, size, id| {
             let mut config = config(STAGING_BYTES);
-            let folder = std::env::var_os(kernels::FOLDER).map(Into::into);
+            let folder = std::env::var_os(KERNELS).map(Into::into);
             config.settings.cuda_kernels = folder.filter(|_| rank == 0);
             let host = Communicator::create(&id, rank, size, &config).unwrap();
             let gpu = cuda::open(0).unwrap();

@@ -9,9 +9,6 @@ use ccl_kernels::cuda::gpu::{Target, compile_into};
 
 use super::{nvrtc, skip};
 
-/// Set in the programs that find the driver: the folder.
-pub(super) const FOLDER: &str = "CCL_TEST_CUDA_KERNELS";
-
 /// A folder with PTX of all kernels; None, reported, if there is no compiler.
 pub(super) fn folder() -> Option<PathBuf> {
     let made = make();

@@ -13,6 +13,9 @@ use super::{config, kernels};
 /// Set in the programs that find the driver: rank, number of ranks, and the id in hexadecimal digits.
 const INSIDE: &str = "CCL_TEST_CUDA_RANK";
 
+/// Set in those that have compiled kernels: the folder.
+pub(super) const KERNELS: &str = "CCL_TEST_CUDA_KERNELS";
+
 /// No test takes as long.
 const DEADLINE: Duration = Duration::from_secs(200);
 
@@ -56,7 +59,7 @@ fn in_processes(
     let start = |rank| {
         let mut command = start(test);
         if let Some(folder) = &folder {
-            command.env(kernels::FOLDER, folder);
+            command.env(KERNELS, folder);
         }
         command.env(INSIDE, format!("{rank} {size} {digits}")).spawn().unwrap()
     };

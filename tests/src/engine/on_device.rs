@@ -2,13 +2,33 @@
 
 use std::ops::Range;
 
-use super::{Engine, Plan};
+use super::{Case, Engine, Plan};
 use crate::Outcome;
-use crate::benchmark::Call;
+use crate::benchmark::{Call, request};
 use crate::error::Failure;
 use crate::gpu::Gpu;
 
 impl Engine<'_> {
+    /// Loads kernels for a row, so that none of its calls has to go another way.
+    pub(super) fn prepare(&self, case: Case) -> Outcome<()> {
+        let sizes = self.sizes();
+        let (Some(gpu), Some(collective), Some(bytes)) =
+            (&self.gpu, self.benchmark.collective, sizes.last())
+        else {
+            return Ok(());
+        };
+        let counts = self.counts(case, *bytes);
+        let place = self.place(case, &counts);
+        let request = request(collective, case.datatype, self.reduction(case), &place);
+        gpu.prepare(request).map_err(|error| self.failure(error))
+    }
+
+    /// Which way the collectives of this rank went, if there is a device.
+    #[must_use]
+    pub fn ways(&self) -> Option<String> {
+        self.gpu.as_ref().map(Gpu::ways)
+    }
+
     /// Puts calls of iterations on the stream, as a group if there are several.
     pub(super) fn enqueue(
         &self,

@@ -261,7 +261,11 @@ mod tests {
                         }
                         Collective::ReduceScatter => all(rank * block + at),
                         Collective::Scatter => vec![from(1, rank * block + at)],
-                        _ => all(at),
+                        Collective::AllReduce | Collective::Reduce => all(at),
+                        Collective::AllToAll
+                        | Collective::AllToAllV
+                        | Collective::Barrier
+                        | Collective::PointToPoint => unreachable!("not in the list"),
                     };
                     assert_eq!(*taken, expected, "{collective:?} of {count}, rank {rank}, {at}");
                 }
