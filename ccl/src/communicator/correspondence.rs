@@ -28,9 +28,21 @@ impl Correspondence {
         self.number
     }
 
-    /// What all ranks say under a name. Waits for them, until they leave or [`Self::forget`] is called.
-    pub(crate) fn gather(&self, name: &str, blob: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
-        self.core.control.all_gather(name, blob, clock::now() + EVER)
+    /// What all ranks say under a name. Waits for them, as long as a call may take if they come `soon`, else until
+    /// they leave or [`Self::forget`] is called.
+    pub(crate) fn gather(
+        &self,
+        name: &str,
+        blob: &[u8],
+        soon: bool,
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let patience = if soon { self.core.timeout() } else { EVER };
+        self.core.control.all_gather(name, blob, clock::now() + patience)
+    }
+
+    /// Ends the communicator, on all ranks.
+    pub(crate) fn fail(&self, error: &Error) {
+        self.core.fail(error);
     }
 
     /// Ends a [`Self::gather`] in another thread, if it waits.

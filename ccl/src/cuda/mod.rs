@@ -220,7 +220,16 @@ impl Communicator {
     /// As [`Self::check`].
     pub fn prepare(&self, requests: &[Request], memory: &[DeviceRegion<'_>]) -> Result<(), Error> {
         self.check()?;
-        self.direct.prepare(requests, memory);
+        let timeout = self.host.timeout();
+        if !self.direct.prepare(requests, memory, timeout) {
+            let error = Error::Deadline {
+                call: "prepare".to_owned(),
+                seconds: timeout.as_secs_f64(),
+                waiting: "not all ranks have called it, or one still loads kernels".to_owned(),
+            };
+            self.fail(&error);
+            return Err(error);
+        }
         self.check()
     }
 
@@ -334,6 +343,7 @@ impl Drop for Communicator {
         if let Some(last) = lock(&self.last).take() {
             let _kept_by_nobody = last.wait();
         }
+        self.direct.stop();
     }
 }
 

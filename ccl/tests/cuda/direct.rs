@@ -356,6 +356,48 @@ fn a_rank_that_dies_is_named_in_a_push() {
     a_rank_dies("direct::a_rank_that_dies_is_named_in_a_push", 2000);
 }
 
+#[test]
+fn ranks_that_disagree_are_told_at_the_next_meeting() {
+    processes_with(
+        "direct::ranks_that_disagree_are_told_at_the_next_meeting",
+        2,
+        &[],
+        |rank, size, id| {
+            let member = member(rank as usize, (rank, size), &id, "1");
+            let data = member.upload(&words([1; 90]));
+            let member = prepared(member, &[DataType::Int64], &[]);
+            let enqueue = |op| {
+                let request = request(Collective::AllReduce, 90, DataType::Int64, op);
+                let (input, output) = (Some(data.region()), Some(data.region()));
+                let operation = OperationOn::Collective { request, input, output };
+                member.cuda.enqueue(operation, &member.stream)
+            };
+            for _ in 0..3 {
+                enqueue(ReduceOp::Sum).unwrap();
+            }
+            // The same bytes come, and nobody waits in vain.
+            let mut last = enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
+            let error = loop {
+                if let Err(error) = last {
+                    break error;
+                }
+                last = enqueue(ReduceOp::Sum).and_then(|()| member.cuda.wait());
+            };
+            member.stream.synchronise().unwrap();
+            let text = error.to_string();
+            assert!(matches!(error, Error::Disagreement { sequence: 4, .. }), "{text}");
+            assert!(
+                text.contains("rank 0 called allreduce(count=90, type=int64, op=max)"),
+                "{text}"
+            );
+            assert!(
+                text.contains("rank 1 called allreduce(count=90, type=int64, op=min)"),
+                "{text}"
+            );
+        },
+    );
+}
+
 fn a_rank_does_not_come(test: &str, count: usize) {
     processes_with(test, 3, &[], |rank, size, id| {
         let member = member(rank as usize % 2, (rank, size), &id, "1");

@@ -11,9 +11,11 @@ use super::agreement::Letter;
 /// Allocations of a rank that others have mapped, at most; others are staged.
 const MOST_BUFFERS: usize = 64;
 
-/// What a rank lets the others map, and what they can forget, by the numbers of allocations.
+/// What a rank has called since it told news before; what it lets the others map, and what they can forget,
+/// by the numbers of allocations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct News {
+    pub(super) calls: Vec<String>,
     pub(super) shown: Vec<(u64, Letter)>,
     pub(super) gone: Vec<u64>,
 }
@@ -83,7 +85,7 @@ impl Buffers {
             }
         }
         let shown = shown.into_iter().map(|(number, invitation)| (number, invitation.into()));
-        News { shown: shown.collect(), gone: std::mem::take(&mut self.gone) }
+        News { calls: Vec::new(), shown: shown.collect(), gone: std::mem::take(&mut self.gone) }
     }
 
     /// Where all ranks have mapped an allocation; None if one of them could not.

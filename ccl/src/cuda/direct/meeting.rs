@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
+use ccl_core::ids::Rank;
 use ccl_kernels::cuda::Module;
 use ccl_kernels::cuda::gpu::{Exchange, Gpu, Invitation, Mapped, Own, Supply};
 use ccl_transport::clock;
@@ -34,8 +35,8 @@ pub(super) enum Step {
     Open,
     /// They load the kernels of a type.
     Kernels(DataType),
-    /// They map buffers of the program.
-    Show,
+    /// They compare the calls up to this one, and map buffers of the program.
+    Show(u64),
 }
 
 /// The thread, and what it is asked for.
@@ -86,14 +87,14 @@ impl Meeting {
         steps.asked
     }
 
-    /// Waits for a step in a thread that has not the meeting locked.
-    pub(super) fn waiter(&self) -> impl FnOnce(u64) + use<> {
+    /// Waits for a step in a thread that has not the meeting locked; false if that takes longer than `patience`.
+    pub(super) fn waiter(&self) -> impl FnOnce(u64, Duration) -> bool + use<> {
         let agenda = Arc::clone(&self.agenda);
-        move |number| {
-            let mut steps = lock(&agenda.steps);
-            while steps.done < number && !steps.has_ended {
-                steps = agenda.changed.wait(steps).unwrap_or_else(PoisonError::into_inner);
-            }
+        move |number, patience| {
+            let is_open = |steps: &mut Steps| steps.done < number && !steps.has_ended;
+            let steps = lock(&agenda.steps);
+            let waited = agenda.changed.wait_timeout_while(steps, patience, is_open);
+            !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
         }
     }
 
@@ -171,7 +172,7 @@ impl Host {
         match step {
             Step::Open => self.open(agenda),
             Step::Kernels(datatype) => self.load(datatype, agenda),
-            Step::Show => self.show(agenda),
+            Step::Show(number) => self.show(number, agenda),
         }
     }
 
@@ -228,17 +229,28 @@ impl Host {
         }
         let loaded = self.gpu.prepare_from(&self.supply, Module::Elements(datatype));
         let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
-        let all: Vec<Result<(), String>> = self.gather(&said, agenda)?;
+        let said = said.map(|()| datatype.name().to_owned());
+        let all: Vec<Result<String, String>> = self.gather(&said, agenda)?;
         for (rank, said) in all.into_iter().enumerate() {
-            if let Err(reason) = said {
-                self.refuse(&format!("rank {rank}: {reason}"));
-                return Ok(());
-            }
+            let reason = match said {
+                Ok(name) if name == datatype.name() => continue,
+                Ok(name) => {
+                    format!("it loads kernels for {name}, this one for {}", datatype.name())
+                }
+                Err(reason) => reason,
+            };
+            self.refuse(&format!("rank {rank}: {reason}"));
+            return Ok(());
         }
         // Nobody makes a call between what it says here and what it hears.
         let routes = Arc::clone(&self.routes);
         let mut routes = lock(&routes);
-        let calls: Vec<u64> = self.gather(&routes.calls, agenda)?;
+        let settled: Result<Vec<u64>, Error> = self.gather_soon(&routes.calls, agenda);
+        if let Err(error @ Error::Deadline { .. }) = &settled {
+            // Others may have heard what this rank has not. Who has left makes no calls.
+            self.correspondence.fail(error);
+        }
+        let calls = settled?;
         let latest = calls.into_iter().max().unwrap_or(u64::MAX);
         routes.behind.insert(datatype.name(), latest);
         tracing::info!(
@@ -250,12 +262,17 @@ impl Host {
         Ok(())
     }
 
-    fn show(&mut self, agenda: &Agenda) -> Result<(), Error> {
-        if !self.maps_buffers {
+    fn show(&mut self, number: u64, agenda: &Agenda) -> Result<(), Error> {
+        if self.exchange().is_none() {
             return Ok(());
         }
-        let news = lock(&self.routes).buffers.news(&self.gpu);
+        let (first, news) = self.news(number);
         let all: Vec<News> = self.gather(&news, agenda)?;
+        let calls: Vec<&[String]> = all.iter().map(|news| news.calls.as_slice()).collect();
+        if let Some(error) = disagreement(&calls, first) {
+            self.correspondence.fail(&error);
+            return Err(error);
+        }
         let mut answers: Vec<Vec<(u64, u64)>> = Vec::new();
         for (rank, news) in all.iter().enumerate() {
             if rank != self.me {
@@ -277,6 +294,15 @@ impl Host {
             routes.buffers.answered(*number, self.me, seen);
         }
         Ok(())
+    }
+
+    /// What this rank tells the others, and the number of the first call in it.
+    fn news(&self, number: u64) -> (u64, News) {
+        let mut routes = lock(&self.routes);
+        let (first, calls) = routes.called(number);
+        let shown =
+            if self.maps_buffers { routes.buffers.news(&self.gpu) } else { News::default() };
+        (first, News { calls, ..shown })
     }
 
     /// Where a buffer of another rank is from now on; 0 if it cannot be mapped.
@@ -305,11 +331,29 @@ impl Host {
         lock(&self.routes).refuse(reason);
     }
 
-    /// What all ranks say.
+    /// What all ranks say, whenever they come.
     fn gather<T: Serialize + DeserializeOwned>(
         &mut self,
         say: &T,
         agenda: &Agenda,
+    ) -> Result<Vec<T>, Error> {
+        self.gather_until(say, agenda, false)
+    }
+
+    /// What all ranks say that have just said something else.
+    fn gather_soon<T: Serialize + DeserializeOwned>(
+        &mut self,
+        say: &T,
+        agenda: &Agenda,
+    ) -> Result<Vec<T>, Error> {
+        self.gather_until(say, agenda, true)
+    }
+
+    fn gather_until<T: Serialize + DeserializeOwned>(
+        &mut self,
+        say: &T,
+        agenda: &Agenda,
+        soon: bool,
     ) -> Result<Vec<T>, Error> {
         let broken = |cause: postcard::Error| Error::Internal(format!("a note of a rank: {cause}"));
         let bytes = postcard::to_stdvec(say).map_err(broken)?;
@@ -320,7 +364,40 @@ impl Host {
         if lock(&agenda.steps).is_stopped {
             return Err(Error::InvalidUsage("the communicator was destroyed".into()));
         }
-        let all = self.correspondence.gather(&name, &bytes)?;
+        let all = self.correspondence.gather(&name, &bytes, soon)?;
         all.iter().map(|bytes| postcard::from_bytes(bytes).map_err(broken)).collect()
+    }
+}
+
+/// The first call in which a rank differs from rank 0, if there is one.
+fn disagreement(calls: &[&[String]], first: u64) -> Option<Error> {
+    let longest = calls.iter().map(|calls| calls.len()).max().unwrap_or(0);
+    let call = |rank: usize, at: usize| calls[rank].get(at).map_or("nothing", String::as_str);
+    let (at, other) = (0..longest)
+        .flat_map(|at| (1..calls.len()).map(move |other| (at, other)))
+        .find(|(at, other)| call(0, *at) != call(*other, *at))?;
+    Some(Error::Disagreement {
+        sequence: u32::try_from(first + at as u64).unwrap_or(u32::MAX),
+        rank: Rank(0),
+        call: call(0, at).to_owned(),
+        other: Rank(other as u32),
+        other_call: call(other, at).to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_told() {
+        let calls = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let [same, other, short] = [calls("a b c"), calls("a x c"), calls("a b")];
+        assert_eq!(disagreement(&[&same, &same, &same], 5), None);
+        let told = |all: &[&[String]]| disagreement(all, 5).unwrap().to_string();
+        let error = told(&[&same, &same, &other]);
+        assert!(error.contains("call 6: rank 0 called b, rank 2 called x"), "{error}");
+        let error = told(&[&same, &short]);
+        assert!(error.contains("call 7: rank 0 called c, rank 1 called nothing"), "{error}");
     }
 }

@@ -11,10 +11,11 @@ mod meeting;
 mod parts;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use ccl_core::collective::{Collective, Request};
+use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::datatype::DataType;
 use ccl_core::settings::CudaPeers;
 use ccl_kernels::cuda::gpu::{
@@ -61,6 +62,8 @@ pub struct Paths {
 pub(crate) struct Routes {
     /// Collectives so far, whichever way they went.
     calls: u64,
+    /// Those that have not been compared.
+    untold: VecDeque<Signature>,
     /// Types whose kernels were asked for.
     asked: BTreeSet<&'static str>,
     /// For types whose kernels all ranks have: the last call that goes through the host.
@@ -72,7 +75,24 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
+    fn count(&mut self, request: &Request) {
+        self.calls += 1;
+        // Without an exchange nobody compares, and the host does it for every call.
+        if self.refused.is_none() {
+            self.untold.push_back(request.signature(0));
+        }
+    }
+
+    /// The calls that have not been compared, up to this one, and the number of the first of them.
+    fn called(&mut self, number: u64) -> (u64, Vec<String>) {
+        let later = (self.calls - number) as usize;
+        let told = self.untold.len().saturating_sub(later);
+        let first = number + 1 - told as u64;
+        (first, self.untold.drain(..told).map(|call| described(&call)).collect())
+    }
+
     fn refuse(&mut self, reason: &str) {
+        self.untold.clear();
         self.refused.get_or_insert_with(|| reason.to_owned());
     }
 }
@@ -170,7 +190,7 @@ impl Direct {
         let work = Work::of(request, self.me, self.ranks).filter(|_| is_possible(self.ranks));
         let Some(work) = work.filter(|_| request.count > 0) else { return Ok(None) };
         let mut routes = lock(&self.routes);
-        routes.calls += 1;
+        routes.count(request);
         self.ask(&mut routes, work.datatype);
         let is_open = |behind: &u64| routes.calls > *behind;
         let exchange = routes
@@ -219,12 +239,18 @@ impl Direct {
             meeting.ask(Step::Kernels(datatype));
         }
         if shows {
-            meeting.ask(Step::Show);
+            meeting.ask(Step::Show(number));
         }
     }
 
-    /// Waits until all ranks have called this; then kernels do what they can do with the requests.
-    pub(super) fn prepare(&self, requests: &[Request], memory: &[DeviceRegion<'_>]) {
+    /// Waits until all ranks have called this, at most so long, else false; then kernels do what they can do with the
+    /// requests.
+    pub(super) fn prepare(
+        &self,
+        requests: &[Request],
+        memory: &[DeviceRegion<'_>],
+        patience: Duration,
+    ) -> bool {
         let (wait, number) = {
             let mut routes = lock(&self.routes);
             for request in requests {
@@ -246,12 +272,12 @@ impl Direct {
                 let _ = routes.buffers.find(&self.gpu, region);
             }
             if routes.asked.is_empty() {
-                return;
+                return true;
             }
             let mut meeting = lock(&self.meeting);
-            (meeting.waiter(), meeting.ask(Step::Show))
+            (meeting.waiter(), meeting.ask(Step::Show(routes.calls)))
         };
-        wait(number);
+        wait(number, patience)
     }
 
     /// How many calls went which way, and why not without the host.
@@ -398,4 +424,10 @@ impl Call<'_, '_> {
 /// Whether there are as many ranks as kernels can have.
 fn is_possible(ranks: usize) -> bool {
     (2..=MOST_RANKS).contains(&ranks)
+}
+
+/// A call in words, without a plan: there is none.
+fn described(call: &Signature) -> String {
+    let text = call.to_string();
+    text.split_once(", plan=").map_or_else(|| text.clone(), |(call, _)| format!("{call})"))
 }
