@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use ccl::{
-    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Rank,
+    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Ragged, Rank,
     ReduceOp, Reduction, Region, Request, UniqueId,
 };
 
@@ -80,6 +80,52 @@ fn slices_of_all_shapes() {
             }
             communicator.finalize().unwrap();
         });
+    }
+}
+
+/// Where the blocks of rank `me` lie in one buffer, those it sends and those it receives: block `i` is
+/// `count(i, j)` long, from `i` to `j`.
+fn blocks(me: u32, size: u32, count: impl Fn(u32, u32) -> usize) -> Ragged {
+    let packed = |counts: Vec<usize>| {
+        let place = |end: &mut usize, count: usize| {
+            *end += count;
+            Some((count, *end - count))
+        };
+        counts.into_iter().scan(0, place).collect()
+    };
+    let send = packed((0..size).map(|to| count(me, to)).collect());
+    let receive = packed((0..size).map(|from| count(from, me)).collect());
+    Ragged { send, receive }
+}
+
+#[test]
+fn an_uneven_exchange_in_place() {
+    let value = |from: u32, to: u32, at: usize| (from * 100 + to) * 1_000_000 + at as u32;
+    // Blocks that take each other's places, and blocks that lie across others.
+    let even = |from: u32, to: u32| 20_000 * ((from + to) % 3) as usize + (from * to) as usize;
+    let across = |from: u32, to: u32| 10_000 * from as usize + 7 * to as usize;
+    for count in [even, across] {
+        for size in [1, 2, 3, 5] {
+            ranks(size, &config(), move |communicator| {
+                let me = communicator.rank().0;
+                let counts = blocks(me, size, count);
+                let ends = counts.send.iter().chain(&counts.receive).map(|(count, at)| count + at);
+                let mut data = vec![u32::MAX; ends.max().unwrap()];
+                for (to, (count, start)) in (0..).zip(&counts.send) {
+                    let block = data[*start..start + count].iter_mut().enumerate();
+                    block.for_each(|(at, place)| *place = value(me, to, at));
+                }
+                let (datatype, memory) = (DataType::Uint32, Region::of_mut(&mut data));
+                let (received, input, output) = (counts.receive.clone(), memory, memory);
+                let exchange = Operation::AllToAllV { datatype, counts, input, output };
+                communicator.run(exchange).unwrap();
+                for (from, (count, start)) in (0..).zip(received) {
+                    let mut block = data[start..start + count].iter().enumerate();
+                    assert!(block.all(|(at, got)| *got == value(from, me, at)), "{from} to {me}");
+                }
+                communicator.finalize().unwrap();
+            });
+        }
     }
 }
 
