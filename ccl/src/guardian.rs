@@ -14,8 +14,12 @@ use crate::driver::lock;
 
 /// Time between two looks while a peer is not known to have everything.
 const EAGER: Duration = Duration::from_millis(2);
-/// Time between two looks otherwise.
+/// So many of them: a second. Whoever has said nothing by then does something else, and says it with its next call.
+const EAGER_LOOKS: u32 = 500;
+/// Time between two looks otherwise, at first. If nothing happens, it grows: who looks seldom is late only to let a rail
+/// carry traffic again, or to answer a peer whose call this rank has not come to.
 const CALM: Duration = Duration::from_millis(10);
+const CALMEST: Duration = Duration::from_millis(160);
 
 /// What a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +47,14 @@ impl Guardian {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let stopped = Arc::clone(&stop);
         let watch = move || {
-            let mut pause = CALM;
+            let (mut pause, mut eager_looks) = (CALM, 0);
             while !sleep(&stopped, pause) {
-                pause = match look() {
-                    Found::Unsettled => EAGER,
-                    Found::Settled | Found::Busy => CALM,
+                (pause, eager_looks) = match look() {
+                    Found::Unsettled if eager_looks < EAGER_LOOKS => (EAGER, eager_looks + 1),
+                    Found::Unsettled | Found::Settled => {
+                        ((2 * pause).clamp(CALM, CALMEST), eager_looks)
+                    }
+                    Found::Busy => (CALM, 0),
                     Found::Gone => return,
                 };
             }
