@@ -2,8 +2,8 @@
 //!
 //! `idle RANKS HOSTS RAILS SECONDS KILOBYTES` starts so many processes, which pretend to be on so many hosts with
 //! so many rails each; 0 rails: those of the machine. Every rank makes a communicator and calls an AllToAll with so
-//! many kilobytes for each peer, so that all links have been used; then it waits. Processor time is that of all threads of the process meanwhile,
-//! memory what it has more than before it had a communicator.
+//! many kilobytes for each peer, so that all links have been used; then it waits. Processor time is that of all
+//! threads of the process meanwhile, memory what it has more than before it had a communicator.
 #![allow(clippy::disallowed_methods, reason = "waiting and watching the time is what it is for")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
 
