@@ -695,7 +695,9 @@ ccl_result_t ccl_vqp_get_devices(char *text, size_t capacity, size_t *needed);
  * none; the last error says why. */
 ccl_result_t ccl_vqp_get_rdma_devices(char *text, size_t capacity, size_t *needed);
 
-/* Opens `devices`, the rails, the first of which is used as long as it works. NULL or "soft": one
+/* Opens the first of `devices`, the rails, which is used as long as it works, and looks at all others: they are
+ * opened, and what is registered is registered with them, in the background, once a queue pair is connected.
+ * One that fails then is a rail that is down, which the log says. NULL or "soft": one
  * software device on every NIC that R2CCL_NIC and R2CCL_RAILS admit. "verbs": the RDMA devices (RoCE) that
  * R2CCL_IB_HCA admits. Otherwise names, separated by commas: of RDMA devices, as mlx5_0 or mlx5_0:1, and of
  * interfaces or addresses, which get software devices; or a filter as in R2CCL_NIC that begins with ^ or
