@@ -162,7 +162,8 @@ impl Shared {
     }
 }
 
-/// Takes the keys out of the tables when the region is dropped, and then the regions themselves.
+/// Takes the keys out of the tables when the region is dropped, and then the regions themselves. After that
+/// nobody here has the memory any more.
 #[derive(Debug)]
 struct Registration {
     shared: Arc<Shared>,
@@ -172,6 +173,10 @@ struct Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         drop(self.shared.keys.remove(self.serial));
+        // Who opens a backup may just be registering the memory with it, in vain.
+        for ground in &self.shared.grounds[1..] {
+            drop(lock(&ground.opening));
+        }
     }
 }
 
@@ -322,6 +327,21 @@ mod tests {
         let gone = Moody::new();
         gone.refuse(true);
         assert!(shared(&[&gone, &Moody::new()]).is_err());
+    }
+
+    #[test]
+    fn what_is_dropped_while_a_backup_is_opened_is_left_alone() {
+        for _ in 0..50 {
+            let (default, backup) = (Moody::new(), Moody::new());
+            let shared = shared(&[&default, &backup]).unwrap();
+            let memory = Memory::allocate(BYTES).unwrap();
+            let region = shared.register(&memory, Access::ALL).unwrap();
+            let opening = Arc::clone(&shared);
+            let thread = std::thread::spawn(move || opening.open(1));
+            drop(region);
+            assert!(!memory.is_shared());
+            thread.join().unwrap().unwrap();
+        }
     }
 
     /// Whoever comes first, a rail that is open has everything.
