@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use crate::format::NAN_32;
 use crate::machine::{Machine, Task};
-use crate::step::{Arithmetic, Interleaved, Step};
+use crate::step::{Arithmetic, Element, Interleaved, Step};
 
 /// AVX2, with the conversions of F16C.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,10 @@ impl Avx2 {
 
 impl Machine for Avx2 {
     type Plain = Self;
+    type Single = Element<f32>;
+    type Double = Element<f64>;
+    type Long = Element<i64>;
+    type UnsignedLong = Element<u64>;
     type Half = Halves;
     type Brain = Brains;
 

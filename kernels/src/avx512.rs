@@ -6,6 +6,8 @@
 //! unaligned `f32` in the second-level cache run at half the rate of 256-bit ones, aligned ones at
 //! 85 %.
 
+mod plain;
+
 use std::arch::x86_64::*;
 
 use crate::avx2::Avx2;
@@ -30,6 +32,10 @@ impl Avx512 {
 
 impl Machine for Avx512 {
     type Plain = Avx2;
+    type Single = plain::Singles;
+    type Double = plain::Doubles;
+    type Long = plain::Longs;
+    type UnsignedLong = plain::UnsignedLongs;
     type Half = Halves;
     type Brain = Brains;
 

@@ -20,6 +20,14 @@ pub(crate) trait Task {
 pub(crate) trait Machine {
     /// The instruction set, this or a smaller one, for elements that are combined as they are.
     type Plain: Machine;
+    /// How `f32` is combined to maxima and minima.
+    type Single: Step;
+    /// The same for `f64`.
+    type Double: Step;
+    /// How `i64` is multiplied.
+    type Long: Step;
+    /// The same for `u64`.
+    type UnsignedLong: Step;
     /// How f16 is loaded and stored.
     type Half: Step;
     /// How bfloat16 is loaded and stored.
@@ -43,7 +51,15 @@ pub(crate) unsafe fn reduce<M: Machine>(
     operands: &[Source<'_>],
     target: Target<'_>,
 ) {
+    let is_order = matches!(kernel.combine, Combine::Max | Combine::Min);
+    let is_product = kernel.combine == Combine::Prod;
     let pick = match kernel.datatype {
+        // What takes several instructions without better ones.
+        DataType::Float32 if is_order => combine::<M, M::Single>,
+        DataType::Float64 if is_order => combine::<M, M::Double>,
+        DataType::Int8 | DataType::Uint8 if is_product => combine::<M, Element<u8>>,
+        DataType::Int64 if is_product => combine::<M, M::Long>,
+        DataType::Uint64 if is_product => combine::<M, M::UnsignedLong>,
         DataType::Int8 => combine::<M::Plain, Element<i8>>,
         DataType::Uint8 => combine::<M::Plain, Element<u8>>,
         DataType::Int32 => combine::<M::Plain, Element<i32>>,

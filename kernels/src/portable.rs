@@ -3,7 +3,7 @@
 
 use crate::format::Half;
 use crate::machine::{Machine, Task};
-use crate::step::{Brain, Narrow};
+use crate::step::{Brain, Element, Narrow};
 
 /// Whatever the build's target has.
 #[derive(Clone, Copy, Debug)]
@@ -11,6 +11,10 @@ pub(crate) struct Portable;
 
 impl Machine for Portable {
     type Plain = Self;
+    type Single = Element<f32>;
+    type Double = Element<f64>;
+    type Long = Element<i64>;
+    type UnsignedLong = Element<u64>;
     type Half = Narrow<Half>;
     type Brain = Brain;
 
