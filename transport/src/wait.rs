@@ -25,7 +25,7 @@ const SPINNING_ON_SOCKETS: Duration = Duration::from_micros(200);
 const SPINS_PER_LOOK: u32 = 16;
 /// Where ranks outnumber cores, this many looks at the links for each yield: the switch to another rank and
 /// back takes ten times as long.
-const LOOKS_PER_YIELD: u32 = 6;
+const LOOKS_PER_YIELD: u32 = 2;
 /// A yield costs little where nobody else wants the core.
 const YIELDS: u32 = 1000;
 /// Where somebody does, each can take milliseconds.
