@@ -1,6 +1,8 @@
 //! Why a benchmark run failed, and the exit status that says so.
 
 use std::fmt;
+use std::io::Write as _;
+use std::process::ExitCode;
 
 /// Exit status when results were wrong or too slow.
 const STATUS_RESULTS: u8 = 1;
@@ -64,6 +66,14 @@ impl Failure {
             Self::Testbed(failure) => failure.exit_status(),
             Self::Library { .. } | Self::System { .. } | Self::Input(_) => STATUS_RUN,
         }
+    }
+
+    /// Tells the reader, and is the end of the program with this name.
+    #[must_use]
+    pub fn told_by(&self, program: &str) -> ExitCode {
+        // There is nobody left to tell when stderr is gone.
+        let _ = writeln!(std::io::stderr(), "{program}: {}", self.explained());
+        ExitCode::from(self.exit_status())
     }
 
     /// The message, with what the reader can do about it where that is known.

@@ -50,7 +50,6 @@ mod timeline;
 pub mod traffic;
 pub mod vqp;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
@@ -67,11 +66,7 @@ pub fn main(benchmark: &Benchmark) -> ExitCode {
     let arguments = parsed.and_then(Arguments::checked).unwrap_or_else(|error| error.exit());
     match run(benchmark, &arguments) {
         Ok(status) => ExitCode::from(status),
-        Err(failure) => {
-            // There is nobody left to tell when stderr is gone.
-            let _ = writeln!(std::io::stderr(), "{}: {}", benchmark.name, failure.explained());
-            ExitCode::from(failure.exit_status())
-        }
+        Err(failure) => failure.told_by(benchmark.name),
     }
 }
 

@@ -27,7 +27,6 @@ pub mod respond;
 pub mod table;
 pub mod verbs;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use ccl::vqp::Event;
@@ -46,11 +45,7 @@ pub fn main(test: Test) -> ExitCode {
     let arguments = Arguments::of_this_process(test);
     match run(test, &arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // There is nobody left to tell when stderr is gone.
-            let _ = writeln!(std::io::stderr(), "{}: {}", test.name(), failure.explained());
-            ExitCode::from(failure.exit_status())
-        }
+        Err(failure) => failure.told_by(test.name()),
     }
 }
 

@@ -5,7 +5,6 @@
 
 use std::process;
 use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
 use ccl::cuda::{self, Buffer, DeviceRegion, Paths};
@@ -412,12 +411,7 @@ fn a_rank_does_not_come(test: &str, count: usize) {
             member.host().set_timeout(Duration::from_secs(2)).unwrap();
             member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
         }
-        let error = loop {
-            if let Err(error) = member.cuda.wait() {
-                break error;
-            }
-            thread::yield_now();
-        };
+        let error = member.ending();
         member.stream.synchronise().unwrap();
         // Of the two that wait, one is the first to tell.
         let text = error.to_string();
@@ -448,12 +442,7 @@ fn an_abort_lets_kernels_go() {
             member.cuda.abort("on purpose");
             member.stream.synchronise().unwrap();
         }
-        let error = loop {
-            if let Err(error) = member.cuda.wait() {
-                break error;
-            }
-            thread::yield_now();
-        };
+        let error = member.ending();
         assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error}");
     });
 }

@@ -80,6 +80,16 @@ impl Member {
         self.host().rank().0
     }
 
+    /// What has ended the communicator; waits for it.
+    fn ending(&self) -> Error {
+        loop {
+            if let Err(error) = self.cuda.wait() {
+                return error;
+            }
+            thread::yield_now();
+        }
+    }
+
     /// Memory of the device with these bytes.
     fn upload(&self, bytes: &[u8]) -> Buffer {
         let buffer = self.gpu().allocate(bytes.len()).unwrap();
@@ -346,12 +356,7 @@ fn an_abort_lets_the_stream_go() {
             member.cuda.abort("on purpose");
             member.stream.synchronise().unwrap();
         }
-        let error = loop {
-            if let Err(error) = member.cuda.wait() {
-                break error;
-            }
-            thread::yield_now();
-        };
+        let error = member.ending();
         assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error}");
         let next = member.cuda.enqueue(all_reduce(&data), &member.stream);
         assert!(matches!(next, Err(Error::Aborted { .. })), "{next:?}");

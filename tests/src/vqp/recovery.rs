@@ -77,11 +77,7 @@ struct Cost {
 pub fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            // There is nobody left to tell when stderr is gone.
-            let _ = writeln!(std::io::stderr(), "{NAME}: {}", failure.explained());
-            ExitCode::from(failure.exit_status())
-        }
+        Err(failure) => failure.told_by(NAME),
     }
 }
 
