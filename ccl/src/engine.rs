@@ -223,7 +223,7 @@ impl Engine {
         } else if !self.directly(call, request, (input, output), limits)? {
             self.drive(call, &[input, output], limits)?;
         }
-        self.planner.keep(request, is_one, plan);
+        self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {
             let blocks = request.bytes().min(output.bytes());
             divide(request.datatype, u64::from(self.ranks), output.target(0, blocks));
@@ -257,10 +257,11 @@ impl Engine {
         let arithmetic = Some(arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
         let memory = [token.region(); 2];
-        let Plan { program, is_straight, .. } = &plan;
+        let Plan { program, is_straight, .. } = &*plan;
         let call = Call { program, stamp, arithmetic, is_straight: *is_straight };
         let result = self.drive(call, &memory, limits);
         self.token = token;
+        self.planner.keep(plan);
         result
     }
 
@@ -369,19 +370,26 @@ impl Engine {
         limits: Limits<'_>,
         plan: impl FnOnce(&mut Planner) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        let sequence = match self.health.enter() {
+            Some(sequence) => sequence,
+            None => self.wait_for_turn(limits)?,
+        };
+        self.planner.advance(sequence);
+        let plan = plan(&mut self.planner).inspect_err(|_| self.health.cancel())?;
+        self.calls = sequence;
+        Ok(plan)
+    }
+
+    #[cold]
+    fn wait_for_turn(&mut self, limits: Limits<'_>) -> Result<u64, Error> {
         let executor = &mut self.executor;
         // Peers may still need something of the collective before.
         let tend = || {
             executor.tend();
         };
-        let Turn { sequence, switches } = self.health.enter(limits, tend)?;
-        if !switches.is_empty() {
-            switches.into_iter().for_each(|commit| self.planner.expect(commit));
-        }
-        self.planner.advance(sequence);
-        let plan = plan(&mut self.planner).inspect_err(|_| self.health.cancel())?;
-        self.calls = sequence;
-        Ok(plan)
+        let Turn { sequence, switches } = self.health.wait_for_turn(limits, tend)?;
+        switches.into_iter().for_each(|commit| self.planner.expect(commit));
+        Ok(sequence)
     }
 
     /// The stamp of the collective that has begun, which is remembered.

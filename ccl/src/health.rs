@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use crate::bootstrap::{Letters, Listener};
 use crate::driver::lock;
 use crate::engine::Limits;
-use gate::{Entry, Gate};
+use gate::Gate;
 
 /// How often a call that is held back looks after the links, and whether it should give up.
 const LOOK_PERIOD: Duration = Duration::from_millis(2);
@@ -172,13 +172,10 @@ impl Health {
         lock(&self.state).agreement.committed().epoch
     }
 
-    /// The next collective. Waits while new ones are held back, and calls `tend` now and then meanwhile;
-    /// costs one atomic operation otherwise.
-    pub(crate) fn enter(&self, limits: Limits<'_>, tend: impl FnMut()) -> Result<Turn, Error> {
-        match self.gate.enter() {
-            Entry::Free(sequence) => Ok(Turn { sequence, switches: Vec::new() }),
-            Entry::Stopped => self.wait_for_turn(limits, tend),
-        }
+    /// Counts the next collective, and returns its number, if it may start at once.
+    #[inline]
+    pub(crate) fn enter(&self) -> Option<u64> {
+        self.gate.enter()
     }
 
     /// Undoes the last [`Self::enter`]: nothing of the collective has begun, and it will be called again.
@@ -186,7 +183,14 @@ impl Health {
         self.gate.cancel();
     }
 
-    fn wait_for_turn(&self, limits: Limits<'_>, mut tend: impl FnMut()) -> Result<Turn, Error> {
+    /// The next collective, where it may not start at once: waits while new ones are held back, and calls
+    /// `tend` now and then meanwhile.
+    #[cold]
+    pub(crate) fn wait_for_turn(
+        &self,
+        limits: Limits<'_>,
+        mut tend: impl FnMut(),
+    ) -> Result<Turn, Error> {
         let start = clock::now();
         let mut state = lock(&self.state);
         while self.gate.is_closed() {

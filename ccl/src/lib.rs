@@ -28,6 +28,7 @@ mod driver;
 mod engine;
 pub mod environment;
 mod executor;
+mod fence;
 mod group;
 mod guardian;
 mod health;

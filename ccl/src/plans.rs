@@ -28,6 +28,7 @@ const EPOCH_STRIDE: u32 = 0x9e37_79b1;
 /// A program and what the ranks compare before they run it.
 #[derive(Debug)]
 pub(crate) struct Plan {
+    key: Key,
     pub(crate) program: Program,
     pub(crate) signature: Signature,
     /// Whether the program is [run straight through](is_straight).
@@ -54,11 +55,28 @@ pub(crate) struct Planner {
     remembered: HashMap<Key, Arc<Plan>>,
     /// The plan used last: most programs ask for it again. It goes from hand to hand, since even counting
     /// references would be felt in a call of a few bytes.
-    latest: Option<(Key, Arc<Plan>)>,
+    latest: Option<Arc<Plan>>,
 }
 
-/// What a plan depends on, and whether its input is its output. Scalars of reductions do not matter to it.
-type Key = (Collective, usize, DataType, u8, Rank, bool);
+/// What a plan depends on. Scalars of reductions do not matter to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    collective: Collective,
+    /// None for a plan that only synchronises.
+    count: usize,
+    datatype: DataType,
+    reduction: u8,
+    root: Rank,
+    /// Whether the input is the output.
+    is_one: bool,
+}
+
+impl Key {
+    fn new(request: &Request, is_one: bool) -> Self {
+        let Request { collective, count, datatype, reduction, root } = *request;
+        Self { collective, count, datatype, reduction: reduction.code(), root, is_one }
+    }
+}
 
 impl Planner {
     pub(crate) fn new(me: Rank, topology: Topology, settings: Settings) -> Self {
@@ -124,35 +142,34 @@ impl Planner {
     /// # Errors
     /// The settings force an algorithm that does not exist.
     pub(crate) fn plan(&mut self, request: &Request, is_one: bool) -> Result<Arc<Plan>, Error> {
-        let Request { collective, count, datatype, reduction, root } = *request;
-        let key = (collective, count, datatype, reduction.code(), root, is_one);
-        if let Some((_, plan)) = self.latest.take_if(|(latest, _)| *latest == key) {
+        let key = Key::new(request, is_one);
+        if let Some(plan) = self.known(&key) {
             return Ok(plan);
-        }
-        self.remember(key, request)
-    }
-
-    /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
-    pub(crate) fn keep(&mut self, request: &Request, is_one: bool, plan: Arc<Plan>) {
-        let Request { collective, count, datatype, reduction, root } = *request;
-        self.latest = Some(((collective, count, datatype, reduction.code(), root, is_one), plan));
-    }
-
-    /// The plan of `request`, made at most once.
-    fn remember(&mut self, key: Key, request: &Request) -> Result<Arc<Plan>, Error> {
-        if let Some(plan) = self.remembered.get(&key) {
-            return Ok(Arc::clone(plan));
         }
         let choice = self.choose(request)?;
         let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
-        let plan = Arc::new(self.finished(program, signature, key.5));
+        Ok(self.remember(self.finished(program, signature, key)))
+    }
+
+    /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
+    pub(crate) fn keep(&mut self, plan: Arc<Plan>) {
+        self.latest = Some(plan);
+    }
+
+    fn known(&mut self, key: &Key) -> Option<Arc<Plan>> {
+        let latest = self.latest.take_if(|latest| latest.key == *key);
+        latest.or_else(|| self.remembered.get(key).map(Arc::clone))
+    }
+
+    fn remember(&mut self, plan: Plan) -> Arc<Plan> {
+        let plan = Arc::new(plan);
         if self.remembered.len() >= REMEMBERED {
             self.remembered.clear();
         }
-        self.remembered.insert(key, Arc::clone(&plan));
-        Ok(plan)
+        self.remembered.insert(plan.key, Arc::clone(&plan));
+        plan
     }
 
     /// The plan of an AllToAllV, whose counts differ from call to call and from rank to rank. `is_one` says
@@ -177,7 +194,7 @@ impl Planner {
         let layout = Layout::ragged(self.me, self.topology.ranks(), counts);
         let program = self.lower(&choice, &layout, datatype);
         let signature = request.signature(self.digest(choice.digest));
-        let plan = self.finished(program, signature, is_one);
+        let plan = self.finished(program, signature, Key::new(&request, is_one));
         Ok(Plan { is_straight: false, ..plan })
     }
 
@@ -185,23 +202,26 @@ impl Planner {
     ///
     /// # Errors
     /// As [`Self::plan`].
-    pub(crate) fn synchronising(&mut self, request: &Request) -> Result<Plan, Error> {
+    pub(crate) fn synchronising(&mut self, request: &Request) -> Result<Arc<Plan>, Error> {
+        let key = Key::new(&Request { count: 0, ..*request }, false);
+        if let Some(plan) = self.known(&key) {
+            return Ok(plan);
+        }
         let barrier = self.plan(&Request::BARRIER, false)?;
         let signature = request.signature(self.digest(0));
-        let plan = Plan { program: barrier.program.clone(), signature, ..*barrier };
-        self.keep(&Request::BARRIER, false, barrier);
-        Ok(plan)
+        let program = barrier.program.clone();
+        Ok(self.remember(Plan { key, program, signature, ..*barrier }))
     }
 
     /// What there is to know about a program before it is run.
-    fn finished(&self, program: Program, signature: Signature, is_one: bool) -> Plan {
-        let (program, is_apart) = match is_one.then(|| program.clone().in_place(self.me)) {
+    fn finished(&self, program: Program, signature: Signature, key: Key) -> Plan {
+        let (program, is_apart) = match key.is_one.then(|| program.clone().in_place(self.me)) {
             None => (program, false),
             Some(Some(program)) => (program, false),
             Some(None) => (program, true),
         };
         let is_straight = self.topology.nodes() == 1 && is_straight(&program);
-        Plan { program, signature, is_straight, is_apart }
+        Plan { key, program, signature, is_straight, is_apart }
     }
 
     /// How many seconds a collective would take.

@@ -78,6 +78,27 @@ impl Layout<'_> {
     }
 }
 
+/// The parts of a buffer that the iterations of a row use in turn.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    bytes: usize,
+    count: usize,
+}
+
+impl Parts {
+    /// Where the part of an iteration begins, in bytes from the start of the buffer.
+    #[must_use]
+    pub fn start(self, iteration: usize) -> usize {
+        // A division would be felt in calls of a few bytes.
+        let part = match self.count {
+            1 => 0,
+            count if iteration < count => iteration,
+            count => iteration % count,
+        };
+        part * self.bytes
+    }
+}
+
 /// The two buffers of a rank.
 #[derive(Debug)]
 pub struct Buffers {
@@ -112,10 +133,17 @@ impl Buffers {
         [&self.send, &self.receive].map(|buffer| (buffer.address().addr(), buffer.bytes()))
     }
 
-    /// The memory of `span` in iteration `iteration`.
+    /// The parts of both buffers that the iterations of a row use in turn.
     #[must_use]
-    pub fn region(&self, layout: &Layout<'_>, span: Span, iteration: usize) -> Region<'_> {
-        let (offset, bytes) = self.place(layout, span, iteration);
+    pub fn parts(&self, layout: &Layout<'_>) -> Parts {
+        let bytes = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES);
+        Parts { bytes, count: (self.bytes / bytes).max(1) }
+    }
+
+    /// The memory of `span` in the part that begins at `start`.
+    #[must_use]
+    pub fn region(&self, layout: &Layout<'_>, span: Span, start: usize) -> Region<'_> {
+        let (offset, bytes) = self.place(layout, span, start);
         let start = self.start(layout.uses_send_buffer(span.side)).wrapping_add(offset);
         // SAFETY: `place` keeps the range inside the allocation, which lives as long as `self`; the
         // engine waits for every call before it touches the buffers again, and a peer's access is
@@ -129,9 +157,9 @@ impl Buffers {
         &self,
         layout: &Layout<'_>,
         span: Span,
-        iteration: usize,
+        start: usize,
     ) -> (bool, usize, usize) {
-        let (offset, bytes) = self.place(layout, span, iteration);
+        let (offset, bytes) = self.place(layout, span, start);
         (layout.uses_send_buffer(span.side), self.misalignment + offset, bytes)
     }
 
@@ -181,9 +209,9 @@ impl Buffers {
     }
 
     /// Copies `from` to `to` within the memory of this rank.
-    pub fn copy(&self, layout: &Layout<'_>, from: Span, to: Span, iteration: usize) {
-        let (source, bytes) = self.place(layout, from, iteration);
-        let (target, _) = self.place(layout, to, iteration);
+    pub fn copy(&self, layout: &Layout<'_>, from: Span, to: Span, start: usize) {
+        let (source, bytes) = self.place(layout, from, start);
+        let (target, _) = self.place(layout, to, start);
         let source = self.start(layout.uses_send_buffer(from.side)).wrapping_add(source);
         let target = self.start(layout.uses_send_buffer(to.side)).wrapping_add(target);
         if source != target {
@@ -194,12 +222,8 @@ impl Buffers {
     }
 
     /// Offset from the start of the buffer, and length, both in bytes.
-    fn place(&self, layout: &Layout<'_>, span: Span, iteration: usize) -> (usize, usize) {
-        let part = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES);
-        let parts = (self.bytes / part).max(1);
-        let start = iteration % parts * part
-            + layout.offset(span.side)
-            + span.offset * layout.element_bytes;
+    fn place(&self, layout: &Layout<'_>, span: Span, start: usize) -> (usize, usize) {
+        let start = start + layout.offset(span.side) + span.offset * layout.element_bytes;
         let bytes = span.count * layout.element_bytes;
         assert!(start + bytes <= self.bytes, "{span:?} is outside of {} bytes", self.bytes);
         (start, bytes)
@@ -275,7 +299,7 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::benchmark::{input, output};
+    use crate::benchmark::input;
 
     fn layout(form: Form, counts: &Counts) -> Layout<'_> {
         Layout { form, rank: 2, counts, element_bytes: 4 }
@@ -287,10 +311,10 @@ mod tests {
         let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
         let out_of_place = layout(Form::OutOfPlace, &counts);
         let starts: Vec<usize> =
-            (0..7).map(|i| buffers.place(&out_of_place, output(40), i).0).collect();
+            (0..7).map(|i| buffers.parts(&out_of_place).start(i)).collect();
         assert_eq!(starts, [0, 192, 384, 576, 768, 0, 192]);
         let in_place = layout(Form::InPlace, &counts);
-        assert_eq!(buffers.place(&in_place, input(10), 1), (192 + 80, 40));
+        assert_eq!(buffers.place(&in_place, input(10), 192), (192 + 80, 40));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::arguments::Arguments;
 use crate::benchmark::{
     Benchmark, Call, Counts, Job, OperationColumn, Phase, Place, RequestOf, request,
 };
-use crate::buffers::{Buffers, Form, Layout};
+use crate::buffers::{Buffers, Form, Layout, Parts};
 use crate::check;
 use crate::data::{Operation, Pattern};
 use crate::error::Failure;
@@ -64,6 +64,7 @@ pub struct Case {
 struct Plan<'a> {
     phases: &'a [Phase],
     layout: Layout<'a>,
+    parts: Parts,
     request: RequestOf<'a>,
 }
 
@@ -324,9 +325,10 @@ impl<'a> Engine<'a> {
             ([Phase::Calls(calls)], None) if aggregated > 1 && !separate => {
                 let mut group = Group::default();
                 for slot in slots {
+                    let start = plan.parts.start(slot);
                     calls
                         .iter()
-                        .for_each(|call| group.add(self.group, self.call(call, plan, slot)));
+                        .for_each(|call| group.add(self.group, self.call(call, plan, start)));
                 }
                 group.run().map_err(|error| self.failure(error))?;
             }
@@ -348,14 +350,15 @@ impl<'a> Engine<'a> {
 
     /// One operation: its phases, one after the other.
     fn operation(&self, plan: &Plan<'_>, slot: usize) -> Outcome<()> {
+        let start = plan.parts.start(slot);
         for phase in plan.phases {
             match (phase, &self.gpu) {
                 (Phase::Copy { from, to }, None) => {
-                    self.buffers.copy(&plan.layout, *from, *to, slot);
+                    self.buffers.copy(&plan.layout, *from, *to, start);
                 }
                 (Phase::Copy { from, to }, Some(gpu)) => {
                     let [from, to] =
-                        [from, to].map(|span| self.buffers.position(&plan.layout, *span, slot));
+                        [from, to].map(|span| self.buffers.position(&plan.layout, *span, start));
                     gpu.copy(from, to).map_err(|error| self.failure(error))?;
                 }
                 (Phase::Calls(calls), Some(gpu)) => {
@@ -363,10 +366,10 @@ impl<'a> Engine<'a> {
                 }
                 (Phase::Calls(calls), None) => {
                     let outcome = match calls.as_slice() {
-                        [call] => self.group.run(self.call(call, plan, slot)),
+                        [call] => self.group.run(self.call(call, plan, start)),
                         calls => {
                             let mut group = Group::default();
-                            let add = |call| group.add(self.group, self.call(call, plan, slot));
+                            let add = |call| group.add(self.group, self.call(call, plan, start));
                             calls.iter().for_each(add);
                             group.run()
                         }
@@ -378,9 +381,9 @@ impl<'a> Engine<'a> {
         Ok(())
     }
 
-    /// A call on the memory of iteration `slot`.
-    fn call(&self, call: &Call, plan: &Plan<'_>, slot: usize) -> LibraryCall<'_> {
-        plan.request.call(call, |span| self.buffers.region(&plan.layout, span, slot))
+    /// A call on the memory of the part that begins at `start`.
+    fn call(&self, call: &Call, plan: &Plan<'_>, start: usize) -> LibraryCall<'_> {
+        plan.request.call(call, |span| self.buffers.region(&plan.layout, span, start))
     }
 
     /// Wrong elements (`None`: not checked) and overwritten guard bytes, of all ranks.
@@ -456,9 +459,11 @@ impl<'a> Engine<'a> {
     ) -> Plan<'b> {
         let place = self.place(case, counts);
         let element_bytes = case.datatype.bytes();
+        let layout = Layout { form, rank: place.rank, counts, element_bytes };
         Plan {
             phases,
-            layout: Layout { form, rank: place.rank, counts, element_bytes },
+            parts: self.buffers.parts(&layout),
+            layout,
             request: RequestOf { place, datatype: case.datatype, reduction: self.reduction(case) },
         }
     }

@@ -47,7 +47,7 @@ impl Executor {
 
     /// Goes on with the task whose program was prepared last, on the same memory.
     pub(crate) fn resume<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
-        let exceeds_caches = self.exceeds_caches(task.buffers);
+        let exceeds_caches = !task.is_straight && self.exceeds_caches(task.buffers);
         Run {
             me: self.me,
             task,

@@ -37,7 +37,7 @@ impl Engine<'_> {
         plan: &Plan<'_>,
         slots: Range<usize>,
     ) -> Outcome<()> {
-        let place = |span, slot| self.buffers.position(&plan.layout, span, slot);
+        let place = |span, slot| self.buffers.position(&plan.layout, span, plan.parts.start(slot));
         let call = |call, slot| plan.request.call(call, |span| gpu.region(place(span, slot)));
         let operations: Vec<_> =
             slots.flat_map(|slot| calls.iter().map(move |each| (each, slot))).collect();

@@ -1,0 +1,74 @@
+//! Asymmetric fences: of two threads that each write and then look at what the other wrote, the one that
+//! does so often pays nothing, and the one that does so rarely pays for both.
+//!
+//! Each of them needs a fence between its write and its look, or both may miss what the other wrote. Where
+//! Linux has [`membarrier`](https://man7.org/linux/man-pages/man2/membarrier.2.html), [`heavy`] puts one into
+//! every thread of the process that runs, and then [`light`] only has to keep the compiler from changing the
+//! order. Elsewhere both are ordinary fences.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+/// Whether [`heavy`] reaches the other threads.
+static IS_EXPEDITED: LazyLock<bool> = LazyLock::new(|| {
+    membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+        && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+});
+
+/// Between the write and the look of the thread that does this often.
+#[inline]
+pub(crate) fn light() {
+    if *IS_EXPEDITED {
+        compiler_fence(Ordering::SeqCst);
+    } else {
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Between the write and the look of the thread that does this rarely.
+pub(crate) fn heavy() {
+    fence(Ordering::SeqCst);
+    if *IS_EXPEDITED {
+        let reached = membarrier(MembarrierCommand::PrivateExpedited);
+        assert!(reached.is_ok(), "membarrier worked before: {reached:?}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::AtomicU32;
+    use std::thread;
+
+    use super::*;
+
+    /// Of two that write and then look, at least one sees the other.
+    #[test]
+    fn one_of_two_sees_the_other() {
+        const ROUNDS: u32 = 20_000;
+        let (often, rarely) = (AtomicU32::new(0), AtomicU32::new(0));
+        let meeting = Barrier::new(2);
+        let (seen_often, seen_rarely) = thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let look = |round| {
+                    meeting.wait();
+                    rarely.store(round, Ordering::Relaxed);
+                    heavy();
+                    often.load(Ordering::Relaxed) == round
+                };
+                (1..=ROUNDS).map(look).collect::<Vec<_>>()
+            });
+            let look = |round| {
+                meeting.wait();
+                often.store(round, Ordering::Relaxed);
+                light();
+                rarely.load(Ordering::Relaxed) == round
+            };
+            let mine: Vec<_> = (1..=ROUNDS).map(look).collect();
+            (other.join().expect("no panic"), mine)
+        });
+        assert!(seen_often.iter().zip(&seen_rarely).all(|(one, other)| *one || *other));
+    }
+}
