@@ -19,7 +19,7 @@ const EAGER_LOOKS: u32 = 500;
 /// Time between two looks otherwise, at first. If nothing happens, it grows: who looks seldom is late only to let a rail
 /// carry traffic again, or to answer a peer whose call this rank has not come to.
 const CALM: Duration = Duration::from_millis(10);
-const CALMEST: Duration = Duration::from_millis(160);
+const CALMEST: Duration = Duration::from_millis(320);
 
 /// What a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

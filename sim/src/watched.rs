@@ -95,6 +95,10 @@ impl Link for Watched {
         self.inner.settled()
     }
 
+    fn confirm(&mut self) {
+        self.inner.confirm();
+    }
+
     fn revision(&self) -> u32 {
         self.inner.revision()
     }

@@ -153,12 +153,7 @@ impl Buffers {
 
     /// Where that is: whether in the send buffer, its offset there, and its size in bytes.
     #[must_use]
-    pub fn position(
-        &self,
-        layout: &Layout<'_>,
-        span: Span,
-        start: usize,
-    ) -> (bool, usize, usize) {
+    pub fn position(&self, layout: &Layout<'_>, span: Span, start: usize) -> (bool, usize, usize) {
         let (offset, bytes) = self.place(layout, span, start);
         (layout.uses_send_buffer(span.side), self.misalignment + offset, bytes)
     }
@@ -310,8 +305,7 @@ mod tests {
         let buffers = Buffers::new(1000, 3, false).unwrap();
         let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
         let out_of_place = layout(Form::OutOfPlace, &counts);
-        let starts: Vec<usize> =
-            (0..7).map(|i| buffers.parts(&out_of_place).start(i)).collect();
+        let starts: Vec<usize> = (0..7).map(|i| buffers.parts(&out_of_place).start(i)).collect();
         assert_eq!(starts, [0, 192, 384, 576, 768, 0, 192]);
         let in_place = layout(Form::InPlace, &counts);
         assert_eq!(buffers.place(&in_place, input(10), 192), (192 + 80, 40));

@@ -131,6 +131,10 @@ pub trait Link: Send + fmt::Debug {
         true
     }
 
+    /// Tells the peer what was released, however little that is: for who has nothing else to do, so that
+    /// the peer's end is [settled](Self::settled).
+    fn confirm(&mut self) {}
+
     /// Grows whenever [`Self::descriptors`] would give something else.
     fn revision(&self) -> u32 {
         0

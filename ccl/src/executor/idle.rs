@@ -17,7 +17,8 @@ impl Executor {
         !self.pushed.is_empty()
     }
 
-    /// Looks after the links between calls. Tells whether the peers have everything.
+    /// Looks after the links between calls, and tells the peers what this rank has. Tells whether the peers
+    /// have everything.
     pub(crate) fn tend(&mut self) -> bool {
         let mut settled = true;
         for &index in &self.pushed {
@@ -26,7 +27,10 @@ impl Executor {
                 continue;
             };
             match link.progress() {
-                Ok(_) => settled &= link.settled(),
+                Ok(_) => {
+                    link.confirm();
+                    settled &= link.settled();
+                }
                 Err(cause) => self.broken[index] = Some(cause),
             }
         }

@@ -44,6 +44,9 @@ pub trait Keeper: Send + fmt::Debug {
     /// Tiles can be sent over the connection of a path now.
     fn usable(&mut self, _path: usize) {}
 
+    /// Something was sent or has arrived, so that it matters how soon the loss of a NIC is noticed.
+    fn used(&mut self) {}
+
     /// Whether [`Self::news`] would bring something. Cheap enough to ask at every poll.
     fn has_news(&self) -> bool;
 

@@ -399,7 +399,11 @@ impl Link for NetworkLink {
     /// Fails only when nothing is left to deliver: a peer that has said everything and left is no
     /// reason to lose what it said.
     fn progress(&mut self) -> Result<bool, TransportError> {
-        let moved = self.poll_paths() | self.mend();
+        let mut moved = self.poll_paths();
+        if moved {
+            self.used();
+        }
+        moved |= self.mend();
         self.post_staged();
         self.post_credit(self.geometry.slots() / 2);
         match &self.failure {
@@ -424,6 +428,10 @@ impl Link for NetworkLink {
 
     fn settled(&self) -> bool {
         self.failure.is_some() || self.peer_left || self.window.is_settled()
+    }
+
+    fn confirm(&mut self) {
+        self.post_credit(1);
     }
 
     fn descriptors(&self, into: &mut Vec<RawFd>) {

@@ -125,6 +125,12 @@ impl NetworkLink {
     /// Something was handed to a path.
     pub(super) fn posted(&mut self) {
         self.repair.quiet_looks = 0;
+        self.used();
+    }
+
+    /// Something was handed to a path, or has come over one.
+    pub(super) fn used(&mut self) {
+        self.repair.keeper.used();
     }
 
     /// Tells the witness about a path.

@@ -20,6 +20,8 @@ use crate::verbs::soft::socket::{self, Binding};
 
 /// How often to look without having been told. A look at one NIC takes less than a microsecond.
 pub(in super::super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often if nobody uses the links: waking for a look costs a hundred times as much as the look.
+pub(in super::super) const LOOK_SELDOM: Duration = Duration::from_millis(640);
 
 /// Looks without having been told from one search for another address to the next: a search takes as long
 /// as there are interfaces.
@@ -114,6 +116,11 @@ impl Nics {
     /// Whether there is anything that only a look finds out.
     pub(in super::super) fn needs_looks(&self) -> bool {
         self.nics.iter().any(|nic| nic.has_carrier || nic.is_severed)
+    }
+
+    /// Whether a NIC did not work at the last look.
+    pub(in super::super) fn any_severed(&self) -> bool {
+        self.nics.iter().any(|nic| nic.is_severed)
     }
 
     /// Whether the NIC of a rail did not work at the last look.

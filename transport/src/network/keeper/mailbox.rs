@@ -32,6 +32,8 @@ pub(super) enum Order {
         link: usize,
         path: usize,
     },
+    /// Links that nobody used for a while are used again.
+    Look,
     /// A peer listens elsewhere.
     Moved(Move),
     /// The link is gone.
@@ -110,11 +112,40 @@ fn subject(news: &News) -> (usize, u8) {
     }
 }
 
+/// Whether links are used, so that the keeper looks at its NICs as often as that is worth it.
+#[derive(Debug, Default)]
+pub(super) struct Vigil {
+    is_used: AtomicBool,
+    is_dozing: AtomicBool,
+}
+
+impl Vigil {
+    /// A link is used. Tells whether the keeper must hear of it.
+    fn stir(&self) -> bool {
+        // Looked at before they are changed, since that is felt where links share the line.
+        if !self.is_used.load(Ordering::Relaxed) {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
+        self.is_dozing.load(Ordering::Relaxed) && self.is_dozing.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether a link was used since this was asked last.
+    pub(super) fn was_used(&self) -> bool {
+        self.is_used.swap(false, Ordering::Relaxed)
+    }
+
+    /// The keeper wants to hear of the next use.
+    pub(super) fn doze(&self) {
+        self.is_dozing.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What all links of one keeper share.
 #[derive(Debug)]
 pub(super) struct Office {
     pub(super) orders: Sender<Order>,
     pub(super) bell: Arc<Bell>,
+    pub(super) vigil: Arc<Vigil>,
     /// Links that have not been dropped.
     pub(super) links: AtomicUsize,
     /// Joined by whoever drops the last link.
@@ -158,6 +189,12 @@ impl Keeper for LinkKeeper {
         self.office.order(Order::Usable { link: self.link, path });
     }
 
+    fn used(&mut self) {
+        if self.office.vigil.stir() {
+            self.office.order(Order::Look);
+        }
+    }
+
     fn has_news(&self) -> bool {
         self.mailbox.has_news.load(Ordering::Relaxed)
     }
@@ -182,6 +219,14 @@ impl Drop for LinkKeeper {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dozing_keeper_hears_of_the_next_use_once() {
+        let vigil = Vigil::default();
+        assert!(!vigil.was_used() && !vigil.stir() && vigil.was_used() && !vigil.was_used());
+        vigil.doze();
+        assert!(vigil.stir() && !vigil.stir());
+    }
 
     #[test]
     fn the_latest_news_of_a_kind_counts() {

@@ -14,8 +14,8 @@ use super::super::medium::Media;
 use super::super::meet::PeerPlan;
 use super::super::rehearsal::Part;
 use super::greeter::Greeter;
-use super::mailbox::{Bell, LinkKeeper, Mailbox, Office, Order};
-use super::worker::{KeptLink, Worker};
+use super::mailbox::{Bell, LinkKeeper, Mailbox, Office, Order, Vigil};
+use super::worker::{KeptLink, Mail, Worker};
 use super::{Directory, Keeper};
 use crate::TransportError;
 use crate::auth::JobKey;
@@ -61,7 +61,9 @@ impl RailKeeper {
         let (sender, orders) = channel();
         let bell = Arc::new(Bell::new()?);
         let links = AtomicUsize::new(plans.len());
-        let office = Arc::new(Office { orders: sender, bell, links, thread: Mutex::default() });
+        let vigil = Arc::<Vigil>::default();
+        let thread = Mutex::default();
+        let office = Arc::new(Office { orders: sender, bell, vigil, links, thread });
         let mut keepers = BTreeMap::new();
         let mut links = Vec::new();
         for (link, plan) in plans.into_iter().enumerate() {
@@ -103,7 +105,8 @@ impl RailKeeper {
         let greeter = Greeter::new(identity.key.clone(), office.orders.clone(), bell);
         let bell = Arc::clone(&office.bell);
         let rails = rails.into_iter().zip(listeners).collect();
-        let worker = Worker::new(identity, rails, links, (orders, bell, greeter), outside)?;
+        let mail = Mail { orders, bell, vigil: Arc::clone(&office.vigil) };
+        let worker = Worker::new(identity, rails, links, (mail, greeter), outside)?;
         let thread = std::thread::Builder::new()
             .name("r2ccl-keeper".into())
             .spawn(move || worker.run())

@@ -12,19 +12,27 @@ use smallvec::SmallVec;
 use super::super::RailAddress;
 use super::super::detect::Knock;
 use super::super::detect::confirmed::Connections;
-use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, Look, Nics};
+use super::super::detect::nics::{Change, ChangeKind, LOOK_EVERY, LOOK_SELDOM, Look, Nics};
 use super::super::events::Witness;
 use super::super::medium::{Choice, Media, Medium};
 use super::super::meet::{Contact, PeerPlan};
 use super::super::rehearsal::Prompter;
 use super::News;
 use super::greeter::{Greeter, Greeting};
-use super::mailbox::{Bell, Mailbox, Order};
+use super::mailbox::{Bell, Mailbox, Order, Vigil};
 use super::rails::{Identity, Outside};
 use super::redial::Redial;
 use crate::verbs::Depth;
 use crate::verbs::soft::socket::{self, Binding};
 use crate::{TransportError, clock};
+
+/// How the links reach the thread.
+#[derive(Debug)]
+pub(super) struct Mail {
+    pub(super) orders: Receiver<Order>,
+    pub(super) bell: Arc<Bell>,
+    pub(super) vigil: Arc<Vigil>,
+}
 
 /// One NIC of this rank.
 #[derive(Debug)]
@@ -104,8 +112,7 @@ pub(super) struct Worker {
     pub(super) rails: Vec<Rail>,
     /// By number; `None` once the link is gone.
     pub(super) links: Vec<Option<KeptLink>>,
-    orders: Receiver<Order>,
-    bell: Arc<Bell>,
+    mail: Mail,
     media: Media,
     pub(super) witness: Arc<dyn Witness>,
     /// If faults are rehearsed.
@@ -113,6 +120,8 @@ pub(super) struct Worker {
     nics: Nics,
     pub(super) connections: Connections,
     next_look: Instant,
+    /// From the last look to the next.
+    look_pause: Duration,
     pub(super) attempts: Vec<Attempt>,
     pub(super) visitors: Vec<Visitor>,
     /// When to accept again after the system ran out of something.
@@ -125,7 +134,7 @@ impl Worker {
         identity: Identity,
         rails: Vec<(RailAddress, TcpListener)>,
         links: Vec<KeptLink>,
-        (orders, bell, greeter): (Receiver<Order>, Arc<Bell>, Greeter),
+        (mail, greeter): (Mail, Greeter),
         Outside { media, witness, part }: Outside,
     ) -> Result<Self, TransportError> {
         let prompter = part.map(|part| Prompter::new(part, rails.len()));
@@ -136,14 +145,14 @@ impl Worker {
             identity,
             rails: rails.into_iter().map(rail).collect(),
             links: links.into_iter().map(Some).collect(),
-            orders,
-            bell,
+            mail,
             media,
             witness,
             prompter,
             nics,
             connections: Connections::default(),
             next_look: clock::now(),
+            look_pause: LOOK_EVERY,
             attempts: Vec::new(),
             visitors: Vec::new(),
             closed_until: None,
@@ -154,7 +163,7 @@ impl Worker {
     /// Works until no link is left.
     pub(super) fn run(mut self) {
         loop {
-            self.bell.damp();
+            self.mail.bell.damp();
             self.take_orders();
             if self.links.iter().all(Option::is_none) {
                 return;
@@ -170,7 +179,7 @@ impl Worker {
     }
 
     fn take_orders(&mut self) {
-        while let Ok(order) = self.orders.try_recv() {
+        while let Ok(order) = self.mail.orders.try_recv() {
             match order {
                 Order::Probe { link, path, question } => self.probe(link, path, question),
                 Order::Reconnect { link, path, incarnation } => {
@@ -183,6 +192,7 @@ impl Worker {
                         path.choice.usable();
                     }
                 }
+                Order::Look => self.next_look = clock::now(),
                 Order::Moved(news) => self.peer_moved(news, clock::now()),
                 Order::Close { link } => self.close(link),
                 Order::Greeted(greeted) => {
@@ -229,10 +239,15 @@ impl Worker {
     }
 
     fn look(&mut self, look: Look, now: Instant) {
-        self.next_look = now + LOOK_EVERY;
         for change in self.nics.changes(look) {
             self.changed(change, now);
         }
+        let matters = self.mail.vigil.was_used() || self.nics.any_severed();
+        self.look_pause = if matters { LOOK_EVERY } else { LOOK_SELDOM.min(2 * self.look_pause) };
+        if !matters {
+            self.mail.vigil.doze();
+        }
+        self.next_look = now + self.look_pause;
     }
 
     /// What a rehearsal does to the NICs.
@@ -317,7 +332,7 @@ impl Worker {
     /// Waits for the next thing to do.
     fn sleep(&self, now: Instant) {
         let mut polled: SmallVec<[PollFd<'_>; 32]> = SmallVec::new();
-        polled.push(PollFd::new(&self.bell, PollFlags::IN));
+        polled.push(PollFd::new(&self.mail.bell, PollFlags::IN));
         if let Some(events) = self.nics.descriptor() {
             polled.push(PollFd::from_borrowed_fd(events, PollFlags::IN));
         }
