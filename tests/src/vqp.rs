@@ -12,6 +12,7 @@
 //! | [`bandwidth`], [`latency`], [`respond`] | who does what? |
 //! | [`verbs`] | what does a single call cost? |
 //! | [`recovery`] | what does a cut in the middle of a batch cost? |
+//! | `threads` | which end of two in one process has failed first? |
 //! | [`meter`], [`table`] | how fast was it, over time and altogether? |
 
 pub mod arguments;
@@ -25,6 +26,7 @@ pub mod plan;
 pub mod recovery;
 pub mod respond;
 pub mod table;
+mod threads;
 pub mod verbs;
 
 use std::process::ExitCode;

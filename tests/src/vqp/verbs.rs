@@ -5,12 +5,11 @@
 
 use std::io::Write as _;
 use std::process::ExitCode;
-use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 use ccl::vqp::{
-    Access, Completion, Depth, Domain, DomainConfig, Evidence, Key, Listener, Meeting, Operation,
-    QueuePair, ReceiveRequest, Terms, WorkId, WorkRequest,
+    Access, Completion, Depth, Domain, DomainConfig, Evidence, Key, Meeting, Operation, QueuePair,
+    ReceiveRequest, Terms, WorkId, WorkRequest,
 };
 use clap::Parser;
 
@@ -106,20 +105,12 @@ fn write_table(
 /// Seconds of each call.
 fn round(arguments: &Arguments, evidence: Option<Evidence>) -> Outcome<[f64; CALLS.len()]> {
     let key = Key::from_passphrase(NAME);
-    let listener = Listener::bind("127.0.0.1:0", key.clone()).map_err(failed)?;
-    let address = listener.address().map_err(failed)?.to_string();
-    thread::scope(|scope| {
-        let far = scope.spawn(|| answer(&listener, &key, arguments, evidence));
-        let near = Meeting::connect(&address, &key, LIMIT)
-            .map_err(failed)
-            .and_then(|meeting| measure(meeting, &key, arguments, evidence));
-        // What the far end says explains what the near one sees.
-        joined(far).and(near)
-    })
-}
-
-fn joined<T>(thread: ScopedJoinHandle<'_, Outcome<T>>) -> Outcome<T> {
-    thread.join().unwrap_or_else(|_| Err(Failure::system("serving", "the thread panicked")))
+    super::threads::run(
+        &key,
+        LIMIT,
+        |meeting| measure(meeting, &key, arguments, evidence),
+        |meeting| answer(meeting, &key, arguments, evidence),
+    )
 }
 
 /// How one end is made.
@@ -140,7 +131,7 @@ fn timed<T>(times: &mut Vec<f64>, call: impl FnOnce() -> Result<T, ccl::vqp::Err
 }
 
 fn measure(
-    mut meeting: Meeting,
+    meeting: &mut Meeting,
     key: &Key,
     arguments: &Arguments,
     evidence: Option<Evidence>,
@@ -154,7 +145,7 @@ fn measure(
     let mut pair = timed(&mut times, || domain.queue_pair(&terms(evidence)))?;
     // The far end is as far, so that connecting takes no longer than it takes.
     meeting.exchange(b"made", LIMIT).map_err(failed)?;
-    timed(&mut times, || pair.connect(&mut meeting, LIMIT))?;
+    timed(&mut times, || pair.connect(meeting, LIMIT))?;
     timed(&mut times, || connect_all(&mut pair, evidence))?;
     let theirs = meeting.exchange_regions(&region, LIMIT).map_err(failed)?;
 
@@ -221,23 +212,22 @@ fn mean(watch: &Stopwatch, count: u32) -> f64 {
 
 /// The far end: makes the same, and serves until the near one is done.
 fn answer(
-    listener: &Listener,
+    meeting: &mut Meeting,
     key: &Key,
     arguments: &Arguments,
     evidence: Option<Evidence>,
 ) -> Outcome<()> {
-    let mut meeting = listener.accept(LIMIT).map_err(failed)?;
     let domain = Domain::open(&config(&arguments.far), key).map_err(failed)?;
     let region = domain.allocate(REGION_BYTES, Access::ALL).map_err(failed)?;
     let mut pair = domain.queue_pair(&terms(evidence)).map_err(failed)?;
     meeting.exchange(b"open", LIMIT).map_err(failed)?;
     meeting.exchange(b"made", LIMIT).map_err(failed)?;
-    pair.connect(&mut meeting, LIMIT).map_err(failed)?;
+    pair.connect(meeting, LIMIT).map_err(failed)?;
     let mut completions = Vec::new();
     // The near end connects its other rails before it exchanges anything.
-    while !pair.serve(&mut completions, &meeting, LIMIT).map_err(failed)? {}
+    while !pair.serve(&mut completions, meeting, LIMIT).map_err(failed)? {}
     meeting.exchange_regions(&region, LIMIT).map_err(failed)?;
-    while !pair.serve(&mut completions, &meeting, LIMIT).map_err(failed)? {}
+    while !pair.serve(&mut completions, meeting, LIMIT).map_err(failed)? {}
     meeting.exchange(b"done", LIMIT).map_err(failed)?;
     Ok(())
 }
@@ -261,7 +251,19 @@ mod tests {
                 "{evidence:?}: {times:?}"
             );
         }
-        let unknown = Arguments { near: "nonesuch0".into(), ..arguments };
-        assert!(round(&unknown, None).is_err());
+    }
+
+    /// Whichever end has it.
+    #[test]
+    fn a_device_that_does_not_exist_is_named() {
+        let known = Arguments::parse_from([NAME]);
+        for _ in 0..10 {
+            let near = Arguments { near: "nonesuch0".into(), ..known.clone() };
+            let far = Arguments { far: "nonesuch1".into(), ..known.clone() };
+            for (arguments, name) in [(near, "nonesuch0"), (far, "nonesuch1")] {
+                let error = round(&arguments, None).unwrap_err().to_string();
+                assert!(error.contains(name), "{error}");
+            }
+        }
     }
 }
