@@ -140,7 +140,8 @@ pub enum Input<'a> {
     Drained(Rail),
     /// The peer said something over a rail.
     Heard(Rail, Message),
-    /// A request is executed, and so is the entry behind it, if it has one.
+    /// A request is executed, and so is the entry behind it, if it has one. So are all that were posted before
+    /// it, of which nothing may have been heard.
     Executed(Sequence),
     /// A message has filled the oldest receive.
     Delivered,
@@ -400,6 +401,7 @@ impl Queue {
     }
 
     fn executed(&mut self, sequence: Sequence, result: Option<u64>, out: &mut Vec<Output>) {
+        self.window.completed(sequence);
         let entry = self.window.get(sequence).expect("what is executed is outstanding");
         entry.progress = Progress::Executed;
         entry.result = result;

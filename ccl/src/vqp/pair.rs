@@ -167,12 +167,40 @@ impl QueuePair {
     /// if a device of one of the ends has none, which it names. After it has failed requests are accepted,
     /// and flushed.
     pub fn post_send(&mut self, request: WorkRequest) -> Result<(), Error> {
-        if let Some(lacking) = &self.lacking
-            && matches!(request.operation.opcode(), Opcode::CompareAndSwap | Opcode::FetchAdd)
-        {
-            return Err(Error::InvalidUsage(lacking.clone()));
-        }
+        self.check(&request)?;
         Ok(self.end.pair().post_send(request)?)
+    }
+
+    /// Queues requests in their order and starts them together, as the list of `ibv_post_send` that they are
+    /// for an RDMA device. Those that are not signalled cost no completion at the device; that they were
+    /// executed is known when the next one of the list that is signalled has completed, or the last. With the
+    /// evidence `Resend` a fault before that repeats them all.
+    ///
+    /// # Errors
+    /// How many were queued, and why the next one was not: as for [`Self::post_send`].
+    pub fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, Error)> {
+        let checked = requests.iter().enumerate();
+        let outcome = checked.map(|(index, request)| (index, self.check(request)));
+        let flaw = outcome.filter_map(|(index, checked)| Some((index, checked.err()?))).next();
+        let sound = flaw.as_ref().map_or(requests.len(), |(index, _)| *index);
+        let queued = self.end.pair().post_send_list(&requests[..sound]);
+        queued.map_err(|(index, cause)| (index, cause.into()))?;
+        flaw.map_or(Ok(()), Err)
+    }
+
+    /// Whether the devices of both ends can do it.
+    fn check(&self, request: &WorkRequest) -> Result<(), Error> {
+        match &self.lacking {
+            Some(lacking)
+                if matches!(
+                    request.operation.opcode(),
+                    Opcode::CompareAndSwap | Opcode::FetchAdd
+                ) =>
+            {
+                Err(Error::InvalidUsage(lacking.clone()))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Queues memory for one message of the peer.

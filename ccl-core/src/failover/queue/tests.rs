@@ -200,6 +200,26 @@ fn without_a_rail_it_waits_as_long_as_it_was_told_to() {
     assert!(transcript.ends_with("1003 Tick\n    Dead(NoRail)\n"), "{transcript}");
 }
 
+/// As of lists of requests of which only the last is signalled.
+#[test]
+fn what_is_executed_says_the_same_of_everything_before_it() {
+    let silent = |kind| Input::Submit(Descriptor { kind, bytes: 8, signalled: false });
+    let inputs = [
+        (0, joined(0, true)),
+        (1, silent(Kind::Write)),
+        (2, silent(Kind::Read)),
+        (3, request(Kind::Write)),
+        (4, request(Kind::Write)),
+        (5, Input::Executed(Sequence(2))),
+    ];
+    let transcript = play(Evidence::Resend, 1, &inputs);
+    let end = "5 Executed(Sequence(2))
+    Complete { sequence: Sequence(0), result: None }
+    Complete { sequence: Sequence(1), result: None }
+    Complete { sequence: Sequence(2), result: None }\n";
+    assert!(transcript.ends_with(end), "{transcript}");
+}
+
 #[test]
 fn the_return_withholds_requests_until_both_ends_are_drained() {
     let silent = Input::Submit(Descriptor { kind: Kind::Write, bytes: 8, signalled: false });

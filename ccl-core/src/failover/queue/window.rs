@@ -93,6 +93,18 @@ impl Window {
         Some(Sequence(self.base + index as u64))
     }
 
+    /// The rail says that this request is done, and means all before it: reads have their answers, too.
+    pub(super) fn completed(&mut self, sequence: Sequence) {
+        let Some(last) = sequence.0.checked_sub(self.base).map(|last| last as usize) else {
+            return;
+        };
+        for entry in self.entries.iter_mut().take(last) {
+            if entry.progress == Progress::Posted {
+                entry.progress = Progress::Executed;
+            }
+        }
+    }
+
     /// The rail is fenced: nothing is on its way.
     pub(super) fn withdraw(&mut self) {
         for entry in &mut self.entries {

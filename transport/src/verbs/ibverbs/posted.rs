@@ -9,6 +9,8 @@ use super::sys::{Post, Source, Target, What};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) request: WorkRequest,
+    /// Whether the device tells also that it has succeeded.
+    pub(super) is_reported: bool,
     /// What is wrong with it, so that it is not given to the device.
     pub(super) doomed: Option<Status>,
 }
@@ -32,6 +34,11 @@ impl<T> Queue<T> {
         self.entries.push_back(entry);
     }
 
+    /// The newest.
+    pub(super) fn newest(&mut self) -> Option<&mut T> {
+        self.entries.back_mut()
+    }
+
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -46,6 +53,16 @@ impl<T> Queue<T> {
     pub(super) fn unposted(&mut self) -> Option<(u64, &mut T)> {
         let entry = self.entries.get_mut(self.posted)?;
         Some((self.first + self.posted as u64, entry))
+    }
+
+    /// The device gives back this one, and thereby all before it of which it says nothing.
+    pub(super) fn pass_over(&mut self, number: u64, is_silent: impl Fn(&T) -> bool) {
+        while self.first < number
+            && self.posted > 0
+            && self.entries.pop_front_if(|entry| is_silent(entry)).is_some()
+        {
+            (self.first, self.posted) = (self.first + 1, self.posted - 1);
+        }
     }
 
     /// The device gives back the oldest; `None` if that is not this one.
@@ -67,6 +84,7 @@ impl<T> Queue<T> {
 /// An operation that the device is given.
 pub(super) struct Handover {
     pub(super) number: u64,
+    pub(super) is_reported: bool,
     pub(super) operation: Operation,
     pub(super) memory: Memory,
 }
@@ -77,7 +95,7 @@ impl Handover {
         let bytes = u32::try_from(bytes).expect("checked when it was posted");
         let source = Some(Source { key: key.0, memory: &self.memory, offset, bytes });
         let (what, target) = translate(&self.operation);
-        Post { id: self.number, what, source, target }
+        Post { id: self.number, is_reported: self.is_reported, what, source, target }
     }
 }
 
@@ -117,5 +135,22 @@ mod tests {
         assert_eq!(queue.pop(), Some("c"));
         assert_eq!(queue.pop(), None);
         assert_eq!(queue.unposted(), None);
+    }
+
+    #[test]
+    fn what_the_device_says_nothing_of_is_over_when_something_behind_it_is() {
+        let is_silent = |name: &&str| name.starts_with('-');
+        let mut queue = Queue::new(6);
+        for name in ["-a", "-b", "c", "-d", "e", "-f"] {
+            queue.push(name);
+        }
+        queue.posted = 5;
+        queue.pass_over(2, is_silent);
+        assert_eq!((queue.take_back(2), queue.posted, queue.len()), (Some("c"), 2, 3));
+        queue.pass_over(5, is_silent);
+        assert_eq!(queue.take_back(5), None, "\"e\" has to be told of");
+        assert_eq!((queue.take_back(4), queue.posted, queue.len()), (Some("e"), 0, 1));
+        queue.pass_over(6, is_silent);
+        assert_eq!(queue.len(), 1, "the device does not have it");
     }
 }

@@ -137,7 +137,7 @@ impl IbQueuePair {
             let mut list = SmallVec::<[Handover; LIST]>::new();
             let mut flaw = None;
             for (number, sent) in self.sends.waiting().take(LIST) {
-                match self.handover(number, &sent.request, peer_has_atomics) {
+                match self.handover(number, sent, peer_has_atomics) {
                     Ok(handover) => list.push(handover),
                     Err(reason) => {
                         flaw = Some(reason);
@@ -157,15 +157,15 @@ impl IbQueuePair {
     fn handover(
         &self,
         number: u64,
-        request: &WorkRequest,
+        &Sent { request, is_reported, .. }: &Sent,
         peer_has_atomics: bool,
     ) -> Result<Handover, (Status, TransportError)> {
-        if let Some(reason) = self.impossible(request, peer_has_atomics) {
+        if let Some(reason) = self.impossible(&request, peer_has_atomics) {
             return Err(reason);
         }
-        let segment = request.operation.segment();
-        match self.domain.memory(segment) {
-            Some(memory) => Ok(Handover { number, operation: request.operation, memory }),
+        let operation = request.operation;
+        match self.domain.memory(operation.segment()) {
+            Some(memory) => Ok(Handover { number, is_reported, operation, memory }),
             None => Err((Status::LocalProtection, local_protection(self.domain.name()))),
         }
     }
@@ -210,14 +210,14 @@ impl IbQueuePair {
             }
             State::ReadyToSend => {
                 let doomed = self.flaw(&request.operation);
-                self.sends.push(Sent { request, doomed });
+                self.sends.push(Sent { request, is_reported: request.signalled, doomed });
                 if doomed.is_some() {
                     self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
                 }
             }
             // A drain that is under way gives it back at its end.
             State::Error if self.drain.is_some() => {
-                self.sends.push(Sent { request, doomed: None });
+                self.sends.push(Sent { request, is_reported: true, doomed: None });
             }
             State::Error => self.ready.push(Completion::of(&request, Status::Flushed)),
         }
@@ -274,6 +274,7 @@ impl IbQueuePair {
     fn take(&mut self, report: Reported) {
         let number = report.id & !RECEIVE;
         let known = if report.id & RECEIVE == 0 {
+            self.sends.pass_over(number, |sent| !sent.is_reported);
             self.sends.take_back(number).map(|sent| self.sent(sent.request, &report))
         } else {
             self.receives.take_back(number).map(|request| self.received(request.id, &report))
@@ -361,9 +362,7 @@ impl QueuePair for IbQueuePair {
     }
 
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
-        self.queue(request)?;
-        self.post_waiting();
-        Ok(())
+        self.post_send_list(&[request]).map_err(|(_, cause)| cause)
     }
 
     fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
@@ -371,6 +370,11 @@ impl QueuePair for IbQueuePair {
             .iter()
             .enumerate()
             .try_for_each(|(index, request)| self.queue(*request).map_err(|cause| (index, cause)));
+        // The last of a list is always reported. So it is known what is on its way, and the queue of the device
+        // never fills with operations of which nobody hears.
+        if let Some(last) = self.sends.newest() {
+            last.is_reported = true;
+        }
         self.post_waiting();
         outcome
     }

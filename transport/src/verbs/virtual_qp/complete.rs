@@ -93,7 +93,7 @@ impl VirtualQp {
             }
             Tag::Table => {
                 self.rails[rail].table_arrived();
-                self.post_pending(rail);
+                self.gather(|this| this.post_pending(rail));
             }
             Tag::HelloReceived => {
                 let end = &self.rails[rail];
@@ -204,7 +204,7 @@ impl VirtualQp {
         self.state = State::Error;
         self.dismiss_shadow();
         for rail in &mut self.rails {
-            rail.pending.clear();
+            rail.forget_waiting();
             if let Some(pair) = &mut rail.pair
                 && pair.state() != State::Error
             {

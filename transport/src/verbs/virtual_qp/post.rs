@@ -15,7 +15,7 @@ impl VirtualQp {
         match output {
             Output::Post { rail, sequence, entry } => {
                 let Some(request) = self.request(sequence) else { return };
-                let pending = Pending::Request { sequence, operation: request.operation, entry };
+                let pending = Pending::Request { sequence, request, entry };
                 self.rails[rail.index()].pending.push_back(pending);
                 self.post_pending(rail.index());
             }
@@ -75,7 +75,7 @@ impl VirtualQp {
     pub(super) fn post_pending(&mut self, rail: usize) {
         while let Some(&pending) = self.rails[rail].pending.front() {
             let renamed = match pending {
-                Pending::Request { operation, .. } => self.rename(rail, operation),
+                Pending::Request { request, .. } => self.rename(rail, request.operation),
                 Pending::Step { target, .. } => self.rename_word(rail, target),
                 Pending::ReadLog => Ok(None),
             };
@@ -99,8 +99,8 @@ impl VirtualQp {
     fn post_renamed(&mut self, rail: usize, pending: Pending, operation: Option<Operation>) {
         let end = &mut self.rails[rail];
         match (pending, operation) {
-            (Pending::Request { sequence, entry, .. }, Some(operation)) => {
-                end.post_request(sequence, operation, entry);
+            (Pending::Request { sequence, request, entry }, Some(operation)) => {
+                end.gather_request(sequence, WorkRequest { operation, ..request }, entry);
             }
             (Pending::Step { step, .. }, Some(Operation::FetchAdd { target, .. })) => {
                 end.post_step(target, step);

@@ -62,6 +62,8 @@ pub struct VirtualQp {
     pub(super) parting: Option<Parting>,
     arrived: Vec<Completion>,
     outputs: Vec<Output>,
+    /// Requests are gathered for one list, and posted when it is complete.
+    is_gathering: bool,
     started: Instant,
     idle_polls: u32,
     /// Connections that rails were given.
@@ -100,6 +102,7 @@ impl VirtualQp {
             parting: None,
             arrived: Vec::new(),
             outputs: Vec::new(),
+            is_gathering: false,
             started: clock::now(),
             idle_polls: 0,
             connections: 0,
@@ -322,10 +325,19 @@ impl VirtualQp {
         let now = self.now();
         let mut outputs = std::mem::take(&mut self.outputs);
         self.machine.handle(now, input, &mut outputs);
-        for output in outputs.drain(..) {
-            self.perform(output);
-        }
+        self.gather(|this| outputs.drain(..).for_each(|output| this.perform(output)));
         self.outputs = outputs;
+    }
+
+    /// Posts what `action` lets the rails gather as one list on each.
+    pub(super) fn gather<T>(&mut self, action: impl FnOnce(&mut Self) -> T) -> T {
+        let is_within = std::mem::replace(&mut self.is_gathering, true);
+        let outcome = action(self);
+        self.is_gathering = is_within;
+        if !is_within {
+            self.rails.iter_mut().for_each(RailEnd::post_gathered);
+        }
+        outcome
     }
 
     fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
@@ -382,6 +394,15 @@ impl QueuePair for VirtualQp {
                 Ok(())
             }
         }
+    }
+
+    fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
+        self.gather(|this| {
+            let mut numbered = requests.iter().enumerate();
+            numbered.try_for_each(|(index, request)| {
+                this.post_send(*request).map_err(|cause| (index, cause))
+            })
+        })
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {

@@ -14,8 +14,8 @@ use super::keys::{PeerKeys, TABLE_BYTES};
 use super::{Shared, device_depth};
 use crate::TransportError;
 
-/// What a work request on a rail is for. Those with a part are in two: of the first nothing is heard
-/// unless it fails.
+/// What a work request on a rail is for. Of a part nothing is heard unless it fails: something behind it in the
+/// same list tells that it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tag {
     RequestPart(Sequence),
@@ -79,7 +79,7 @@ impl Tag {
 /// Something that waits to be posted, in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Pending {
-    Request { sequence: Sequence, operation: Operation, entry: Option<LogEntry> },
+    Request { sequence: Sequence, request: WorkRequest, entry: Option<LogEntry> },
     Step { sequence: Sequence, target: RemoteAddress, step: Step },
     ReadLog,
 }
@@ -118,6 +118,8 @@ pub(super) struct RailEnd {
     pub(super) table: Table,
     pub(super) mail: Mail,
     pub(super) pending: VecDeque<Pending>,
+    /// To be posted as one list.
+    gathered: Vec<WorkRequest>,
     /// Posted, counted, and not given back.
     outstanding: usize,
     pub(super) condition: Condition,
@@ -153,6 +155,7 @@ impl RailEnd {
             table: Table::Unread,
             mail: Mail::default(),
             pending: VecDeque::new(),
+            gathered: Vec::new(),
             outstanding: 0,
             condition: Condition::Free,
             step: None,
@@ -218,17 +221,31 @@ impl RailEnd {
         self.post_together([(tag, operation)]);
     }
 
-    /// Posts what is for one thing as one list.
+    /// Posts what is for one thing, behind what was gathered, as one list.
     fn post_together<const N: usize>(&mut self, operations: [(Tag, Operation); N]) {
-        let Some(pair) = &mut self.pair else { return };
-        let requests = operations.map(|(tag, operation)| {
-            let signalled = tag.is_counted();
-            self.outstanding += usize::from(signalled);
-            WorkRequest { id: tag.encode(), operation, signalled }
-        });
-        if let Err((_, cause)) = pair.post_send_list(&requests) {
+        for (tag, operation) in operations {
+            self.gather(tag, operation);
+        }
+        self.post_gathered();
+    }
+
+    fn gather(&mut self, tag: Tag, operation: Operation) {
+        let signalled = tag.is_counted();
+        self.gathered.push(WorkRequest { id: tag.encode(), operation, signalled });
+    }
+
+    /// Posts what was gathered as one list. Its last operation is reported, whatever it is for, so that all of
+    /// it is known to be over when that is.
+    pub(super) fn post_gathered(&mut self) {
+        let (Some(pair), Some(last)) = (&mut self.pair, self.gathered.last_mut()) else { return };
+        if let Tag::RequestPart(sequence) = Tag::decode(last.id) {
+            (last.id, last.signalled) = (Tag::Request(sequence).encode(), true);
+        }
+        self.outstanding += self.gathered.iter().filter(|request| request.signalled).count();
+        if let Err((_, cause)) = pair.post_send_list(&self.gathered) {
             panic!("the rail is deep enough, and connected: {cause}");
         }
+        self.gathered.clear();
     }
 
     pub(super) fn post_receive(
@@ -262,8 +279,14 @@ impl RailEnd {
             pair.fail();
         }
         self.condition = Condition::Fencing;
-        self.pending.clear();
+        self.forget_waiting();
         self.mail.unsent.clear();
+    }
+
+    /// What has not been posted never will be.
+    pub(super) fn forget_waiting(&mut self) {
+        self.pending.clear();
+        self.gathered.clear();
     }
 
     /// Whether everything posted has come back.
@@ -288,7 +311,7 @@ impl RailEnd {
         let stamp = self.layout.mail_in(self.index) + BODY_BYTES;
         self.control.store(stamp, 0);
         self.mail = Mail::default();
-        self.pending.clear();
+        self.forget_waiting();
         (self.step, self.looked_up) = (None, None);
         (self.hello, self.table, self.outstanding) = (None, Table::Unread, 0);
         self.condition = Condition::Free;
@@ -342,14 +365,20 @@ impl RailEnd {
         self.post(Tag::Log, Operation::Read { target, source });
     }
 
-    pub(super) fn post_request(
+    /// Gathers a request of the application, and behind it its entry in the log. Of one that is not signalled
+    /// nothing is heard either where a list has something behind it.
+    pub(super) fn gather_request(
         &mut self,
         sequence: Sequence,
-        operation: Operation,
+        request: WorkRequest,
         entry: Option<LogEntry>,
     ) {
+        let tag = match request.signalled {
+            true => Tag::Request(sequence),
+            false => Tag::RequestPart(sequence),
+        };
         let (Some(entry), Some(hello)) = (entry, self.hello) else {
-            return self.post(Tag::Request(sequence), operation);
+            return self.gather(tag, request.operation);
         };
         let entries = self.log_entries();
         let slot = LogEntry::slot(sequence, entries as u64) as usize;
@@ -357,10 +386,8 @@ impl RailEnd {
         self.control.store(offset, entry.0);
         let source = self.segment(offset, WORD);
         let target = remote(hello.key, hello.log, slot * WORD);
-        self.post_together([
-            (Tag::RequestPart(sequence), operation),
-            (Tag::Request(sequence), Operation::Write { source, target }),
-        ]);
+        self.gather(Tag::RequestPart(sequence), request.operation);
+        self.gather(tag, Operation::Write { source, target });
     }
 
     pub(super) fn post_step(&mut self, target: RemoteAddress, step: Step) {

@@ -58,6 +58,8 @@ pub(in super::super) struct Path {
 #[derive(Debug)]
 pub(in super::super) struct Post<'a> {
     pub(in super::super) id: u64,
+    /// Whether it completes also if it succeeds.
+    pub(in super::super) is_reported: bool,
     pub(in super::super) what: What,
     pub(in super::super) source: Option<Source<'a>>,
     pub(in super::super) target: Target,
@@ -255,7 +257,7 @@ impl Endpoint {
         carries && is_here && source.bytes as usize <= self.inline_bytes
     }
 
-    /// Posts a list of operations that always complete, with one doorbell. At most [`LIST`] are taken at
+    /// Posts a list of operations, with one doorbell. At most [`LIST`] are taken at
     /// once: returns how many.
     ///
     /// # Errors
@@ -406,7 +408,7 @@ fn inline_segment(source: &Source<'_>, room: &mut [u8]) -> abi::ScatterGather {
 
 fn blank_request() -> abi::SendRequest {
     let target = Target::default();
-    send_request(&Post { id: 0, what: What::Send, source: None, target })
+    send_request(&Post { id: 0, is_reported: true, what: What::Send, source: None, target })
 }
 
 fn send_request(post: &Post<'_>) -> abi::SendRequest {
@@ -431,7 +433,7 @@ fn send_request(post: &Post<'_>) -> abi::SendRequest {
         sg_list: null_mut(),
         num_sge: 0,
         opcode,
-        send_flags: abi::IBV_SEND_SIGNALED,
+        send_flags: if post.is_reported { abi::IBV_SEND_SIGNALED } else { 0 },
         imm_data,
         wr,
         qp_type: 0,
