@@ -15,8 +15,8 @@ pub(super) enum Fill {
     Empty,
     /// The peer closed.
     Closed,
-    /// Bytes came, the first `direct` of them into the target; `more` if there may be others.
-    Bytes { direct: usize, more: bool },
+    /// So many bytes came, the first `direct` of them into the target; `more` if there may be others.
+    Bytes { count: usize, direct: usize, more: bool },
 }
 
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Inbox {
         };
         let direct = count.min(wanted);
         self.end += count - direct;
-        Ok(Fill::Bytes { direct, more: count == capacity })
+        Ok(Fill::Bytes { count, direct, more: count == capacity })
     }
 
     /// Moves what is there, less than a header, to the front.

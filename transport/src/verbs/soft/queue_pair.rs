@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::ioctl_fionread;
 use socket2::SockRef;
 
 use super::super::{
@@ -237,6 +238,20 @@ impl SoftQueuePair {
         Ok(moved)
     }
 
+    /// Executes what has reached this host, as a NIC has executed what has reached it: it need not be sent again.
+    /// What comes from now on is not taken.
+    fn take_what_has_arrived(&mut self) {
+        let there = self.stream.as_ref().and_then(|stream| ioctl_fionread(stream).ok());
+        let mut left = there.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
+        // The fence that follows ends it whatever goes wrong here.
+        while let (State::ReadyToSend, Ok(Step::Hungry)) = (self.state, self.digest())
+            && left > 0
+            && let Ok(Fill::Bytes { count, .. }) = self.read()
+        {
+            left = left.saturating_sub(count);
+        }
+    }
+
     /// While nothing is read, only this tells that the connection is lost.
     fn look_for_the_end(&self) -> Result<(), Fault> {
         let Some(stream) = &self.stream else { return Ok(()) };
@@ -402,6 +417,7 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn fail(&mut self) {
+        self.take_what_has_arrived();
         self.state = State::Error;
         let text = format!("{}: fenced by its owner", self.path);
         self.fault.get_or_insert(TransportError::PeerGone(text));
@@ -475,7 +491,7 @@ fn path(stream: &TcpStream) -> String {
 }
 
 /// Bytes the kernel has and the peer's kernel has not confirmed.
-fn unconfirmed(stream: &TcpStream) -> Option<i32> {
+pub(super) fn unconfirmed(stream: &TcpStream) -> Option<i32> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and TIOCOUTQ writes one int where it is told.
     let result = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };

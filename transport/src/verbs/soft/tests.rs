@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::super::{
     Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, Operation,
-    QueuePair, ReceiveRequest, RemoteAddress, State, WorkId, WorkRequest,
+    QueuePair, ReceiveRequest, RemoteAddress, State, Status, WorkId, WorkRequest,
 };
 use super::frame::{HEADER_BYTES, Header, Kind};
 use super::*;
@@ -149,6 +149,37 @@ fn acknowledgements_ride_on_what_goes_the_other_way() {
     }
     let frame = bench.hear();
     assert_eq!((frame.kind, frame.acknowledged), (Kind::Acknowledge, 2));
+}
+
+/// As a NIC would have executed it when it arrived. Of the last write a part is missing.
+#[test]
+fn what_has_arrived_before_a_fence_is_executed() {
+    let mut bench = Bench::new();
+    let (target, payload) = (Some(bench.region.segment(0, 8)), 8);
+    bench.pair.post_receive(ReceiveRequest { id: WorkId(7), target }).unwrap();
+    for index in 0..3usize {
+        let remote = bench.region.remote(1024 * index + 64);
+        bench.say(&Header { remote, ..Header::new(Kind::Write, 1000) });
+        let sent = if index < 2 { 1000 } else { 999 };
+        bench.peer.write_all(&vec![index as u8 + 1; sent]).unwrap();
+        if index == 1 {
+            bench.say(&Header::new(Kind::Send, payload));
+            bench.peer.write_all(&[9; 8]).unwrap();
+        }
+    }
+    let deadline = soon();
+    while queue_pair::unconfirmed(&bench.peer) != Some(0) {
+        assert!(clock::now() < deadline);
+    }
+    bench.pair.fail();
+    bench.until_error();
+    let memory = bench.region.memory().lock();
+    for (start, byte) in [(64, 1), (1088, 2)] {
+        assert!(memory.bytes(start..start + 1000).iter().all(|&found| found == byte), "{start}");
+    }
+    assert_eq!(memory.bytes(0..8), [9; 8]);
+    let statuses: Vec<_> = bench.done.iter().map(|one| (one.id, one.status)).collect();
+    assert_eq!(statuses, [(WorkId(7), Status::Success)]);
 }
 
 proptest! {
