@@ -16,9 +16,9 @@
 //! - **Events of the device** (`watch`): a port without link, or a device that is gone, ends its queue
 //!   pairs at once, long before retransmissions do.
 //!
-//! Every operation completes at the device, also those of which only failures are reported: so it is
-//! always known what is on its way, and the queue never fills with what nobody hears of. What is known
-//! about soft-RoCE is in `docs/rdma.md`.
+//! The last operation of a list completes at the device also if only its failure is reported: so it is
+//! always known what is on its way, and the queue never fills with what nobody hears of. Of the others those that are
+//! signalled do. What is known about soft-RoCE is in `docs/rdma.md`.
 
 mod connect;
 mod domain;

@@ -4,18 +4,26 @@
 //! |---|---|
 //! | 0 | magic |
 //! | 1 | kind |
-//! | 2–3 | zero |
+//! | 2 | whether it has a rider |
+//! | 3 | zero |
 //! | 4–7 | length: of the payload, or of what is to be read |
 //! | 8–11 | key of the region named |
 //! | 12–15 | immediate |
 //! | 16–23 | address named |
 //! | 24–31 | operations of the other end executed so far |
 //! | 32–47 | two operands of an atomic; the first one also carries its result, or the refusal |
+//!
+//! A *rider* is a write of eight bytes that was posted behind a message or a write in the same list, as entries of
+//! logs are. It has no frame of its own: its key travels as the immediate, its address and its bytes as the operands
+//! of the operation before it, after which it is executed.
 
 use super::super::{Operation, RemoteAddress, RemoteKey};
 use super::domain::Span;
 
 pub(super) const HEADER_BYTES: usize = 48;
+
+/// Bytes of a rider.
+pub(super) const RIDER_BYTES: usize = 8;
 
 const MAGIC: u8 = 0xc7;
 
@@ -80,6 +88,29 @@ pub(super) struct Header {
     pub(super) immediate: u32,
     pub(super) acknowledged: u64,
     pub(super) operands: [u64; 2],
+    pub(super) has_rider: bool,
+}
+
+/// A write of a word that travels with another operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rider {
+    pub(super) target: RemoteAddress,
+    pub(super) word: [u8; RIDER_BYTES],
+}
+
+impl Rider {
+    /// Mounts it on a frame whose header was encoded; tells whether that takes one.
+    pub(super) fn mount(&self, header: &mut [u8; HEADER_BYTES]) -> bool {
+        let takes_one = [Kind::Send, Kind::Write].iter().any(|&kind| header[1] == kind as u8);
+        let is_free = takes_one && header[2] == 0;
+        if is_free {
+            header[2] = 1;
+            header[12..16].copy_from_slice(&self.target.key.0.to_le_bytes());
+            header[32..40].copy_from_slice(&self.target.address.to_le_bytes());
+            header[40..48].copy_from_slice(&self.word);
+        }
+        is_free
+    }
 }
 
 impl Header {
@@ -92,13 +123,22 @@ impl Header {
             immediate: 0,
             acknowledged: 0,
             operands: [0; 2],
+            has_rider: false,
         }
+    }
+
+    /// What is executed after it.
+    pub(super) fn rider(&self) -> Option<Rider> {
+        let [address, word] = self.operands;
+        let target = RemoteAddress { key: RemoteKey(self.immediate), address };
+        self.has_rider.then_some(Rider { target, word: word.to_le_bytes() })
     }
 
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = MAGIC;
         bytes[1] = self.kind as u8;
+        bytes[2] = u8::from(self.has_rider);
         bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.remote.key.0.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.immediate.to_le_bytes());
@@ -113,16 +153,23 @@ impl Header {
     pub(super) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        if bytes[0] != MAGIC || bytes[2..4] != [0, 0] {
+        let kind = Kind::from_number(bytes[1])?;
+        let has_rider = match bytes[2..4] {
+            [0, 0] => false,
+            [1, 0] if matches!(kind, Kind::Send | Kind::Write) => true,
+            _ => return None,
+        };
+        if bytes[0] != MAGIC {
             return None;
         }
         Some(Self {
-            kind: Kind::from_number(bytes[1])?,
+            kind,
             length: half(4),
             remote: RemoteAddress { key: RemoteKey(half(8)), address: word(16) },
             immediate: half(12),
             acknowledged: word(24),
             operands: [word(32), word(40)],
+            has_rider,
         })
     }
 }
@@ -166,8 +213,17 @@ mod tests {
         ) {
             let remote = RemoteAddress { key: RemoteKey(key), address };
             let kind = Kind::ALL[kind];
-            let header = Header { kind, length, remote, immediate, acknowledged, operands };
-            prop_assert_eq!(Header::decode(&header.encode()), Some(header));
+            let has_rider = false;
+            let header =
+                Header { kind, length, remote, immediate, acknowledged, operands, has_rider };
+            let mut bytes = header.encode();
+            prop_assert_eq!(Header::decode(&bytes), Some(header));
+            let rider = Rider { target: remote, word: acknowledged.to_le_bytes() };
+            if rider.mount(&mut bytes) {
+                prop_assert!(matches!(kind, Kind::Send | Kind::Write));
+                prop_assert_eq!(Header::decode(&bytes).unwrap().rider(), Some(rider));
+                prop_assert!(!rider.mount(&mut bytes), "one at a time");
+            }
         }
     }
 

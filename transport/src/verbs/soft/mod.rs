@@ -12,6 +12,7 @@
 mod domain;
 mod frame;
 mod inbox;
+mod intake;
 mod outgoing;
 mod queue_pair;
 mod requests;

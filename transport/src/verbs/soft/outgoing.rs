@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
 use super::domain::Span;
-use super::frame::HEADER_BYTES;
+use super::frame::{HEADER_BYTES, Rider};
 
 /// Frames handed over with one call, at most.
 const BATCH: usize = 16;
@@ -78,6 +78,11 @@ pub(super) struct Outgoing {
 impl Outgoing {
     pub(super) fn push(&mut self, frame: Frame) {
         self.frames.push_back(frame);
+    }
+
+    /// Lets a write ride on the newest frame, of which nothing has left; tells whether it does.
+    pub(super) fn mount(&mut self, rider: &Rider) -> bool {
+        self.frames.back_mut().is_some_and(|frame| rider.mount(&mut frame.header))
     }
 
     pub(super) fn is_empty(&self) -> bool {

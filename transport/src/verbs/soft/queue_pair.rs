@@ -1,6 +1,6 @@
 //! One end of a connection: posting, polling and the error state.
 //!
-//! `responder` executes what the peer asks for; this file is everything else.
+//! `intake` takes what has arrived, `responder` executes what the peer asks for; this file is everything else.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -8,8 +8,6 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::ioctl_fionread;
 use socket2::SockRef;
 
 use super::super::{
@@ -17,16 +15,16 @@ use super::super::{
     Silence, State, Status, Transition, WorkId, WorkRequest,
 };
 use super::domain::{Span, Table};
-use super::frame::{Header, Kind, frame};
-use super::inbox::{Fill, Inbox};
+use super::frame::{Header, Kind, RIDER_BYTES, Rider, frame};
+use super::inbox::Inbox;
 use super::outgoing::{Frame, Outgoing, Payload};
 use super::requests::{Answer, Culprit, Request, Requests};
-use super::responder::{Arriving, Step};
+use super::responder::Arriving;
 use super::silence::Confirmations;
 use crate::TransportError;
 
-/// Operations executed before the peer is told although nothing else goes its way.
-const ACKNOWLEDGE_OPERATIONS: u64 = 16;
+/// Operations executed, but for riders, before the peer is told although nothing else goes its way.
+const ACKNOWLEDGE_FRAMES: u64 = 16;
 /// Bytes executed before the peer is told, so that it knows how fast its rails drain.
 const ACKNOWLEDGE_BYTES: u64 = 256 << 10;
 /// Polls that found nothing before the peer is told: it gives an answer of the application, which
@@ -34,16 +32,14 @@ const ACKNOWLEDGE_BYTES: u64 = 256 << 10;
 const ACKNOWLEDGE_IDLE_POLLS: u32 = 32;
 /// Operations and receives that a queue pair may be made for.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
-/// Reads from the socket per poll, so that one busy rail does not starve the others.
-const READS_PER_POLL: usize = 8;
 
 #[derive(Debug)]
 pub(super) struct SoftQueuePair {
     pub(super) table: Arc<Table>,
     depth: Depth,
-    state: State,
+    pub(super) state: State,
     fault: Option<TransportError>,
-    stream: Option<TcpStream>,
+    pub(super) stream: Option<TcpStream>,
     confirmations: Confirmations,
     /// Both addresses, for messages.
     path: String,
@@ -69,6 +65,7 @@ pub(super) struct Receive {
 #[derive(Debug, Default)]
 pub(super) struct Executed {
     pub(super) operations: u64,
+    pub(super) unreported_frames: u64,
     pub(super) unreported_bytes: u64,
     reported: u64,
     idle_polls: u32,
@@ -76,17 +73,17 @@ pub(super) struct Executed {
 
 impl Executed {
     fn reported(&mut self) -> u64 {
-        (self.reported, self.unreported_bytes, self.idle_polls) = (self.operations, 0, 0);
+        self.reported = self.operations;
+        (self.unreported_frames, self.unreported_bytes, self.idle_polls) = (0, 0, 0);
         self.operations
     }
 
     /// Whether the peer must be told now, after a poll that did or did not move anything.
     fn is_due(&mut self, moved: bool) -> bool {
-        let unreported = self.operations - self.reported;
         self.idle_polls = if moved { 0 } else { self.idle_polls.saturating_add(1) };
-        unreported >= ACKNOWLEDGE_OPERATIONS
+        self.unreported_frames >= ACKNOWLEDGE_FRAMES
             || self.unreported_bytes >= ACKNOWLEDGE_BYTES
-            || (unreported > 0 && self.idle_polls >= ACKNOWLEDGE_IDLE_POLLS)
+            || (!self.is_reported() && self.idle_polls >= ACKNOWLEDGE_IDLE_POLLS)
     }
 
     fn is_reported(&self) -> bool {
@@ -148,8 +145,9 @@ impl SoftQueuePair {
         self.outgoing.push(Frame { header: header.encode(), payload: Payload::of(payload) });
     }
 
-    /// Queues an operation, and its frame if it can start.
-    fn queue(&mut self, request: &WorkRequest) -> Result<(), PostError> {
+    /// Queues an operation, and its frame if it can start. One that `follows` has another one of its list right
+    /// before it.
+    fn queue(&mut self, request: &WorkRequest, follows: bool) -> Result<(), PostError> {
         match self.state {
             State::Reset | State::Init | State::ReadyToReceive => {
                 return Err(PostError::WrongState(self.state));
@@ -171,8 +169,11 @@ impl SoftQueuePair {
         self.requests.push(Request { id, opcode, bytes, signalled, answer });
         match (self.state, span) {
             (State::ReadyToSend, Some(span)) if span_fits(&operation, &span) => {
-                let (header, payload) = frame(operation, span);
-                self.push(header, payload);
+                let rider = rider(&operation, &span).filter(|_| follows);
+                if !rider.is_some_and(|rider| self.outgoing.mount(&rider)) {
+                    let (header, payload) = frame(operation, span);
+                    self.push(header, payload);
+                }
             }
             (State::ReadyToSend, _) => self.break_down(local_protection(&self.path)),
             _ => self.flush(Culprit::None, Status::Flushed),
@@ -210,75 +211,6 @@ impl SoftQueuePair {
             Some(cause) if !moved => Err(Fault::lost(cause.clone())),
             Some(_) | None => Ok(moved),
         }
-    }
-
-    /// Takes what has arrived, frame by frame.
-    fn receive(&mut self) -> Result<bool, Fault> {
-        let mut moved = false;
-        for _ in 0..READS_PER_POLL {
-            match self.digest()? {
-                Step::Stalled => return self.look_for_the_end().map(|()| moved),
-                Step::Hungry => {}
-            }
-            match self.read()? {
-                Fill::Bytes { more, .. } => {
-                    moved = true;
-                    if !more {
-                        break;
-                    }
-                }
-                Fill::Empty => return Ok(moved),
-                Fill::Closed => {
-                    let text = format!("{}: the connection was closed", self.path);
-                    return Err(Fault::lost(TransportError::PeerGone(text)));
-                }
-            }
-        }
-        self.digest()?;
-        Ok(moved)
-    }
-
-    /// Executes what has reached this host, as a NIC has executed what has reached it: it need not be sent again.
-    /// What comes from now on is not taken.
-    fn take_what_has_arrived(&mut self) {
-        let there = self.stream.as_ref().and_then(|stream| ioctl_fionread(stream).ok());
-        let mut left = there.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
-        // The fence that follows ends it whatever goes wrong here.
-        while let (State::ReadyToSend, Ok(Step::Hungry)) = (self.state, self.digest())
-            && left > 0
-            && let Ok(Fill::Bytes { count, .. }) = self.read()
-        {
-            left = left.saturating_sub(count);
-        }
-    }
-
-    /// While nothing is read, only this tells that the connection is lost.
-    fn look_for_the_end(&self) -> Result<(), Fault> {
-        let Some(stream) = &self.stream else { return Ok(()) };
-        let mut polled = [PollFd::new(stream, PollFlags::empty())];
-        let ended = poll(&mut polled, Some(&Timespec::default()));
-        if matches!(ended, Ok(1..)) {
-            let text = format!("{}: the connection was reset", self.path);
-            return Err(Fault::lost(TransportError::PeerGone(text)));
-        }
-        Ok(())
-    }
-
-    fn read(&mut self) -> Result<Fill, Fault> {
-        let Some(stream) = &self.stream else { return Ok(Fill::Empty) };
-        let fill = match &mut self.arriving {
-            Some(Arriving { target: Some(span), done, .. }) => {
-                let mut locked = span.memory.lock();
-                let rest = span.offset + *done..span.offset + span.bytes;
-                let fill = self.inbox.fill(stream, locked.bytes_mut(rest));
-                if let Ok(Fill::Bytes { direct, .. }) = fill {
-                    *done += direct;
-                }
-                fill
-            }
-            Some(_) | None => self.inbox.fill(stream, &mut []),
-        };
-        fill.map_err(|cause| Fault::lost(gone(&self.path, &cause)))
     }
 
     pub(super) fn protocol(&self, what: &str) -> Fault {
@@ -373,13 +305,15 @@ impl QueuePair for SoftQueuePair {
         // While frames wait the kernel has no room, and the next poll tries again.
         let waiting = !self.outgoing.is_empty();
         let mut queued = requests.iter().enumerate();
-        let outcome = queued
-            .try_for_each(|(index, request)| self.queue(request).map_err(|cause| (index, cause)));
+        let outcome = queued.try_for_each(|(index, request)| {
+            self.queue(request, index > 0).map_err(|cause| (index, cause))
+        });
         if !waiting {
             self.transmit();
         }
         outcome
     }
+
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         match self.state {
             State::Reset => return Err(PostError::WrongState(self.state)),
@@ -456,6 +390,17 @@ impl QueuePair for SoftQueuePair {
     }
 }
 
+/// A write that can travel with the operation before it.
+fn rider(operation: &Operation, span: &Span) -> Option<Rider> {
+    let Operation::Write { target, .. } = *operation else { return None };
+    let mut word = [0; RIDER_BYTES];
+    if span.bytes != word.len() {
+        return None;
+    }
+    span.memory.read(span.offset, &mut word);
+    Some(Rider { target, word })
+}
+
 /// The result of an atomic has eight bytes.
 fn span_fits(operation: &Operation, span: &Span) -> bool {
     match operation {
@@ -479,7 +424,7 @@ fn local_protection(path: &str) -> Fault {
     }
 }
 
-fn gone(path: &str, cause: &std::io::Error) -> TransportError {
+pub(super) fn gone(path: &str, cause: &std::io::Error) -> TransportError {
     TransportError::PeerGone(format!("{path}: {cause}"))
 }
 

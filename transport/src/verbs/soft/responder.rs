@@ -141,9 +141,15 @@ impl SoftQueuePair {
         }
         if header.kind.is_operation() {
             self.executed.unreported_bytes += u64::from(header.length);
+            self.executed.unreported_frames += 1;
             if !matches!(header.kind, Kind::Read | Kind::CompareAndSwap | Kind::FetchAdd) {
                 self.executed.operations += 1;
             }
+        }
+        if let Some(rider) = header.rider() {
+            let span = self.reach(rider.target, rider.word.len(), Access::WRITE)?;
+            span.memory.write(span.offset, &rider.word);
+            self.executed.operations += 1;
         }
         self.requests
             .acknowledge(header.acknowledged, &mut self.ready)

@@ -10,7 +10,7 @@ use super::super::{
     Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, Operation,
     QueuePair, ReceiveRequest, RemoteAddress, State, Status, WorkId, WorkRequest,
 };
-use super::frame::{HEADER_BYTES, Header, Kind};
+use super::frame::{HEADER_BYTES, Header, Kind, Rider};
 use super::*;
 use crate::clock;
 
@@ -151,6 +151,54 @@ fn acknowledgements_ride_on_what_goes_the_other_way() {
     assert_eq!((frame.kind, frame.acknowledged), (Kind::Acknowledge, 2));
 }
 
+#[test]
+fn a_word_behind_an_operation_of_a_list_rides_on_it() {
+    let mut bench = Bench::new();
+    bench.region.memory().store(200, 77);
+    let write = |id, offset, bytes| {
+        let (source, target) = (bench.region.segment(offset, bytes), bench.region.remote(offset));
+        let operation = Operation::Write { source, target };
+        WorkRequest { id: WorkId(id), operation, signalled: true }
+    };
+    let list = [write(1, 0, 100), write(2, 200, 8), write(3, 208, 8)];
+    bench.pair.post_send_list(&list).unwrap();
+    let frame = bench.hear();
+    let (target, word) = (bench.region.remote(200), 77u64.to_le_bytes());
+    assert_eq!((frame.length, frame.rider()), (100, Some(Rider { target, word })));
+    bench.peer.read_exact(&mut [0; 100]).unwrap();
+    let frame = bench.hear();
+    assert_eq!((frame.length, frame.rider()), (8, None), "only one rides");
+    bench.peer.read_exact(&mut [0; 8]).unwrap();
+    bench.say(&Header { acknowledged: 3, ..Header::new(Kind::Acknowledge, 0) });
+    let deadline = soon();
+    while bench.done.len() < 3 {
+        bench.pair.poll(&mut bench.done);
+        assert!(clock::now() < deadline);
+    }
+}
+
+/// And counts as an operation of its own, also if it is refused.
+#[test]
+fn what_rides_is_executed_behind_what_it_rides_on() {
+    let mut bench = Bench::new();
+    let (allowed, forbidden) = (bench.region.remote(64), bench.private.remote(64));
+    for (target, outcome) in [(allowed, Kind::Acknowledge), (forbidden, Kind::Refuse)] {
+        let write = Header { remote: bench.region.remote(0), ..Header::new(Kind::Write, 0) };
+        let mut header = write.encode();
+        assert!(Rider { target, word: [5; 8] }.mount(&mut header));
+        bench.peer.write_all(&header).unwrap();
+        let deadline = soon();
+        while !bench.pair.poll(&mut bench.done) || bench.pair.needs_poll() {
+            assert!(clock::now() < deadline);
+        }
+        let frame = bench.hear();
+        let executed = if outcome == Kind::Refuse { 3 } else { 2 };
+        assert_eq!((frame.kind, frame.acknowledged), (outcome, executed));
+    }
+    assert_eq!(bench.region.memory().lock().bytes(64..72), [5; 8]);
+    assert!(bench.private.memory().lock().bytes(0..4096).iter().all(|&byte| byte == 0));
+}
+
 /// As a NIC would have executed it when it arrived. Of the last write a part is missing.
 #[test]
 fn what_has_arrived_before_a_fence_is_executed() {
@@ -188,7 +236,10 @@ proptest! {
     /// Frames with arbitrary fields: nothing panics, and memory that is not the peer's keeps its bytes.
     #[test]
     fn arbitrary_frames_touch_nothing_private(
-        frames in prop::collection::vec((1u8..11, 0u32..64, 0u32..4, 0u64..5000, 0u64..3), 1..20),
+        frames in prop::collection::vec(
+            (1u8..11, 0u8..2, 0u32..64, 0u32..4, 0u64..5000, 0u64..3),
+            1..20,
+        ),
         noise in prop::collection::vec(any::<u8>(), 0..400),
     ) {
         let mut bench = Bench::new();
@@ -198,12 +249,13 @@ proptest! {
             bench.write(id);
         }
         let mut bytes = Vec::new();
-        for (kind, length, key, address, acknowledged) in frames {
+        for (kind, rides, length, key, address, acknowledged) in frames {
             let mut header = Header::new(Kind::Acknowledge, length as usize);
             header.remote = RemoteAddress { key: super::super::RemoteKey(key), address };
             header.acknowledged = acknowledged;
+            (header.immediate, header.operands) = (key, [address, u64::MAX]);
             let mut header = header.encode();
-            header[1] = kind;
+            (header[1], header[2]) = (kind, rides);
             bytes.extend(header);
             bytes.extend(vec![0xff; length as usize]);
         }
