@@ -6,7 +6,7 @@
     tests/measure/vqp.py latency [--sizes 1,2,4,8,16] [--rounds 5]
     tests/measure/vqp.py verbs
     tests/measure/vqp.py failover [--fault FAULT] [--rounds 3] -- FLAGS
-    tests/measure/vqp.py recovery [--cuts 50] [--sizes 64K]
+    tests/measure/vqp.py recovery [--cuts 50] [--pairs 16] [--sizes 4K,64K] [--signal last]
     tests/measure/vqp.py memory [--pairs 4096]
     tests/measure/vqp.py timeline --svg FILE [--test vqp_write_bw] [--fault FAULT] -- FLAGS
 
@@ -19,8 +19,9 @@ takes.
 `latency` is `ib_write_lat` with small messages: median, and mean and standard deviation, of the middle round. `verbs`
 tells what single calls cost. `failover` lets a NIC fail in the middle of writes, messages and reads and tells how long
 the fallback took, from the moment when the fault is known until requests are posted on the backup; how long nothing
-completed; and what was sent again. `recovery` cuts batches of 64 writes at random moments, and tells how long it takes
-from there until all of a batch has completed, and how much of it is sent again. `memory` compares processes that have one queue pair with those that have many.
+completed; and what was sent again. `recovery` lets several queue pairs write batches of 64 of which only the last write
+is signalled, gives their NIC up at random moments, and tells how long it takes from there until all batches on the
+way have completed, and how much of them is sent again. `memory` compares processes that have one queue pair with those that have many.
 
 `timeline` runs a bandwidth test once with each evidence while a NIC fails, and draws its throughput over
 time, a curve each; needs matplotlib. FLAGS are passed on, such as `-D 6s --interval 50ms`.
@@ -87,7 +88,9 @@ def arguments() -> argparse.Namespace:
     failover.add_argument("flags", nargs="*", default=["-D", "6s"])
     recovery = commands.add_parser("recovery")
     recovery.add_argument("--cuts", type=int, default=50)
-    recovery.add_argument("--sizes", default="64K")
+    recovery.add_argument("--pairs", type=int, default=16, help="queue pairs that write at the same time")
+    recovery.add_argument("--sizes", default="4K,64K")
+    recovery.add_argument("--signal", default="last", choices=["last", "all"], help="writes of a batch")
     memory = commands.add_parser("memory")
     memory.add_argument("--pairs", type=int, default=4096)
     memory.add_argument("--depth", type=int, default=64)
@@ -266,6 +269,7 @@ def recovery(options: argparse.Namespace) -> None:
     """Prints what cuts in the middle of batches cost."""
     for size in options.sizes.split(","):
         command = [str(options.build / "vqp_recovery"), "--cuts", str(options.cuts), "--size", str(count(size))]
+        command += ["--pairs", str(options.pairs), "--signal", options.signal]
         if options.devices is not None:
             command += ["--peer-device", options.devices[0], "-d", options.devices[1]]
         subprocess.run(command, check=True)
