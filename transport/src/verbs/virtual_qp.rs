@@ -196,8 +196,8 @@ impl Domain for VirtualDomain {
     }
 }
 
-/// How deep the queue pair of a rail must be: a request and its entry in the log are two.
-fn device_depth(depth: Depth) -> Depth {
-    let sends = 2 * depth.sends + MANAGEMENT_DEPTH;
+/// How deep the queue pair of a rail must be: a request and its entry in the log, if there is one, are two.
+fn device_depth(depth: Depth, has_log: bool) -> Depth {
+    let sends = depth.sends * (1 + usize::from(has_log)) + MANAGEMENT_DEPTH;
     Depth { sends, receives: depth.receives + 1 }
 }

@@ -49,6 +49,12 @@ impl<T> Queue<T> {
         numbers.zip(self.entries.range(self.posted..))
     }
 
+    /// The same, so that they can be changed.
+    pub(super) fn waiting_mut(&mut self) -> impl Iterator<Item = (u64, &mut T)> {
+        let numbers = self.first + self.posted as u64..;
+        numbers.zip(self.entries.range_mut(self.posted..))
+    }
+
     /// The oldest that the device does not have, and the number by which it will know it.
     pub(super) fn unposted(&mut self) -> Option<(u64, &mut T)> {
         let entry = self.entries.get_mut(self.posted)?;
@@ -79,6 +85,13 @@ impl<T> Queue<T> {
         self.first += 1;
         Some(entry)
     }
+}
+
+/// How many operations of a queue the device is given at a time. Its ring has a power of two of places, of which
+/// some devices use one less: one that is a little smaller than the queue takes half the memory.
+pub(super) fn ring(entries: usize) -> usize {
+    let smaller = (entries + 1).next_power_of_two() / 2 - 1;
+    if 4 * smaller >= 3 * entries { smaller } else { entries }
 }
 
 /// An operation that the device is given.
@@ -118,6 +131,12 @@ fn translate(operation: &Operation) -> (What, Target) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ring_is_smaller_than_its_queue_where_that_takes_half_the_memory() {
+        let rings = [1, 3, 4, 63, 64, 84, 85, 96, 128, 160, 169, 170].map(ring);
+        assert_eq!(rings, [1, 3, 3, 63, 63, 63, 85, 96, 127, 127, 127, 170]);
+    }
 
     #[test]
     fn the_device_gives_back_what_it_has_in_order() {

@@ -17,7 +17,7 @@ use super::domain::Shared;
 use super::ending::Drain;
 use super::hello::{Farewell, Message};
 use super::parley::Parley;
-use super::posted::{Handover, Queue, Sent};
+use super::posted::{Handover, Queue, Sent, ring};
 use super::sys::{Endpoint, Gid, LIST, Outcome, Post, Reported, Source};
 use super::watch::Mailbox;
 use crate::TransportError;
@@ -99,7 +99,8 @@ impl IbQueuePair {
 
     /// A queue pair of the device, watched.
     fn make_endpoint(&self) -> Result<Arc<Endpoint>, TransportError> {
-        let endpoint = self.domain.endpoint(self.depth)?;
+        let depth = Depth { sends: ring(self.depth.sends), ..self.depth };
+        let endpoint = self.domain.endpoint(depth)?;
         self.mailbox.assign(endpoint.number());
         let watched = self.watch(endpoint.descriptor(), token::COMPLETIONS);
         watched.map_err(|cause| TransportError::system("watch a queue pair", cause))?;
@@ -128,15 +129,22 @@ impl IbQueuePair {
         Ok(())
     }
 
-    /// Gives the device what waits here, once the peer can receive it, as lists.
+    /// Gives the device what waits here and has room there, once the peer can receive it, as lists. Two places of
+    /// each ring are always reported, so that it never fills with operations of which nobody hears.
     pub(super) fn post_waiting(&mut self) {
-        while self.sends.posted < self.sends.len()
+        let ring = ring(self.depth.sends);
+        let reported_each = (ring / 2).max(1) as u64;
+        while self.sends.posted < self.sends.len().min(ring)
             && self.state == State::ReadyToSend
             && let Stage::Open { peer_has_atomics } = self.stage
         {
             let mut list = SmallVec::<[Handover; LIST]>::new();
             let mut flaw = None;
-            for (number, sent) in self.sends.waiting().take(LIST) {
+            let room = LIST.min(ring - self.sends.posted);
+            for (number, sent) in self.sends.waiting_mut().take(room) {
+                sent.is_reported |= number.is_multiple_of(reported_each);
+            }
+            for (number, sent) in self.sends.waiting().take(room) {
                 match self.handover(number, sent, peer_has_atomics) {
                     Ok(handover) => list.push(handover),
                     Err(reason) => {
@@ -402,6 +410,7 @@ impl QueuePair for IbQueuePair {
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
         let mut moved = self.take_reports();
+        self.post_waiting();
         self.polls = self.polls.wrapping_add(1);
         if !moved || self.polls.is_multiple_of(POLLS_PER_LOOK) {
             moved |= self.look_around();

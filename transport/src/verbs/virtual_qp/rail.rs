@@ -188,7 +188,8 @@ impl RailEnd {
         self.register()?;
         if self.pair.is_none() {
             let domain = self.shared.opened(self.index).domain();
-            self.pair = Some(domain.queue_pair(device_depth(depth))?);
+            let depth = device_depth(depth, self.layout.entries > 0);
+            self.pair = Some(domain.queue_pair(depth)?);
         }
         let target = Some(self.segment(self.layout.hello_in(self.index), HELLO_BYTES));
         let Some(pair) = &mut self.pair else { return Ok(()) };
