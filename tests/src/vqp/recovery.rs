@@ -114,6 +114,8 @@ struct Cost {
     resent_bytes: u64,
     /// Bytes of the batches that were on the way.
     interrupted_bytes: u64,
+    /// Where in the time of a batch the cut was meant to be, from 0 to 1.
+    phase: f64,
 }
 
 /// Runs it as the command line says.
@@ -167,6 +169,26 @@ fn write_table(arguments: &Arguments, costs: &[Vec<Cost>]) -> std::io::Result<()
             100.0 * bytes / first[1],
             100.0 * bytes / interrupted,
         )?;
+    }
+    write_phases(&mut output, costs)
+}
+
+/// How much is sent again of the batches, by where in them the cut was.
+fn write_phases(output: &mut impl std::io::Write, costs: &[Vec<Cost>]) -> std::io::Result<()> {
+    writeln!(output, "\n| of the batches, cut in their | first quarter | second | third | last |")?;
+    writeln!(output, "|---|---|---|---|---|")?;
+    for (evidence, costs) in EVIDENCES.iter().zip(costs) {
+        let shares = [0.0, 0.25, 0.5, 0.75].map(|start| {
+            let within = costs.iter().filter(|cost| (start..start + 0.25).contains(&cost.phase));
+            let add = |sum: (u64, u64), cost: &Cost| {
+                (sum.0 + cost.resent_bytes, sum.1 + cost.interrupted_bytes)
+            };
+            match within.fold((0, 0), add) {
+                (_, 0) => "–".to_owned(),
+                (again, all) => format!("{:.1} %", 100.0 * again as f64 / all as f64),
+            }
+        });
+        writeln!(output, "| {} | {} |", evidence.name(), shares.join(" | "))?;
     }
     Ok(())
 }
@@ -254,7 +276,7 @@ impl<'a> Near<'a> {
                 usual[column].push(run.rehearse()?);
             } else {
                 let batch_s = Summary::of(&usual[column]).median;
-                costs[column].push(run.cut(batch_s * (BATCHES_BEFORE + phase))?);
+                costs[column].push(run.cut(BATCHES_BEFORE + phase, batch_s)?);
             }
             let done: Vec<u8> = run.batches().flat_map(u64::to_le_bytes).collect();
             self.meeting.exchange(&done, LIMIT).map_err(failed)?;
@@ -321,8 +343,9 @@ impl<'a> Run<'a> {
         Ok(self.watch.wall_s() / REHEARSED_BATCHES as f64)
     }
 
-    /// What it costs if the NIC is given up at this time.
-    fn cut(&mut self, cut_s: f64) -> Outcome<Cost> {
+    /// What it costs if the NIC is given up after the time of so many batches.
+    fn cut(&mut self, cut_batches: f64, batch_s: f64) -> Outcome<Cost> {
+        let cut_s = batch_s * cut_batches;
         self.watch = Stopwatch::start();
         while self.watch.wall_s() < cut_s {
             for index in 0..self.writers.len() {
@@ -354,6 +377,7 @@ impl<'a> Run<'a> {
             fallback_s: Duration::from_nanos(fallback_ns).as_secs_f64(),
             resent_bytes,
             interrupted_bytes: (interrupted * self.arguments.batch_bytes()) as u64,
+            phase: cut_batches.fract(),
         })
     }
 
