@@ -10,7 +10,9 @@ use crate::ids::{Node, Rail, Rank};
 
 /// What lies between two devices of a host, in NCCL's classes of paths (those of `NCCL_NET_GDR_LEVEL`). A
 /// nearer one is less.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub enum Distance {
     /// Nothing: it is one device, or two ports of one.
     Loc,

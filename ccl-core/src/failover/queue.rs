@@ -307,6 +307,15 @@ impl Queue {
         self.client = client;
     }
 
+    /// Sets what the rails are worth, before one is connected.
+    ///
+    /// # Panics
+    /// One has been, or there is not a standing for each rail.
+    pub fn set_standings(&mut self, standings: &[Standing]) {
+        assert!(self.phase == Phase::Starting && standings.len() == self.rails.count());
+        self.rails = Rails::new(standings);
+    }
+
     /// Tokens that atomics have used, for the next queue of the same client.
     #[must_use]
     pub fn attempts(&self) -> u64 {

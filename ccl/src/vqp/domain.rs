@@ -114,7 +114,6 @@ impl Terms {
 pub struct Domain {
     inner: VirtualDomain,
     names: Vec<String>,
-    standings: Vec<Standing>,
     pub(super) wiring: Arc<Wiring>,
 }
 
@@ -124,6 +123,8 @@ pub(super) struct Wiring {
     pub(super) bindings: Vec<Binding>,
     /// What its devices are, by rail.
     pub(super) natures: Vec<Nature>,
+    /// What this end thinks that its rails are worth.
+    pub(super) standings: Vec<Standing>,
     pub(super) drill: Option<Arc<Drill>>,
     /// Where this process listens for connections of rails, once it accepts any.
     switchboard: Mutex<Option<Arc<Switchboard>>>,
@@ -170,8 +171,8 @@ impl Domain {
         let natures: Vec<_> = found.iter().map(|port| port.nature.clone()).collect();
         let names = natures.iter().map(|nature| nature.name.clone()).collect();
         let (switchboard, key) = (Mutex::default(), key.0.clone());
-        let wiring = Wiring { bindings, natures, drill, switchboard, key };
-        Ok(Self { inner: device.virtual_domain()?, names, standings, wiring: Arc::new(wiring) })
+        let wiring = Wiring { bindings, natures, standings, drill, switchboard, key };
+        Ok(Self { inner: device.virtual_domain()?, names, wiring: Arc::new(wiring) })
     }
 
     /// The devices, by rail.
@@ -225,9 +226,9 @@ impl Domain {
             Some(evidence) => {
                 let settings = VirtualSettings {
                     limits: terms.limits,
-                    standings: self.standings.clone(),
+                    standings: self.wiring.standings.clone(),
                     silence: terms.silence,
-                    ..VirtualSettings::new(evidence, self.standings.len())
+                    ..VirtualSettings::new(evidence, self.wiring.standings.len())
                 };
                 let pair = self.inner.virtual_queue_pair_with(&settings, terms.depth)?;
                 QueuePair::surviving(self, pair, terms)
@@ -308,10 +309,10 @@ mod tests {
         }
         let key = Key::from_passphrase("a test of distances");
         let domain = Domain::over(&ports, &DomainConfig::default(), &key).unwrap();
-        let distances: Vec<_> = domain.standings.iter().map(|rail| rail.distance).collect();
+        let distances: Vec<_> = domain.wiring.standings.iter().map(|rail| rail.distance).collect();
         assert_eq!(distances, [Distance::Loc, Distance::Sys, Distance::Phb, Distance::Pix]);
         let mut backups = [1, 2, 3];
-        backups.sort_by_key(|rail| domain.standings[*rail]);
+        backups.sort_by_key(|rail| domain.wiring.standings[*rail]);
         assert_eq!(backups, [3, 2, 1]);
     }
 

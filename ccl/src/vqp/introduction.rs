@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ccl_transport::TransportError;
 use ccl_transport::verbs::Connection;
 use ccl_transport::verbs::virtual_qp::{
-    Attempt, Bell, Connector, Evidence, Shadow, Store, TcpConnector,
+    Attempt, Bell, Connector, Evidence, Shadow, Standing, Store, TcpConnector,
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::devices::Nature;
 use super::drill::Careful;
 use super::meeting::Deadline;
+use super::pair::End;
 use super::{Error, Meeting, QueuePair, Side};
 
 /// What evidence is called where there is none.
@@ -25,6 +26,8 @@ struct Introduction {
     evidence: String,
     /// The devices, by rail.
     rails: Vec<Nature>,
+    /// What they are worth, seen from here.
+    standings: Vec<Standing>,
     /// Faults to rehearse, as they were written.
     faults: String,
     /// How both ends call the queue pair: the accepting end chooses.
@@ -51,6 +54,9 @@ pub(super) fn connect(
     let theirs: Introduction = postcard::from_bytes(&heard)
         .map_err(|_| Error::PeerLost("it does not introduce itself".into()))?;
     mine.agrees(&theirs)?;
+    if let End::Surviving(surviving) = &mut pair.end {
+        surviving.set_standings(mine.standings_with(&theirs)?);
+    }
     pair.lacking = pair.lacking.take().or(lacking(&theirs.rails, pair.used_rails(), "the peer"));
     let connector = Shared(Arc::new(wire(pair, side, &mine, theirs)?));
     let first = connector.connect(0, &Attempt::new(deadline.until));
@@ -77,6 +83,7 @@ fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
     Ok(Introduction {
         evidence: pair.terms.evidence.map_or(OFF, Evidence::name).to_owned(),
         rails: pair.wiring.natures.clone(),
+        standings: pair.wiring.standings.clone(),
         faults: faults.unwrap_or_default(),
         name,
         addresses,
@@ -84,6 +91,15 @@ fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
 }
 
 impl Introduction {
+    /// What the rails are worth to both ends, which both find out.
+    fn standings_with(&self, peer: &Self) -> Result<Vec<Standing>, Error> {
+        if peer.standings.len() != self.standings.len() {
+            return Err(Error::PeerLost("it does not say what its rails are worth".into()));
+        }
+        let both = self.standings.iter().zip(&peer.standings);
+        Ok(both.map(|(here, there)| here.with(*there)).collect())
+    }
+
     /// Both ends compare the same values, so they find out the same.
     fn agrees(&self, peer: &Self) -> Result<(), Error> {
         let (rails, peers_rails) = (self.rails.len().to_string(), peer.rails.len().to_string());
@@ -183,6 +199,8 @@ fn random_name() -> Result<String, Error> {
 
 #[cfg(test)]
 mod tests {
+    use ccl_core::topology::Distance;
+
     use super::*;
 
     #[test]
@@ -191,6 +209,7 @@ mod tests {
         let mine = Introduction {
             evidence: "log".into(),
             rails: vec![rail("eth0", false), rail("rxe1", true)],
+            standings: vec![Standing::default(); 2],
             faults: String::new(),
             name: String::new(),
             addresses: Vec::new(),
@@ -212,6 +231,30 @@ mod tests {
             let error = mine.agrees(&theirs).unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    /// Near here and far there is far.
+    #[test]
+    fn what_rails_are_worth_is_up_to_both_ends() {
+        let introduction = |distances: &[Distance]| Introduction {
+            evidence: "log".into(),
+            rails: Vec::new(),
+            standings: distances
+                .iter()
+                .map(|&distance| Standing { distance, ..Standing::default() })
+                .collect(),
+            faults: String::new(),
+            name: String::new(),
+            addresses: Vec::new(),
+        };
+        let near = introduction(&[Distance::Loc, Distance::Pix, Distance::Phb, Distance::Sys]);
+        let far = introduction(&[Distance::Loc, Distance::Sys, Distance::Unknown, Distance::Pix]);
+        let distances = [Distance::Loc, Distance::Sys, Distance::Phb, Distance::Sys];
+        for (here, there) in [(&near, &far), (&far, &near)] {
+            let both = here.standings_with(there).unwrap();
+            assert_eq!(both, introduction(&distances).standings);
+        }
+        assert!(near.standings_with(&introduction(&[])).is_err());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::Error;
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Whoever connects to a listener says this first.
-const HELLO: &[u8] = b"r2ccl vqp 2";
+const HELLO: &[u8] = b"r2ccl vqp 3";
 /// How long a stranger may take to say that it is none.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// Between two attempts to reach somebody who does not listen yet.

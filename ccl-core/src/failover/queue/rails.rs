@@ -38,6 +38,10 @@ impl Rails {
         Self { states: vec![absent; standings.len()], chain: chain(standings) }
     }
 
+    pub(super) fn count(&self) -> usize {
+        self.states.len()
+    }
+
     pub(super) fn health(&self, rail: Rail) -> Health {
         self.states[rail.index()].health
     }

@@ -2,6 +2,8 @@
 
 use std::cmp::Reverse;
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::Rail;
 use crate::topology::Distance;
 
@@ -32,12 +34,25 @@ impl Evidence {
 }
 
 /// What a backup rail is worth: the nearest is used first, and of those the one that carries most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Standing {
     /// How far its device is from that of the default rail, near which the program keeps its memory.
     pub distance: Distance,
     /// What it carries, in bytes per second.
     pub capacity: Reverse<u64>,
+}
+
+impl Standing {
+    /// That of a rail whose two devices have these: what one end says and the other does not know counts, and
+    /// otherwise the worse.
+    #[must_use]
+    pub fn with(self, peer: Self) -> Self {
+        let distance = match (self.distance, peer.distance) {
+            (Distance::Unknown, known) | (known, Distance::Unknown) => known,
+            (here, there) => here.max(there),
+        };
+        Self { distance, capacity: self.capacity.max(peer.capacity) }
+    }
 }
 
 /// The rails in the order in which they are tried: the default one, then the backups.
@@ -85,6 +100,23 @@ impl Default for Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_two_ends_the_worse_counts_and_what_is_not_known_does_not() {
+        let standing = |distance, capacity| Standing { distance, capacity: Reverse(capacity) };
+        for (here, there, both) in [
+            (standing(Distance::Pix, 10), standing(Distance::Sys, 20), (Distance::Sys, 10)),
+            (standing(Distance::Unknown, 10), standing(Distance::Phb, 5), (Distance::Phb, 5)),
+            (
+                standing(Distance::Unknown, 1),
+                standing(Distance::Unknown, 2),
+                (Distance::Unknown, 1),
+            ),
+        ] {
+            let both = standing(both.0, both.1);
+            assert_eq!((here.with(there), there.with(here)), (both, both));
+        }
+    }
 
     #[test]
     fn backups_are_tried_by_distance_and_then_by_capacity() {

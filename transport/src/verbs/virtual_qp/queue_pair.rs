@@ -18,7 +18,7 @@ use super::control::Hello;
 use super::post::descriptor;
 use super::rail::{Condition, RailEnd};
 use super::shadow::Shadow;
-use super::{Counters, Evidence, Keys, SendState, Shared, VirtualSettings};
+use super::{Counters, Evidence, Keys, SendState, Shared, Standing, VirtualSettings};
 use crate::{TransportError, clock};
 
 /// Polls in vain before the devices are asked how long the host of the peer has been silent.
@@ -132,6 +132,16 @@ impl VirtualQp {
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.state == State::ReadyToSend && self.machine.is_running()
+    }
+
+    /// Sets what the rails are worth, where the peer has something to say about that.
+    ///
+    /// # Panics
+    /// It has been connected, or there is not a standing for each rail.
+    pub fn set_standings(&mut self, standings: Vec<Standing>) {
+        assert!(self.state != State::ReadyToSend && standings.len() == self.rails.len());
+        self.machine.set_standings(&standings);
+        self.settings.standings = standings;
     }
 
     /// Its number. The peer learns it when the first rail is connected.
