@@ -18,35 +18,24 @@ use super::control::Hello;
 use super::post::descriptor;
 use super::rail::{Condition, RailEnd};
 use super::shadow::Shadow;
-use super::{Counters, Evidence, Keys, SendState, Shared, Standing, VirtualSettings};
+use super::{Evidence, Keys, Shared, Standing, VirtualSettings};
 use crate::{TransportError, clock};
 
 /// Polls in vain before the devices are asked how long the host of the peer has been silent.
 const POLLS_PER_LOOK: u32 = 256;
 
-/// The memory of one end of a virtual queue pair, as far as this library can see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Footprint {
-    /// The end itself, and its rings of requests and receives.
-    pub ring_bytes: usize,
-    /// Registered memory through which the ends manage each other, the log included.
-    pub control_bytes: usize,
-    /// Queue pairs of devices, each with the depth of this one.
-    pub queue_pairs: usize,
-}
-
 /// One end of a queue pair over several rails.
 #[derive(Debug)]
 pub struct VirtualQp {
     pub(super) machine: Queue,
-    settings: VirtualSettings,
+    pub(super) settings: VirtualSettings,
     pub(super) depth: Depth,
     pub(super) shared: Arc<Shared>,
     pub(super) rails: Vec<RailEnd>,
     pub(super) state: State,
     pub(super) fault: Option<TransportError>,
     /// The two ends of a queue pair have different ones.
-    identity: u64,
+    pub(super) identity: u64,
     pub(super) peer: Option<u64>,
     /// Number of the peer among the clients of this domain.
     client: u64,
@@ -65,9 +54,11 @@ pub struct VirtualQp {
     /// Requests are gathered for one list, and posted when it is complete.
     is_gathering: bool,
     started: Instant,
+    /// The time of the last poll, once something needed it.
+    polled: Option<Timestamp>,
     idle_polls: u32,
     /// Connections that rails were given.
-    connections: u64,
+    pub(super) connections: u64,
     /// Makes the connections of the rails.
     pub(super) shadow: Option<Shadow>,
 }
@@ -104,34 +95,11 @@ impl VirtualQp {
             outputs: Vec::new(),
             is_gathering: false,
             started: clock::now(),
+            polled: None,
             idle_polls: 0,
             connections: 0,
             shadow: None,
         })
-    }
-
-    /// What it has gone through.
-    #[must_use]
-    pub fn counters(&self) -> Counters {
-        self.machine.counters()
-    }
-
-    /// The rail in use; 0 is the default one.
-    #[must_use]
-    pub fn active(&self) -> usize {
-        self.machine.active().index()
-    }
-
-    /// Where requests go.
-    #[must_use]
-    pub fn send_state(&self) -> SendState {
-        self.machine.send_state()
-    }
-
-    /// Whether requests flow, rather than wait for the peer or for a repair.
-    #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.state == State::ReadyToSend && self.machine.is_running()
     }
 
     /// Sets what the rails are worth, where the peer has something to say about that.
@@ -142,24 +110,6 @@ impl VirtualQp {
         assert!(self.state != State::ReadyToSend && standings.len() == self.rails.len());
         self.machine.set_standings(&standings);
         self.settings.standings = standings;
-    }
-
-    /// Its number. The peer learns it when the first rail is connected.
-    #[must_use]
-    pub fn identity(&self) -> u64 {
-        self.identity
-    }
-
-    /// The number of the peer, once it has introduced itself.
-    #[must_use]
-    pub fn peer(&self) -> Option<u64> {
-        self.peer
-    }
-
-    /// Whether this end chooses rails, once that is known.
-    #[must_use]
-    pub fn leads(&self) -> Option<bool> {
-        self.peer.map(|peer| self.identity > peer)
     }
 
     /// Whether a rail may be given a connection: it never had one, or the last one has failed and the
@@ -202,36 +152,9 @@ impl VirtualQp {
     /// There is no such rail.
     pub fn suspect(&mut self, rail: usize) {
         if self.rails[rail].condition == Condition::Attached {
+            self.polled = None;
             self.feed(Input::Failed(rail_name(rail)));
         }
-    }
-
-    /// What it occupies now. A rail without a connection has no queue pair until it is given one.
-    #[must_use]
-    pub fn footprint(&self) -> Footprint {
-        let requests = self.requests.capacity() * size_of::<WorkRequest>();
-        let receives = self.receives.capacity() * size_of::<ReceiveRequest>();
-        let rails = self.rails.capacity() * size_of::<RailEnd>();
-        Footprint {
-            ring_bytes: size_of::<Self>() + requests + receives + rails,
-            control_bytes: self.rails[0].control.bytes(),
-            queue_pairs: self.rails.iter().filter(|rail| rail.pair.is_some()).count(),
-        }
-    }
-
-    /// Whether a rail is connected.
-    ///
-    /// # Panics
-    /// There is no such rail.
-    #[must_use]
-    pub fn is_attached(&self, rail: usize) -> bool {
-        self.rails[rail].condition == Condition::Attached
-    }
-
-    /// How many connections its rails were given: where it has grown, [`Self::descriptors`] gives others.
-    #[must_use]
-    pub fn connections(&self) -> u64 {
-        self.connections
     }
 
     /// Gives up rails that are silent, and seeks what is missing. Polling does so after many polls in
@@ -322,9 +245,13 @@ impl VirtualQp {
         self.feed(Input::Joined { rail: rail_name(rail), leads, log_entries });
     }
 
-    fn now(&self) -> Timestamp {
-        let elapsed = clock::now().saturating_duration_since(self.started);
-        Timestamp(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    /// Read once in a poll, and not for what is posted until the next: nothing begins or ends with a request that
+    /// could not wait for a poll.
+    fn now(&mut self) -> Timestamp {
+        *self.polled.get_or_insert_with(|| {
+            let elapsed = clock::now().saturating_duration_since(self.started);
+            Timestamp(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+        })
     }
 
     /// Hands one input to the machine and does what it says.
@@ -432,6 +359,7 @@ impl QueuePair for VirtualQp {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        self.polled = None;
         let mut moved = self.has_finds();
         if moved {
             self.take_finds();
@@ -442,7 +370,9 @@ impl QueuePair for VirtualQp {
         }
         self.arrived = arrived;
         moved |= self.part();
-        if self.machine.deadline().is_some_and(|deadline| deadline <= self.now()) {
+        if let Some(deadline) = self.machine.deadline()
+            && deadline <= self.now()
+        {
             self.feed(Input::Tick);
             moved = true;
         }
