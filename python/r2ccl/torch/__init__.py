@@ -39,7 +39,7 @@ def register() -> None:
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
 @functools.cache

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NO_DEVICE = "return 100;"
+# Of NVRTC, which has numbers of its own: an internal error.
+NO_COMPILER = "return 11;"
 
 CUDA_LIBRARY = re.compile(
     r"^lib(cudart|cupti|cublasLt|cublas|cusparseLt|cusparse|cufft|cufile|cusolver|cudnn|nccl|nvrtc"
@@ -51,6 +53,7 @@ BODIES = {
     "cudaPeekAtLastError": "return 0;",
     "cudaGetErrorString": 'return (long)"no CUDA on this machine";',
     "cudaGetErrorName": 'return (long)"cudaErrorNoDevice";',
+    "nvrtcGetErrorString": 'return (long)"no NVRTC on this machine";',
     "ncclGetErrorString": 'return (long)"no NCCL on this machine";',
     "ncclGetLastError": 'return (long)"no NCCL on this machine";',
     "cudnnGetVersion": "return 0;",
@@ -83,12 +86,17 @@ class Wanted:
 
 
 def main() -> None:
-    folder = Path(sysconfig.get_paths()["purelib"]) / "torch" / "lib"
+    folder = torch_folder()
     wanted = wants_of(sorted(folder.glob("*.so")), {path.name for path in folder.glob("*.so*")})
     for library in sorted(wanted.libraries):
         functions = wanted.functions_of(library)
         compile_stub(folder / library, functions, wanted.versions[library])
         print(f"{library}: {len(functions)} functions")
+
+
+def torch_folder() -> Path:
+    """Where PyTorch's own libraries are."""
+    return Path(sysconfig.get_paths()["purelib"]) / "torch" / "lib"
 
 
 def wants_of(own: list[Path], present: set[str]) -> Wanted:
@@ -129,9 +137,12 @@ def library_prefix(function: str, library: str) -> bool:
     return False
 
 
-def compile_stub(path: Path, functions: set[str], versions: set[str]) -> None:
-    source = "".join(
-        f"long {name}() {{ {BODIES.get(name, NO_DEVICE)} }}\n" for name in sorted(functions)
+def compile_stub(
+    path: Path, functions: set[str], versions: set[str], others: str = ""
+) -> None:
+    """Makes a library of these functions, and of the text of others in C."""
+    source = others + "".join(
+        f"long {name}() {{ {BODIES.get(name, default_body(name))} }}\n" for name in sorted(functions)
     )
     with tempfile.TemporaryDirectory() as scratch:
         code, script = Path(scratch, "stub.c"), Path(scratch, "versions")
@@ -140,6 +151,7 @@ def compile_stub(path: Path, functions: set[str], versions: set[str]) -> None:
         command = [
             "cc",
             "-w",
+            "-std=gnu11",
             "-O1",
             "-shared",
             "-fPIC",
@@ -152,6 +164,10 @@ def compile_stub(path: Path, functions: set[str], versions: set[str]) -> None:
         if versions:
             command.append(f"-Wl,--version-script={script}")
         subprocess.run(command, check=True)
+
+
+def default_body(function: str) -> str:
+    return NO_COMPILER if function.startswith("nvrtc") else NO_DEVICE
 
 
 def output_of(*command: str) -> str:

@@ -2,12 +2,13 @@
 #include "backend.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "meeting.hpp"
 #include "store.hpp"
 
 namespace r2ccl_torch {
@@ -21,34 +22,6 @@ constexpr auto kAnswerTime = std::chrono::seconds(30);
 
 std::vector<uint8_t> as_bytes(const std::string& text) {
   return {text.begin(), text.end()};
-}
-
-// Makes the id, and lets the others know if that fails.
-void share_new_id(c10d::Store& store) {
-  ccl_unique_id_t id;
-  try {
-    check(library().get_unique_id(&id), "creation of a process group");
-  } catch (const std::exception& failure) {
-    store.set("failure", as_bytes(failure.what()));
-    store.set("id", std::vector<uint8_t>{});
-    throw;
-  }
-  store.set("id", as_bytes(std::string(id.internal, sizeof(id.internal))));
-}
-
-ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds timeout) {
-  meet(store, "members", size, timeout);
-  if (rank == 0) {
-    share_new_id(store);
-  }
-  ccl_unique_id_t id;
-  const auto bytes = store.get("id");
-  if (bytes.empty()) {
-    C10_THROW_ERROR(DistBackendError, c10::str("r2ccl: rank 0: ", store.get_to_str("failure")));
-  }
-  TORCH_CHECK(bytes.size() == sizeof(id.internal), "r2ccl: the store has a broken id of the group");
-  std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
-  return id;
 }
 
 // In the words of PyTorch, which programs look for in their logs.
@@ -109,6 +82,7 @@ R2cclBackend::~R2cclBackend() {
     queue_.release();
     sentinel_.release();
     new std::shared_ptr<Mailbox>(std::move(mailbox_));
+    new std::shared_ptr<DeviceGroup>(std::move(device_group_));
     return;
   }
   try {
@@ -131,10 +105,14 @@ void R2cclBackend::shutdown() {
   }
   const auto deadline =
       std::chrono::steady_clock::now() + std::min<Milliseconds>(kGrace, options_->timeout);
-  const bool done = queue_->close(deadline);
+  const auto devices = existing_device_group();
+  bool done = queue_->close(deadline);
+  if (!done) {
+    communicator_->abort();
+  }
+  done = (!devices || devices->finish(deadline)) && done;
   if (!done) {
     TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
-    communicator_->abort();
   }
   std::shared_ptr<Mailbox> mailbox;
   {
@@ -157,6 +135,9 @@ void R2cclBackend::shutdown() {
 void R2cclBackend::abort() {
   check_process();
   communicator_->abort();
+  if (const auto devices = existing_device_group()) {
+    devices->abort();
+  }
   shutdown();
 }
 
@@ -168,7 +149,9 @@ void R2cclBackend::check_process() const {
 }
 
 c10d::ErrorType R2cclBackend::getError() {
-  switch (communicator_->status()) {
+  const auto devices = existing_device_group();
+  const auto status = communicator_->status();
+  switch (status == CCL_SUCCESS && devices ? devices->status() : status) {
     case CCL_SUCCESS:
       return c10d::ErrorType::SUCCESS;
     case CCL_TIMEOUT:
@@ -182,7 +165,9 @@ c10d::ErrorType R2cclBackend::getError() {
 
 std::vector<ccl_rail_health_t> R2cclBackend::health() {
   check_process();
-  return communicator_->health();
+  const auto devices = existing_device_group();
+  const auto of_devices = devices ? devices->communicator() : nullptr;
+  return of_devices ? of_devices->health() : communicator_->health();
 }
 
 // ---- Calls --------------------------------------------------------------------------------------
@@ -191,8 +176,26 @@ Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {
   return wanted == c10d::kUnsetTimeout || wanted == kNoTimeout ? options_->timeout : wanted;
 }
 
+void R2cclBackend::watch(const c10::intrusive_ptr<Expiring>& work,
+                         Milliseconds timeout,
+                         const char* title) {
+  sentinel_->watch(work, timeout, title,
+                   [communicator = communicator_, devices = existing_device_group()] {
+                     communicator->abort();
+                     if (devices) {
+                       devices->abort();
+                     }
+                   });
+}
+
 Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   check_process();
+  const auto device = common_device({&call.inputs, &outputs}, call.title);
+  return device.is_cpu() ? launch_on_host(call, std::move(outputs), std::move(body))
+                         : launch_on_device(call, device, std::move(outputs), body);
+}
+
+Work R2cclBackend::launch_on_host(const Call& call, Tensors outputs, Body body) {
   const auto timeout = timeout_of(call.timeout);
   const Operation::Description description{call.type, call.title, ++sequence_, timeout,
                                            call.inputs};
@@ -200,42 +203,98 @@ Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   // Shorter deadlines than that of the group count from now, not from the turn of the call.
   const bool is_short = timeout < own_timeout_;
   if (is_short) {
-    sentinel_->watch(operation, timeout, call.title,
-                     [communicator = communicator_] { communicator->abort(); });
+    watch(operation, timeout, call.title);
   }
   // A caller that goes on meanwhile may do what the others wait for: only those who wait run it
   // here.
-  const bool here = !call.async && !coalescing_ && !is_short;
+  const bool here = !call.async && !block_ && !is_short;
   queue_->run(
       operation,
       [communicator = communicator_, limit = std::max(timeout, own_timeout_),
        body = std::move(body)] {
         communicator->set_timeout(limit);
-        body(communicator->get());
+        body(Target::host(communicator->get()));
       },
       here);
   return post(std::move(operation));
 }
 
 Work R2cclBackend::post(c10::intrusive_ptr<Operation> operation) {
-  if (coalescing_) {
-    coalesced_.push_back(operation);
+  if (block_) {
+    block_->operations.push_back(operation);
   }
   return operation;
 }
 
 void R2cclBackend::startCoalescing() {
   check_process();
-  TORCH_CHECK(!coalescing_, "r2ccl: coalescing has begun already");
-  coalescing_ = true;
+  TORCH_CHECK(!block_, "r2ccl: coalescing has begun already");
+  block_.emplace();
 }
 
-// Everything was started when it was called; what is left is one handle for all of it.
+// All but messages on devices was started when it was called; what is left is one handle for all of
+// it.
 Work R2cclBackend::endCoalescing() {
   check_process();
-  TORCH_CHECK(coalescing_, "r2ccl: coalescing has not begun");
-  coalescing_ = false;
-  return Operation::of_all(rank_, std::exchange(coalesced_, {}));
+  TORCH_CHECK(block_.has_value(), "r2ccl: coalescing has not begun");
+  auto block = std::move(*block_);
+  block_.reset();
+  if (!block.device) {
+    return Operation::of_all(rank_, block.operations);
+  }
+  TORCH_CHECK_VALUE(block.operations.empty(),
+                    "r2ccl: tensors of the host and of a device in one coalesced block");
+  const Operation::Description description{c10d::OpType::COALESCED, "r2ccl:coalesced", ++sequence_,
+                                           options_->timeout};
+  return device_group().run_block(description, *block.device, block.messages,
+                                  std::move(block.outputs));
+}
+
+// ---- Devices ------------------------------------------------------------------------------------
+
+std::shared_ptr<DeviceGroup> R2cclBackend::existing_device_group() const {
+  std::lock_guard<std::mutex> lock(device_group_mutex_);
+  return device_group_;
+}
+
+DeviceGroup& R2cclBackend::device_group() {
+  std::lock_guard<std::mutex> lock(device_group_mutex_);
+  TORCH_CHECK(!ended_, "r2ccl: the process group was aborted or destroyed");
+  if (!device_group_) {
+    device_group_ = std::make_shared<DeviceGroup>(
+        c10::make_intrusive<c10d::PrefixStore>("devices", store_->clone()), rank_, size_,
+        options_->timeout, options_->group_name);
+  }
+  return *device_group_;
+}
+
+void R2cclBackend::eagerConnectSingleDevice(at::Device device) {
+  check_process();
+  if (!device.is_cpu()) {
+    check_kind(device, "init_process_group");
+    device_group().connect(device);
+  }
+}
+
+Work R2cclBackend::launch_on_device(const Call& call,
+                                    c10::Device device,
+                                    Tensors outputs,
+                                    const Body& body) {
+  const auto timeout = timeout_of(call.timeout);
+  const Operation::Description description{call.type, call.title, ++sequence_, timeout,
+                                           call.inputs};
+  Tensors tensors(call.inputs);
+  tensors.insert(tensors.end(), outputs.begin(), outputs.end());
+  if (block_) {
+    block_->device = device;
+    block_->outputs.insert(block_->outputs.end(), outputs.begin(), outputs.end());
+  }
+  const bool here = !call.async && !block_;
+  auto work = device_group().run(description, device, here, tensors, std::move(outputs), body);
+  if (timeout < own_timeout_) {
+    watch(work, timeout, call.title);
+  }
+  return work;
 }
 
 // ---- Messages -----------------------------------------------------------------------------------
@@ -261,10 +320,34 @@ void R2cclBackend::check_root(int64_t root, const char* call) const {
                     " is not a rank of a group of ", size_);
 }
 
+// In the order of calls: there are no tags, and nobody looks who sends first.
+Work R2cclBackend::send_or_receive_on_device(Tensors& tensors, int peer, int tag, bool is_send) {
+  const char* call = is_send ? "send" : "recv";
+  TORCH_CHECK_VALUE(
+      tag == 0, "r2ccl ", call, ": tag ", tag,
+      ": messages on devices have no tags, they come in the order in which they are sent");
+  const DeviceGroup::Message message{is_send, tensors[0], peer};
+  const Operation::Description description{is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
+                                           is_send ? "r2ccl:send" : "r2ccl:recv", 0,
+                                           options_->timeout, tensors};
+  if (!block_) {
+    return device_group().run_message(description, false, message);
+  }
+  block_->device = tensors[0].device();
+  block_->messages.push_back(message);
+  if (!is_send) {
+    block_->outputs.push_back(tensors[0]);
+  }
+  return c10::make_intrusive<DeviceWork>(rank_, description, tensors, [] { return ""; });
+}
+
 Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
   check_process();
   auto& tensor = only(tensors, "send");
   check_peer(peer, "send");
+  if (!tensor.is_cpu()) {
+    return send_or_receive_on_device(tensors, peer, tag, true);
+  }
   const Operation::Description description{c10d::OpType::SEND, "r2ccl:send", 0, options_->timeout,
                                            tensors};
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
@@ -288,6 +371,11 @@ Work R2cclBackend::recvAnysource(Tensors& tensors, int tag) {
 Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type) {
   check_process();
   const auto& tensor = only(tensors, "recv");
+  if (!tensor.is_cpu()) {
+    TORCH_CHECK_VALUE(peer != Mailbox::kAnySource,
+                      "r2ccl recv: messages on devices come from a rank that is named");
+    return send_or_receive_on_device(tensors, peer, tag, false);
+  }
   const char* title = peer == Mailbox::kAnySource ? "r2ccl:recvAnySource" : "r2ccl:recv";
   const Operation::Description description{type, title, 0, options_->timeout, tensors};
   auto operation = c10::make_intrusive<Operation>(rank_, description, tensors);
@@ -356,7 +444,7 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
   const auto part = std::make_shared<std::shared_ptr<Communicator>>();
   meet(*store_, c10::str("split/", splits_++), size_, options_->timeout);
   const Call call{c10d::OpType::UNKNOWN, "r2ccl:split", false, kNoTimeout};
-  launch(call, {}, [=, communicator = communicator_](ccl_comm_t) {
+  launch_on_host(call, {}, [=, communicator = communicator_](const Target&) {
     *part = communicator->split(color, key, part_options->timeout, part_options->group_name);
   })->wait();
   if (!is_member) {

@@ -11,6 +11,7 @@
 
 #include "call_queue.hpp"
 #include "communicator.hpp"
+#include "device_group.hpp"
 #include "mailbox.hpp"
 #include "sentinel.hpp"
 #include "tensors.hpp"
@@ -109,6 +110,9 @@ class R2cclBackend : public c10d::Backend {
   }
   c10d::ErrorType getError() override;
 
+  // Makes what calls on memory of a device need now, and not at the first of them.
+  void eagerConnectSingleDevice(at::Device device) override;
+
   // Gives what was started some time to finish, takes leave of the others, and ends all threads.
   void shutdown() override;
   // Ends all calls on all ranks with an error.
@@ -118,7 +122,7 @@ class R2cclBackend : public c10d::Backend {
 
  private:
   // How a call is made, and from what: profilers show it. `body` is run with the communicator when
-  // its turn comes.
+  // its turn comes, or at once if the tensors are in memory of a device.
   struct Call {
     c10d::OpType type;
     // A literal, "r2ccl:" and the name of the call.
@@ -127,8 +131,14 @@ class R2cclBackend : public c10d::Backend {
     std::chrono::milliseconds timeout;
     Tensors inputs{};
   };
-  using Body = std::function<void(ccl_comm_t)>;
-
+  // What is collected between startCoalescing() and endCoalescing(), and not on its way yet.
+  struct Block {
+    std::vector<c10::intrusive_ptr<Operation>> operations;
+    // Where calls on memory of a device are made, if there are any.
+    std::optional<c10::Device> device;
+    std::vector<DeviceGroup::Message> messages;
+    Tensors outputs;
+  };
   R2cclBackend(std::shared_ptr<Communicator> communicator,
                const c10::intrusive_ptr<c10d::Store>& store,
                int rank,
@@ -136,6 +146,14 @@ class R2cclBackend : public c10d::Backend {
                c10::intrusive_ptr<Options> options);
 
   Work launch(const Call& call, Tensors outputs, Body body);
+  Work launch_on_host(const Call& call, Tensors outputs, Body body);
+  Work launch_on_device(const Call& call, c10::Device device, Tensors outputs, const Body& body);
+  Work send_or_receive_on_device(Tensors& tensors, int peer, int tag, bool is_send);
+  DeviceGroup& device_group();
+  // Null before the first call on memory of a device.
+  std::shared_ptr<DeviceGroup> existing_device_group() const;
+  // Aborts the communicators when a deadline that is shorter than theirs has passed.
+  void watch(const c10::intrusive_ptr<Expiring>& work, Milliseconds timeout, const char* title);
   Work sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   Work post(c10::intrusive_ptr<Operation> operation);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
@@ -161,8 +179,10 @@ class R2cclBackend : public c10d::Backend {
   std::mutex mailbox_mutex_;
   std::shared_ptr<Mailbox> mailbox_;
 
-  bool coalescing_ = false;
-  std::vector<c10::intrusive_ptr<Operation>> coalesced_;
+  mutable std::mutex device_group_mutex_;
+  std::shared_ptr<DeviceGroup> device_group_;
+
+  std::optional<Block> block_;
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
   std::unique_ptr<CallQueue> queue_;

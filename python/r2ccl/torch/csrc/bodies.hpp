@@ -1,6 +1,7 @@
 // What is asked of the library for a collective, when its turn has come.
 #pragma once
 
+#include "target.hpp"
 #include "tensors.hpp"
 
 namespace r2ccl_torch {
@@ -41,10 +42,13 @@ struct Blocks {
 namespace body {
 
 // In place.
-void all_reduce(const at::Tensor& tensor, const Reduction& reduction, int ranks, ccl_comm_t comm);
+void all_reduce(const at::Tensor& tensor,
+                const Reduction& reduction,
+                int ranks,
+                const Target& target);
 
 // The same for the sum of sparse tensors, which may have elements in different places.
-void all_reduce_sparse(const at::Tensor& tensor, int ranks, ccl_comm_t comm);
+void all_reduce_sparse(const at::Tensor& tensor, int ranks, const Target& target);
 
 // To the root, which has the result in the tensor; elsewhere it stays as it is.
 void reduce(const at::Tensor& tensor,
@@ -52,15 +56,15 @@ void reduce(const at::Tensor& tensor,
             int root,
             int rank,
             int ranks,
-            ccl_comm_t comm);
+            const Target& target);
 
 // From the tensor of the root into those of the others.
-void broadcast(const at::Tensor& tensor, int root, int rank, ccl_comm_t comm);
+void broadcast(const at::Tensor& tensor, int root, int rank, const Target& target);
 
-void all_gather(const at::Tensor& output, const at::Tensor& input, ccl_comm_t comm);
+void all_gather(const at::Tensor& output, const at::Tensor& input, const Target& target);
 
 // From every rank into a tensor of its own, which may have its own size.
-void all_gather(const Tensors& outputs, const at::Tensor& input, ccl_comm_t comm);
+void all_gather(const Tensors& outputs, const at::Tensor& input, const Target& target);
 
 // `count` elements of the reduction's type for each rank.
 void reduce_scatter(const void* input,
@@ -68,19 +72,19 @@ void reduce_scatter(const void* input,
                     size_t count,
                     const Reduction& reduction,
                     int ranks,
-                    ccl_comm_t comm);
+                    const Target& target);
 void reduce_scatter(const at::Tensor& output,
                     const at::Tensor& input,
                     const Reduction& reduction,
                     int ranks,
-                    ccl_comm_t comm);
+                    const Target& target);
 
 // Blocks of different sizes: one reduction for each rank.
 void reduce_scatter_uneven(const Packed& from,
                            void* output,
                            const Tensors& inputs,
                            const Reduction& reduction,
-                           ccl_comm_t comm);
+                           const Target& target);
 
 }  // namespace body
 

@@ -60,23 +60,23 @@ Work R2cclBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opt
     return sum_sparse(tensors, options);
   }
   const auto tensor = only(tensors, "all_reduce");
-  const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce");
+  const auto reduction = Reduction::of(options.reduceOp, tensor, "all_reduce");
   const Call call{OpType::ALLREDUCE, "r2ccl:all_reduce", options.asyncOp, options.timeout, tensors};
-  return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
-    body::all_reduce(tensor, reduction, ranks, comm);
+  return launch(call, tensors, [=, ranks = size_](const Target& target) {
+    body::all_reduce(tensor, reduction, ranks, target);
   });
 }
 
 Work R2cclBackend::sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const auto tensor = tensors[0];
   TORCH_CHECK_VALUE(tensor.device().is_cpu(),
-                    "r2ccl all_reduce: tensors must be in the memory of the host, not on ",
+                    "r2ccl all_reduce: sparse tensors must be in the memory of the host, not on ",
                     tensor.device());
   TORCH_CHECK_VALUE(options.reduceOp == c10d::ReduceOp::SUM,
                     "r2ccl all_reduce: of sparse tensors there are sums only");
   const Call call{OpType::_ALLREDUCE_SPARSE, "r2ccl:all_reduce", options.asyncOp, options.timeout};
-  return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
-    body::all_reduce_sparse(tensor, ranks, comm);
+  return launch(call, tensors, [=, ranks = size_](const Target& target) {
+    body::all_reduce_sparse(tensor, ranks, target);
   });
 }
 
@@ -86,13 +86,13 @@ Work R2cclBackend::allreduce_coalesced(Tensors& tensors,
   std::vector<Reduction> reductions;
   for (const auto& tensor : tensors) {
     check_tensor(tensor, "all_reduce");
-    reductions.push_back(Reduction::of(options.reduceOp, tensor.scalar_type(), "all_reduce"));
+    reductions.push_back(Reduction::of(options.reduceOp, tensor, "all_reduce"));
   }
   const Call call{OpType::ALLREDUCE_COALESCED, "r2ccl:all_reduce", options.asyncOp, options.timeout,
                   tensors};
-  return launch(call, tensors, [=, ranks = size_](ccl_comm_t comm) {
+  return launch(call, tensors, [=, ranks = size_](const Target& target) {
     for (size_t i = 0; i < tensors.size(); ++i) {
-      body::all_reduce(tensors[i], reductions[i], ranks, comm);
+      body::all_reduce(tensors[i], reductions[i], ranks, target);
     }
   });
 }
@@ -100,11 +100,11 @@ Work R2cclBackend::allreduce_coalesced(Tensors& tensors,
 Work R2cclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const auto tensor = only(tensors, "reduce");
   check_root(options.rootRank, "reduce");
-  const auto reduction = Reduction::of(options.reduceOp, tensor.scalar_type(), "reduce");
+  const auto reduction = Reduction::of(options.reduceOp, tensor, "reduce");
   const int root = static_cast<int>(options.rootRank);
   const Call call{OpType::REDUCE, "r2ccl:reduce", options.asyncOp, options.timeout, tensors};
-  return launch(call, tensors, [=, rank = rank_, ranks = size_](ccl_comm_t comm) {
-    body::reduce(tensor, reduction, root, rank, ranks, comm);
+  return launch(call, tensors, [=, rank = rank_, ranks = size_](const Target& target) {
+    body::reduce(tensor, reduction, root, rank, ranks, target);
   });
 }
 
@@ -126,14 +126,13 @@ Work R2cclBackend::reduce_scatter_tensor_coalesced(Tensors& outputs,
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(outputs[i], "reduce_scatter");
     check_multiple(inputs[i], outputs[i], size_, "reduce_scatter");
-    reductions.push_back(
-        Reduction::of(options.reduceOp, inputs[i].scalar_type(), "reduce_scatter"));
+    reductions.push_back(Reduction::of(options.reduceOp, inputs[i], "reduce_scatter"));
   }
   const Call call{OpType::_REDUCE_SCATTER_BASE, "r2ccl:reduce_scatter", options.asyncOp,
                   options.timeout, inputs};
-  return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
+  return launch(call, outputs, [=, ranks = size_](const Target& target) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      body::reduce_scatter(outputs[i], inputs[i], reductions[i], ranks, comm);
+      body::reduce_scatter(outputs[i], inputs[i], reductions[i], ranks, target);
     }
   });
 }
@@ -146,20 +145,20 @@ Work R2cclBackend::reduce_scatter(Tensors& outputs,
   check_list(list, size_, output.scalar_type(), "reduce_scatter");
   TORCH_CHECK_VALUE(list[rank_].numel() == output.numel(), "r2ccl reduce_scatter: an output of ",
                     output.numel(), " elements for a block of ", list[rank_].numel());
-  const auto reduction = Reduction::of(options.reduceOp, output.scalar_type(), "reduce_scatter");
+  const auto reduction = Reduction::of(options.reduceOp, output, "reduce_scatter");
   const bool is_even = have_same_size(list);
   TORCH_CHECK_VALUE(is_even || !reduction.bits,
                     "r2ccl reduce_scatter: bitwise reductions of blocks of different sizes");
   const Call call{OpType::REDUCE_SCATTER, "r2ccl:reduce_scatter", options.asyncOp, options.timeout,
                   list};
-  return launch(call, outputs, [=, ranks = size_](ccl_comm_t comm) {
+  return launch(call, outputs, [=, ranks = size_](const Target& target) {
     const auto from = Packed::inputs(list);
     const auto to = Staged::output(output);
     if (is_even) {
       body::reduce_scatter(from.data(), to.data(), reduction.wire.count(output.numel()), reduction,
-                           ranks, comm);
+                           ranks, target);
     } else {
-      body::reduce_scatter_uneven(from, to.data(), list, reduction, comm);
+      body::reduce_scatter_uneven(from, to.data(), list, reduction, target);
     }
     to.publish();
   });
@@ -172,8 +171,9 @@ Work R2cclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opt
   check_root(options.rootRank, "broadcast");
   const int root = static_cast<int>(options.rootRank);
   const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp, options.timeout, tensors};
-  return launch(call, tensors,
-                [=, rank = rank_](ccl_comm_t comm) { body::broadcast(tensor, root, rank, comm); });
+  return launch(call, tensors, [=, rank = rank_](const Target& target) {
+    body::broadcast(tensor, root, rank, target);
+  });
 }
 
 Work R2cclBackend::gather(std::vector<Tensors>& outputs,
@@ -189,13 +189,12 @@ Work R2cclBackend::gather(std::vector<Tensors>& outputs,
                       "r2ccl gather: tensors of different sizes");
   }
   const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout, inputs};
-  return launch(call, list, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
+  return launch(call, list, [=, root = static_cast<int>(options.rootRank)](const Target& target) {
     const auto wire = Wire::for_moving(input.scalar_type());
     const auto from = Staged::input(input);
     const auto to = Packed::outputs(list);
-    check(
-        library().gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root, comm),
-        "gather");
+    check(target.gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root),
+          "gather");
     to.publish();
   });
 }
@@ -210,17 +209,16 @@ Work R2cclBackend::gather_into_tensor(at::Tensor& output,
     check_multiple(output, input, size_, "gather");
   }
   const Call call{OpType::GATHER, "r2ccl:gather", options.asyncOp, options.timeout, {input}};
-  return launch(call, is_root ? Tensors{output} : Tensors{},
-                [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
-                  const auto wire = Wire::for_moving(input.scalar_type());
-                  const auto from = Staged::input(input);
-                  const auto to =
-                      Staged::output(is_root ? output : at::empty({0}, input.options()));
-                  check(library().gather(from.data(), to.data(), wire.count(input.numel()),
-                                         wire.type, root, comm),
-                        "gather");
-                  to.publish();
-                });
+  return launch(
+      call, is_root ? Tensors{output} : Tensors{},
+      [=, root = static_cast<int>(options.rootRank)](const Target& target) {
+        const auto wire = Wire::for_moving(input.scalar_type());
+        const auto from = Staged::input(input);
+        const auto to = Staged::output(is_root ? output : at::empty({0}, input.options()));
+        check(target.gather(from.data(), to.data(), wire.count(input.numel()), wire.type, root),
+              "gather");
+        to.publish();
+      });
 }
 
 Work R2cclBackend::scatter(Tensors& outputs,
@@ -236,15 +234,15 @@ Work R2cclBackend::scatter(Tensors& outputs,
                       "r2ccl scatter: tensors of different sizes");
   }
   const Call call{OpType::SCATTER, "r2ccl:scatter", options.asyncOp, options.timeout, list};
-  return launch(call, outputs, [=, root = static_cast<int>(options.rootRank)](ccl_comm_t comm) {
-    const auto wire = Wire::for_moving(output.scalar_type());
-    const auto from = Packed::inputs(list);
-    const auto to = Staged::output(output);
-    check(library().scatter(from.data(), to.data(), wire.count(output.numel()), wire.type, root,
-                            comm),
-          "scatter");
-    to.publish();
-  });
+  return launch(
+      call, outputs, [=, root = static_cast<int>(options.rootRank)](const Target& target) {
+        const auto wire = Wire::for_moving(output.scalar_type());
+        const auto from = Packed::inputs(list);
+        const auto to = Staged::output(output);
+        check(target.scatter(from.data(), to.data(), wire.count(output.numel()), wire.type, root),
+              "scatter");
+        to.publish();
+      });
 }
 
 // ---- All to all ---------------------------------------------------------------------------------
@@ -269,9 +267,9 @@ Work R2cclBackend::allgather_into_tensor_coalesced(Tensors& outputs,
   }
   const Call call{OpType::_ALLGATHER_BASE, "r2ccl:all_gather", options.asyncOp, options.timeout,
                   inputs};
-  return launch(call, outputs, [=](ccl_comm_t comm) {
+  return launch(call, outputs, [=](const Target& target) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      body::all_gather(outputs[i], inputs[i], comm);
+      body::all_gather(outputs[i], inputs[i], target);
     }
   });
 }
@@ -283,7 +281,7 @@ Work R2cclBackend::allgather(std::vector<Tensors>& outputs,
   const auto list = only_list(outputs, "all_gather");
   check_gathered(list, input, rank_, size_);
   const Call call{OpType::ALLGATHER, "r2ccl:all_gather", options.asyncOp, options.timeout, inputs};
-  return launch(call, list, [=](ccl_comm_t comm) { body::all_gather(list, input, comm); });
+  return launch(call, list, [=](const Target& target) { body::all_gather(list, input, target); });
 }
 
 Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
@@ -308,9 +306,9 @@ Work R2cclBackend::allgather_coalesced(std::vector<Tensors>& outputs,
   }
   const Call call{OpType::ALLGATHER_COALESCED, "r2ccl:all_gather", options.asyncOp, options.timeout,
                   inputs};
-  return launch(call, all, [=](ccl_comm_t comm) {
+  return launch(call, all, [=](const Target& target) {
     for (size_t i = 0; i < inputs.size(); ++i) {
-      body::all_gather(by_input[i], inputs[i], comm);
+      body::all_gather(by_input[i], inputs[i], target);
     }
   });
 }
@@ -326,7 +324,7 @@ Work R2cclBackend::alltoall_base(at::Tensor& output,
   c10d::checkSplitSizes(input_splits, input, size_);
   const Call call{
       OpType::ALLTOALL_BASE, "r2ccl:all_to_all", options.asyncOp, options.timeout, {input}};
-  return launch(call, {output}, [=, ranks = size_](ccl_comm_t comm) {
+  return launch(call, {output}, [=, ranks = size_](const Target& target) {
     const auto wire = Wire::for_moving(input.scalar_type());
     const auto from = Staged::input(input);
     const auto to = Staged::output(output);
@@ -334,10 +332,10 @@ Work R2cclBackend::alltoall_base(at::Tensor& output,
     const auto received = Blocks::of(output, output_splits, ranks, wire);
     const bool is_even = output_splits.empty() && input_splits.empty();
     const auto result =
-        is_even ? library().alltoall(from.data(), to.data(), sent.counts[0], wire.type, comm)
-                : library().alltoallv(from.data(), sent.counts.data(), sent.displacements.data(),
-                                      to.data(), received.counts.data(),
-                                      received.displacements.data(), wire.type, comm);
+        is_even ? target.alltoall(from.data(), to.data(), sent.counts[0], wire.type)
+                : target.alltoallv(from.data(), sent.counts.data(), sent.displacements.data(),
+                                   to.data(), received.counts.data(), received.displacements.data(),
+                                   wire.type);
     check(result, "all_to_all");
     to.publish();
   });
@@ -350,23 +348,36 @@ Work R2cclBackend::alltoall(Tensors& outputs,
   check_list(inputs, size_, inputs[0].scalar_type(), "all_to_all");
   check_list(outputs, size_, inputs[0].scalar_type(), "all_to_all");
   const Call call{OpType::ALLTOALL, "r2ccl:all_to_all", options.asyncOp, options.timeout, inputs};
-  return launch(call, outputs, [=](ccl_comm_t comm) {
+  return launch(call, outputs, [=](const Target& target) {
     const auto wire = Wire::for_moving(inputs[0].scalar_type());
     const auto from = Packed::inputs(inputs);
     const auto to = Packed::outputs(outputs);
     const auto sent = Blocks::of(inputs, wire);
     const auto received = Blocks::of(outputs, wire);
-    check(
-        library().alltoallv(from.data(), sent.counts.data(), sent.displacements.data(), to.data(),
-                            received.counts.data(), received.displacements.data(), wire.type, comm),
-        "all_to_all");
+    check(target.alltoallv(from.data(), sent.counts.data(), sent.displacements.data(), to.data(),
+                           received.counts.data(), received.displacements.data(), wire.type),
+          "all_to_all");
     to.publish();
   });
 }
 
+// Of the host, and, once there were calls on a device, of its streams too. wait() returns when all
+// ranks have come to both.
 Work R2cclBackend::barrier(const c10d::BarrierOptions& options) {
-  const Call call{OpType::BARRIER, "r2ccl:barrier", options.asyncOp, options.timeout};
-  return launch(call, {}, [](ccl_comm_t comm) { check(library().barrier(comm), "barrier"); });
+  check_process();
+  const auto body = [](const Target& target) { check(target.barrier(), "barrier"); };
+  const auto devices = existing_device_group();
+  const auto device = devices ? devices->device() : std::nullopt;
+  const bool is_async = options.asyncOp || device.has_value();
+  const Call call{OpType::BARRIER, "r2ccl:barrier", is_async, options.timeout};
+  auto of_host = launch_on_host(call, {}, body);
+  if (!device || block_) {
+    return of_host;
+  }
+  auto of_device = launch_on_device(call, *device, {}, body);
+  static_cast<DeviceWork&>(*of_device)
+      .wait_in_host(c10::static_intrusive_pointer_cast<Operation>(of_host));
+  return of_device;
 }
 
 }  // namespace r2ccl_torch

@@ -30,6 +30,20 @@
   FUNCTION(barrier)                \
   FUNCTION(send)                   \
   FUNCTION(recv)                   \
+  FUNCTION(cuda_allreduce)         \
+  FUNCTION(cuda_allgather)         \
+  FUNCTION(cuda_reducescatter)     \
+  FUNCTION(cuda_broadcast)         \
+  FUNCTION(cuda_reduce)            \
+  FUNCTION(cuda_alltoall)          \
+  FUNCTION(cuda_alltoallv)         \
+  FUNCTION(cuda_gather)            \
+  FUNCTION(cuda_scatter)           \
+  FUNCTION(cuda_barrier)           \
+  FUNCTION(cuda_send)              \
+  FUNCTION(cuda_recv)              \
+  FUNCTION(group_start)            \
+  FUNCTION(group_end)              \
   FUNCTION(redop_create_premulsum) \
   FUNCTION(redop_destroy)
 

@@ -17,7 +17,7 @@ Sentinel::~Sentinel() {
   stop();
 }
 
-void Sentinel::watch(const c10::intrusive_ptr<Operation>& operation,
+void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                      Milliseconds timeout,
                      std::string what,
                      std::function<void()> expired) {
@@ -26,7 +26,7 @@ void Sentinel::watch(const c10::intrusive_ptr<Operation>& operation,
   if (stopped_) {
     return;
   }
-  watched_.push_back({c10::weak_intrusive_ptr<Operation>(operation), deadline, std::move(what),
+  watched_.push_back({c10::weak_intrusive_ptr<Expiring>(operation), deadline, std::move(what),
                       std::move(expired)});
   if (!thread_.joinable()) {
     thread_ = std::thread([this] { serve(); });

@@ -19,7 +19,7 @@ class Sentinel {
 
   // When `timeout` is over and the operation is not settled, it is settled with a message that says
   // `what` did not finish; then `expired` is called, if there is one.
-  void watch(const c10::intrusive_ptr<Operation>& operation,
+  void watch(const c10::intrusive_ptr<Expiring>& operation,
              Milliseconds timeout,
              std::string what,
              std::function<void()> expired = nullptr);
@@ -29,7 +29,7 @@ class Sentinel {
 
  private:
   struct Watched {
-    c10::weak_intrusive_ptr<Operation> operation;
+    c10::weak_intrusive_ptr<Expiring> operation;
     std::chrono::steady_clock::time_point deadline;
     std::string what;
     std::function<void()> expired;

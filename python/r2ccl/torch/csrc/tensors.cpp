@@ -77,9 +77,12 @@ std::optional<Bits> bitwise(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-[[noreturn]] void refuse(const c10d::ReduceOp& op, at::ScalarType type, const char* call) {
+[[noreturn]] void refuse(const c10d::ReduceOp& op,
+                         at::ScalarType type,
+                         const char* call,
+                         const char* where = "") {
   C10_THROW_ERROR(ValueError,
-                  c10::str("r2ccl ", call, ": there is no ", name_of(op), " of ", type));
+                  c10::str("r2ccl ", call, ": there is no ", name_of(op), " of ", type, where));
 }
 
 // A sum of truth values is true where any of them is, a product where all are.
@@ -206,11 +209,15 @@ Wire Wire::for_moving(at::ScalarType type) {
   return {CCL_UINT8, c10::elementSize(type)};
 }
 
-Reduction Reduction::of(const c10d::ReduceOp& op, at::ScalarType type, const char* call) {
+Reduction Reduction::of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* call) {
+  const auto type = tensor.scalar_type();
   const bool complex = at::isComplexType(type);
   if (const auto bits = bitwise(op)) {
     if (!at::isIntegralType(type, true)) {
       refuse(op, type, call);
+    }
+    if (!tensor.is_cpu()) {
+      refuse(op, type, call, " on a device");
     }
     return {{CCL_UINT8, c10::elementSize(type)}, CCL_SUM, std::nullopt, bits};
   }
@@ -327,12 +334,30 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
+void check_kind(c10::Device device, const char* call) {
+  TORCH_CHECK_VALUE(device.is_cpu() || device.is_cuda(), "r2ccl ", call,
+                    ": tensors must be in the memory of the host or of a CUDA device, not on ",
+                    device);
+}
+
+c10::Device common_device(const std::vector<const Tensors*>& lists, const char* call) {
+  std::optional<c10::Device> found;
+  for (const auto* tensors : lists) {
+    for (const auto& tensor : *tensors) {
+      const auto device = tensor.device();
+      found = found.value_or(device);
+      TORCH_CHECK_VALUE(*found == device, call, ": tensors on ", *found, " and on ", device,
+                        " in one call");
+    }
+  }
+  return found.value_or(at::kCPU);
+}
+
 void check_tensor(const at::Tensor& tensor, const char* call) {
   TORCH_CHECK_VALUE(tensor.defined(), "r2ccl ", call, ": a tensor is undefined");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "r2ccl ", call,
                     ": tensors must be dense, not ", tensor.layout());
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "r2ccl ", call,
-                    ": tensors must be in the memory of the host, not on ", tensor.device());
+  check_kind(tensor.device(), call);
 }
 
 void check_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType type, const char* call) {

@@ -40,8 +40,8 @@ struct Reduction {
   std::optional<double> factor;
   std::optional<Bits> bits;
 
-  // Throws a ValueError that says so if there is no such reduction of this type.
-  static Reduction of(const c10d::ReduceOp& op, at::ScalarType type, const char* call);
+  // Throws a ValueError that says so if there is no such reduction of this type, or on this device.
+  static Reduction of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* call);
 };
 
 // The number of a reduction, for as long as a call needs it.
@@ -112,7 +112,14 @@ class Packed {
 // Whether the tensor's elements lie in order and without gaps, and mean what they are.
 bool is_plain(const at::Tensor& tensor);
 
-// Throws unless the tensor is dense and in the memory of the host.
+// Throws a ValueError unless calls can be made on memory of such a device.
+void check_kind(c10::Device device, const char* call);
+
+// The device that all these tensors are on, the host if there are none. Throws a ValueError if
+// there are several.
+c10::Device common_device(const std::vector<const Tensors*>& lists, const char* call);
+
+// Throws unless the tensor is dense and in the memory of the host or of a device.
 void check_tensor(const at::Tensor& tensor, const char* call);
 
 // check_tensor() for all, and that they have the same type.

@@ -9,16 +9,6 @@ namespace r2ccl_torch {
 
 namespace {
 
-std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
-  const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(),
-                                " ms: its timeout has passed");
-  try {
-    C10_THROW_ERROR(DistBackendError, message);
-  } catch (...) {
-    return std::current_exception();
-  }
-}
-
 void mark(c10::ivalue::Future& future,
           const std::vector<at::Tensor>& outputs,
           std::exception_ptr failure) {
@@ -31,8 +21,18 @@ void mark(c10::ivalue::Future& future,
 
 }  // namespace
 
+std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
+  const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(),
+                                " ms: its timeout has passed");
+  try {
+    C10_THROW_ERROR(DistBackendError, message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
 Operation::Operation(int rank, const Description& description, std::vector<at::Tensor> outputs)
-    : c10d::Work(rank, description.type, description.title, description.inputs),
+    : Expiring(rank, description.type, description.title, description.inputs),
       title_(description.title),
       sequence_(description.sequence),
       timeout_(description.timeout),

@@ -12,8 +12,22 @@
 
 namespace r2ccl_torch {
 
+// A call with a deadline that somebody else watches.
+class Expiring : public c10d::Work {
+ public:
+  using Work::Work;
+
+  virtual bool is_settled() = 0;
+
+  // Settles it, unless that has happened, with a timeout that says `what` did not happen.
+  virtual void expire(const std::string& what) = 0;
+};
+
+// What is thrown when `what` did not happen in time.
+std::exception_ptr timed_out(const std::string& what, Milliseconds timeout);
+
 // It is settled once, by whoever comes first: the call that ends, or a deadline.
-class Operation : public c10d::Work {
+class Operation : public Expiring {
  public:
   // What is known when the call is made. `title` is a literal such as "r2ccl:all_reduce"; `timeout`
   // is for messages and getTimeout(); profilers show the shapes of `inputs`.
@@ -37,10 +51,9 @@ class Operation : public c10d::Work {
   // Settles the operation. Does nothing if that has happened.
   void settle(std::exception_ptr failure);
 
-  // Settles it with a timeout that says `what` did not happen.
-  void expire(const std::string& what);
+  void expire(const std::string& what) override;
 
-  bool is_settled();
+  bool is_settled() override;
 
   // The rank whose message it received; set before it is settled.
   void set_source(int rank) {
