@@ -53,24 +53,12 @@ R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                            Milliseconds timeout,
                            const std::string& name,
                            std::vector<uint64_t> global_ranks)
-    : R2cclBackend(std::make_shared<Communicator>(
-                       shared_id(*store, rank, size, timeout), rank, size, timeout, name),
-                   store,
-                   rank,
-                   size,
-                   options_for(timeout, name, std::move(global_ranks))) {
-}
-
-R2cclBackend::R2cclBackend(std::shared_ptr<Communicator> communicator,
-                           const c10::intrusive_ptr<c10d::Store>& store,
-                           int rank,
-                           int size,
-                           c10::intrusive_ptr<Options> options)
     : Backend(rank, size),
-      options_(std::move(options)),
+      options_(options_for(timeout, name, std::move(global_ranks))),
       store_(store->clone()),
-      communicator_(std::move(communicator)),
-      own_timeout_(options_->timeout),
+      communicator_(std::make_shared<Communicator>(
+          shared_id(*store, rank, size, timeout), rank, size, timeout, name)),
+      own_timeout_(timeout),
       queue_(std::make_unique<CallQueue>()),
       sentinel_(std::make_unique<Sentinel>()) {
   init();
@@ -431,28 +419,21 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   TORCH_CHECK(text.empty(), text);
 }
 
+// The members meet through the store; others need not come. PyTorch may ask once for each kind of device.
 c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
   check_process();
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  const bool is_member = place != ranks.end();
-  const int key = static_cast<int>(place - ranks.begin());
-  const int color = is_member ? *std::min_element(ranks.begin(), ranks.end()) : -1;
-  const auto part_options = options ? options : options_->clone();
-  // It outlives this function if the call does.
-  const auto part = std::make_shared<std::shared_ptr<Communicator>>();
-  meet(*store_, c10::str("split/", splits_++), size_, options_->timeout);
-  const Call call{c10d::OpType::UNKNOWN, "r2ccl:split", false, kNoTimeout};
-  launch_on_host(call, {}, [=, communicator = communicator_](const Target&) {
-    *part = communicator->split(color, key, part_options->timeout, part_options->group_name);
-  })->wait();
-  if (!is_member) {
+  if (place == ranks.end()) {
     return nullptr;
   }
-  return c10::intrusive_ptr<c10d::Backend>(
-      c10::intrusive_ptr<R2cclBackend>::reclaim(new R2cclBackend(
-          std::move(*part), store, key, static_cast<int>(ranks.size()), part_options)));
+  const auto part = options ? options : options_->clone();
+  const auto own = c10::make_intrusive<c10d::PrefixStore>(
+      c10::str("split/", splits_[part->group_name]++), store->clone());
+  return c10::make_intrusive<R2cclBackend>(own, static_cast<int>(place - ranks.begin()),
+                                           static_cast<int>(ranks.size()), part->timeout,
+                                           part->group_name, part->global_ranks_in_group);
 }
 
 }  // namespace r2ccl_torch

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -139,12 +140,6 @@ class R2cclBackend : public c10d::Backend {
     std::vector<DeviceGroup::Message> messages;
     Tensors outputs;
   };
-  R2cclBackend(std::shared_ptr<Communicator> communicator,
-               const c10::intrusive_ptr<c10d::Store>& store,
-               int rank,
-               int size,
-               c10::intrusive_ptr<Options> options);
-
   Work launch(const Call& call, Tensors outputs, Body body);
   Work launch_on_host(const Call& call, Tensors outputs, Body body);
   Work launch_on_device(const Call& call, c10::Device device, Tensors outputs, const Body& body);
@@ -173,7 +168,8 @@ class R2cclBackend : public c10d::Backend {
   const Milliseconds own_timeout_;
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> barriers_{0};
-  std::atomic<uint64_t> splits_{0};
+  // By the names of the new groups.
+  std::map<std::string, int> splits_;
   std::atomic<bool> ended_{false};
 
   std::mutex mailbox_mutex_;

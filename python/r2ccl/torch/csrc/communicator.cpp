@@ -45,23 +45,8 @@ Communicator::Communicator(
   comm_ = comm;
 }
 
-Communicator::Communicator(ccl_comm_t comm, Milliseconds timeout)
-    : comm_(comm), timeout_ms_(timeout_ms(timeout)) {
-}
-
 Communicator::~Communicator() {
   abort();
-}
-
-std::unique_ptr<Communicator> Communicator::split(int color,
-                                                  int key,
-                                                  Milliseconds timeout,
-                                                  const std::string& name) {
-  const auto wanted = config(timeout, name);
-  ccl_comm_t part = nullptr;
-  const int chosen = color < 0 ? CCL_SPLIT_NOCOLOR : color;
-  check(library().comm_split(get(), chosen, key, &part, &wanted), "split");
-  return part == nullptr ? nullptr : std::unique_ptr<Communicator>(new Communicator(part, timeout));
 }
 
 void Communicator::set_timeout(Milliseconds timeout) {

@@ -30,12 +30,6 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
-  // This rank's part of a split, in which all ranks take part; null for a negative colour.
-  std::unique_ptr<Communicator> split(int color,
-                                      int key,
-                                      Milliseconds timeout,
-                                      const std::string& name);
-
   // Sets the deadline of the calls that begin from now on. To be called by whoever makes them.
   void set_timeout(Milliseconds timeout);
 
@@ -56,8 +50,6 @@ class Communicator {
   void abort();
 
  private:
-  Communicator(ccl_comm_t comm, Milliseconds timeout);
-
   std::atomic<ccl_comm_t> comm_{nullptr};
   int timeout_ms_;
   const uint64_t generation_ = fork_generation();

@@ -12,7 +12,6 @@
   FUNCTION(get_version)            \
   FUNCTION(comm_init_rank_config)  \
   FUNCTION(comm_set_timeout)       \
-  FUNCTION(comm_split)             \
   FUNCTION(comm_destroy)           \
   FUNCTION(comm_abort)             \
   FUNCTION(comm_get_async_error)   \
