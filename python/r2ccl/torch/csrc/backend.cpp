@@ -419,7 +419,8 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   TORCH_CHECK(text.empty(), text);
 }
 
-// The members meet through the store; others need not come. PyTorch may ask once for each kind of device.
+// The members meet through the store; others need not come. PyTorch may ask once for each kind of
+// device.
 c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {

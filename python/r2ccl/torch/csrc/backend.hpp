@@ -35,6 +35,10 @@ class R2cclBackend : public c10d::Backend {
   ~R2cclBackend() override;
 
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  // What PyTorch calls for sparse tensors on a device, of which there are no sums.
+  Work allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    return sum_sparse(tensors, options);
+  }
   Work allreduce_coalesced(Tensors& tensors,
                            const c10d::AllreduceCoalescedOptions& options) override;
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;

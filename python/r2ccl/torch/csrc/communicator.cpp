@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include <c10/util/Exception.h>
 
@@ -12,6 +13,9 @@ namespace {
 
 // The longest deadline that the settings of the library allow: 11 days.
 constexpr int64_t kLongestMs = 1'000'000'000;
+
+// How messages of status() begin.
+constexpr char kQuestion[] = "ccl_comm_get_async_error: ";
 
 std::atomic<uint64_t> forks{0};
 
@@ -83,8 +87,15 @@ std::string Communicator::failure() const {
   if (result == CCL_SUCCESS) {
     return "";
   }
-  const std::string message = library().get_last_error(comm);
-  return message.empty() ? library().get_error_string(result) : message;
+  std::string message = library().get_last_error(comm);
+  // What asked for it says nothing.
+  if (message.rfind(kQuestion, 0) == 0) {
+    message.erase(0, std::strlen(kQuestion));
+  }
+  if (message.empty()) {
+    message = library().get_error_string(result);
+  }
+  return result == CCL_TIMEOUT ? kTimeoutPassed + message : message;
 }
 
 std::vector<ccl_rail_health_t> Communicator::health() const {

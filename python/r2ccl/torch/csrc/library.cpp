@@ -51,8 +51,7 @@ void check(ccl_result_t result, const char* call, const std::string& note) {
     message = library().get_error_string(result);
   }
   if (result == CCL_TIMEOUT) {
-    // Programs look for this word.
-    message = "its timeout has passed: " + message;
+    message = kTimeoutPassed + message;
   }
   message = std::string("r2ccl ") + call + ": " + message + note;
   if (result == CCL_INVALID_ARGUMENT) {

@@ -61,6 +61,9 @@ void open_library(const std::string& path);
 // The library. Throws if it was not opened.
 const Library& library();
 
+// How messages about timeouts begin: programs look for the word.
+inline const std::string kTimeoutPassed = "its timeout has passed: ";
+
 // Throws what `result` of the call named `call` means for a program in Python, unless it is a
 // success: ValueError where an argument is impossible, else DistBackendError with the message of
 // the library, which names the ranks, and `note`. To be called in the thread of the failed call.

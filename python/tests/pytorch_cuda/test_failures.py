@@ -1,0 +1,259 @@
+"""What goes wrong is an exception that says why, and streams go on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from devices import Gate, bits, device, there
+from worlds import die, outcomes_of, run_world
+
+
+def ones(count: int = 1000) -> torch.Tensor:
+    return there(torch.ones(count))
+
+
+def failure_of_next_call() -> str:
+    with pytest.raises(dist.DistBackendError) as caught:
+        for _ in range(100_000):
+            dist.all_reduce(ones(1))
+    return str(caught.value)
+
+
+def one_dies() -> str:
+    dist.all_reduce(ones())
+    dist.barrier()
+    if dist.get_rank() == 1:
+        die()
+    work = dist.all_reduce(ones(), async_op=True)
+    assert work is not None
+    # The stream goes on, whatever has become of the call.
+    torch.cuda.synchronize()
+    assert work.is_completed() and not work.is_success() and work.exception() is not None
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        work.wait()
+    with pytest.raises(RuntimeError, match="rank 1"):
+        work.get_future().wait()
+    return failure_of_next_call()
+
+
+def test_the_death_of_a_rank_is_an_exception_that_names_it() -> None:
+    outcomes = outcomes_of(3, one_dies)
+    assert outcomes[1].exit_code == -9
+    for rank in (0, 2):
+        assert outcomes[rank].error == "" and "rank 1" in outcomes[rank].value
+
+
+def one_does_not_come() -> str:
+    dist.all_reduce(ones())
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["late"])
+        return ""
+    work = dist.all_reduce(ones(), async_op=True)
+    assert work is not None
+    torch.cuda.synchronize()
+    try:
+        work.wait()
+        message = "nothing"
+    except dist.DistBackendError as error:
+        message = str(error)
+    store.set("late", "1")
+    return message
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
+    message = outcomes_of(2, one_does_not_come, timeout=3.0)[0].value
+    assert "rank 1" in message and "all_reduce" in message, message
+
+
+def waiting_in_the_host() -> None:
+    dist.all_reduce(ones())
+    store = dist.distributed_c10d._get_default_store()
+    x = ones()
+    if dist.get_rank() == 1:
+        store.wait(["timed out"])
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError, match="timeout"):
+            work.wait(timedelta(milliseconds=300))
+        store.set("timed out", "1")
+    work.wait(timedelta(seconds=60))
+    assert work.is_completed()
+    assert bits(x) == bits(torch.full((1000,), 2.0))
+
+
+def test_wait_with_a_timeout_is_of_the_host() -> None:
+    run_world(2, waiting_in_the_host)
+
+
+def different_calls() -> str:
+    dist.all_reduce(ones())
+    x = ones(6)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(x, async_op=True)
+    else:
+        work = dist.broadcast(x, 0, async_op=True)
+    assert work is not None
+    torch.cuda.synchronize()
+    with pytest.raises(dist.DistBackendError) as caught:
+        work.wait()
+    return str(caught.value)
+
+
+def test_different_calls_are_both_named() -> None:
+    for outcome in outcomes_of(2, different_calls):
+        assert outcome.error == "", outcome.error
+        assert "allreduce" in outcome.value and "broadcast" in outcome.value
+
+
+def aborted() -> None:
+    dist.all_reduce(ones())
+    dist.barrier()
+    gate, rank = Gate(), dist.get_rank()
+    # The stream of rank 0 has not come to the call, that of rank 1 waits in it.
+    if rank == 0:
+        gate.hold()
+    x = torch.empty(1000, device=device())
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    backend = dist.group.WORLD._get_backend(device())  # type: ignore[union-attr]
+    if rank == 0:
+        backend.abort()
+    else:
+        while not work.is_completed():
+            pass
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        work.wait()
+    gate.open()
+    torch.cuda.synchronize()
+    with pytest.raises(RuntimeError, match="abort"):
+        dist.all_reduce(x)
+
+
+def test_an_abort_ends_calls_on_all_ranks() -> None:
+    run_world(2, aborted)
+
+
+def destroyed_with_a_call_under_way() -> None:
+    dist.all_reduce(ones())
+    dist.barrier()
+    gate, x = Gate(), torch.empty(1000, device=device())
+    gate.hold()
+    work = dist.all_reduce(x, async_op=True)
+    # With a warning of PyTorch, which goes to standard error here.
+    dist.destroy_process_group()
+    gate.open()
+    torch.cuda.synchronize()
+    assert work is not None and not work.is_success()
+
+
+def test_a_group_can_be_destroyed_with_calls_under_way() -> None:
+    run_world(2, destroyed_with_a_call_under_way, timeout=2.0)
+
+
+def destroyed_at_once() -> None:
+    """What is on streams is done before the group goes."""
+    xs = [ones(40_000) for _ in range(4)]
+    for x in xs:
+        dist.all_reduce(x, async_op=True)
+    dist.destroy_process_group()
+    for x in xs:
+        assert bits(x) == bits(torch.full((40_000,), 2.0))
+
+
+def test_calls_under_way_are_done_before_a_group_is_destroyed() -> None:
+    run_world(2, destroyed_at_once)
+
+
+def impossible() -> None:
+    size = dist.get_world_size()
+    x = ones(4)
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        with pytest.raises(ValueError, match=f"{op.name}.*on a device".replace("RedOpType.", "")):
+            dist.all_reduce(there(torch.ones(4, dtype=torch.int32)), op)
+    with pytest.raises(ValueError, match="on cuda:0 and on cpu|on cpu and on cuda:0"):
+        dist.all_gather_into_tensor(torch.empty(4 * size), x)
+    with pytest.raises(ValueError, match="no tags"):
+        dist.isend(x, 1 - dist.get_rank(), tag=3)
+    with pytest.raises(ValueError, match="a rank that is named"):
+        dist.recv(x)
+    with pytest.raises(ValueError, match="not on meta"):
+        backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+        backend.allreduce([torch.empty(4, device="meta")])
+    index = there(torch.zeros(1, 1, dtype=torch.int64))
+    sparse = torch.sparse_coo_tensor(index, ones(1), (3,), check_invariants=False)
+    with pytest.raises(ValueError, match="sparse tensors must be in the memory of the host"):
+        dist.all_reduce(sparse)
+    with pytest.raises(ValueError, match="tensors of the host and of a device"):
+        with dist._coalescing_manager(device=x.device, async_ops=True):
+            dist.broadcast(x, 0)
+            dist.broadcast(torch.ones(4), 0)
+    # Nothing of that has moved anything, and the group goes on.
+    dist.all_reduce(x)
+    assert bits(x) == bits(torch.full((4,), float(size)))
+
+
+def test_what_is_impossible_is_a_value_error() -> None:
+    run_world(2, impossible)
+
+
+def too_large_for_what_is_pinned() -> None:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    x = ones(20_000)
+    counts = [x.numel() - 1, 1] if rank == 0 else [1, x.numel() - 1]
+    received = [x.numel() - 1, 1] if rank == 0 else [1, x.numel() - 1]
+    with pytest.raises(ValueError, match="R2CCL_CUDA_STAGING_BYTES"):
+        dist.all_to_all_single(torch.empty_like(x), x, received, counts)
+    y = ones(4)
+    dist.all_reduce(y)
+    assert bits(y) == bits(torch.full((4,), float(size)))
+
+
+def test_what_does_not_fit_is_a_value_error() -> None:
+    run_world(2, too_large_for_what_is_pinned, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
+
+
+def captured() -> None:
+    x = ones(10)
+    dist.all_reduce(x)
+    # The other stream does not wait for this one.
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    runtime = ctypes.CDLL("libcudart.so.13")
+    handle, graph = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+    thread_local = 1
+    with torch.cuda.stream(stream):
+        for is_async in (False, True):
+            assert runtime.cudaStreamBeginCapture(handle, thread_local) == 0
+            with pytest.raises(dist.DistBackendError, match="cannot be captured into a graph"):
+                dist.all_reduce(x, async_op=is_async)
+            # No other stream has become part of it.
+            assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+        dist.all_reduce(x)
+    assert bits(x) == bits(torch.full((10,), 4.0))
+
+
+def test_a_call_cannot_be_captured() -> None:
+    run_world(2, captured)
+
+
+def without_the_feature() -> None:
+    x = torch.empty(4, device=device())
+    with pytest.raises(dist.DistBackendError, match="built without CUDA.*--features cuda"):
+        dist.all_reduce(x)
+    y = torch.ones(4)
+    dist.all_reduce(y)
+    assert torch.equal(y, torch.full((4,), 2.0))
+
+
+def test_a_library_without_the_feature_says_so() -> None:
+    library = os.environ.get("R2CCL_TEST_LIBRARY_WITHOUT_CUDA")
+    if library is None:
+        pytest.skip("R2CCL_TEST_LIBRARY_WITHOUT_CUDA names no library")
+    run_world(2, without_the_feature, environment={"R2CCL_LIBRARY": library})
