@@ -1,9 +1,10 @@
 //! Memory of Python objects, without copies.
 //!
 //! [`exported`] reads the buffer protocol (NumPy, `array`, `bytearray`, `memoryview`), [`dlpack`] the
-//! protocol of tensors (PyTorch, JAX, and types of elements that the buffer protocol has no letter for).
-//! Either way the object promises that the memory stays where it is until the buffer is dropped.
+//! protocol of tensors (PyTorch, JAX, and types of elements that the buffer protocol has no letter for), of the
+//! host and of CUDA devices, [`cuda_array`] `__cuda_array_interface__` (CuPy, Numba). In all cases the object promises that the memory stays where it is until the buffer is dropped.
 
+mod cuda_array;
 mod dlpack;
 mod exported;
 
@@ -28,6 +29,18 @@ pub(crate) struct Buffer {
 enum Owner {
     Exported(#[allow(dead_code, reason = "it is kept, not used")] Exported),
     Tensor(#[allow(dead_code, reason = "it is kept, not used")] Tensor),
+    Object(#[allow(dead_code, reason = "it is kept, not used")] Py<PyAny>),
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    Host,
+    /// A CUDA device. What an object still does with its memory, it does on this stream, unless it has said
+    /// nothing about that.
+    Device {
+        producer: Option<usize>,
+    },
 }
 
 /// Elements in a row.
@@ -37,6 +50,7 @@ struct View {
     count: usize,
     element: Element,
     writable: bool,
+    home: Home,
 }
 
 // SAFETY: a view is an address with a description; who reads and writes there is agreed on between the
@@ -68,13 +82,24 @@ impl From<PyErr> for Refusal {
 
 impl Buffer {
     /// The memory of `object`, which messages call `what`, to be read.
-    pub(crate) fn to_read(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        Self::new(object).map_err(|refusal| refusal.explain(what, object))
+    ///
+    /// If it is memory of a device, the object is told the stream of the call, so that it lets that wait for what it
+    /// does with the memory.
+    pub(crate) fn to_read(
+        what: &str,
+        object: &Bound<'_, PyAny>,
+        stream: Option<usize>,
+    ) -> PyResult<Self> {
+        Self::new(object, stream).map_err(|refusal| refusal.explain(what, object))
     }
 
-    /// The memory of `object`, which messages call `what`, to be read and written.
-    pub(crate) fn to_write(what: &str, object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = Self::to_read(what, object)?;
+    /// As [`Self::to_read`], to be read and written.
+    pub(crate) fn to_write(
+        what: &str,
+        object: &Bound<'_, PyAny>,
+        stream: Option<usize>,
+    ) -> PyResult<Self> {
+        let buffer = Self::to_read(what, object, stream)?;
         if buffer.view.writable {
             return Ok(buffer);
         }
@@ -92,9 +117,14 @@ impl Buffer {
         self.view.element
     }
 
+    /// Where it is.
+    pub(crate) fn home(&self) -> Home {
+        self.view.home
+    }
+
     /// The memory, for an operation that ends before this buffer is dropped.
     pub(crate) fn region(&self) -> Region<'static> {
-        let View { start, count, element, writable } = self.view;
+        let View { start, count, element, writable, .. } = self.view;
         let bytes = count * element.bytes();
         if bytes == 0 {
             return Region::empty();
@@ -102,7 +132,7 @@ impl Buffer {
         if writable {
             // SAFETY: the owner keeps the memory valid, and a buffer lives as long as the operations on
             // it: `Work` and `Started` hold both. That nobody else uses the memory meanwhile is asked
-            // of the program, as in C.
+            // of the program, as in C. Memory of a device is only handed on as an address, by `device`.
             unsafe { Region::new(start, bytes) }
         } else {
             // SAFETY: as above, for reading.
@@ -110,15 +140,22 @@ impl Buffer {
         }
     }
 
-    fn new(object: &Bound<'_, PyAny>) -> Result<Self, Refusal> {
+    fn new(object: &Bound<'_, PyAny>, stream: Option<usize>) -> Result<Self, Refusal> {
         match Self::exported(object, None) {
             Ok(buffer) => Ok(buffer),
-            // The buffer protocol has no letter for some types.
-            Err(refusal @ (Refusal::NoBuffer | Refusal::Raised(_))) => match Tensor::of(object) {
-                Ok((tensor, view)) => Ok(Self { view, _owner: Owner::Tensor(tensor) }),
-                Err(Refusal::NoBuffer) => Self::disguised(object)?.ok_or(refusal),
-                Err(other) => Self::disguised(object)?.ok_or(other),
-            },
+            // The buffer protocol has no letter for some types, and no word for devices.
+            Err(refusal @ (Refusal::NoBuffer | Refusal::Raised(_))) => {
+                match Tensor::of(object, stream) {
+                    Ok((tensor, view)) => Ok(Self { view, _owner: Owner::Tensor(tensor) }),
+                    Err(Refusal::NoBuffer) => match cuda_array::view(object)? {
+                        Some(view) => {
+                            Ok(Self { view, _owner: Owner::Object(object.clone().unbind()) })
+                        }
+                        None => Self::disguised(object)?.ok_or(refusal),
+                    },
+                    Err(other) => Self::disguised(object)?.ok_or(other),
+                }
+            }
             Err(refusal) => Err(refusal),
         }
     }
@@ -151,7 +188,8 @@ impl Refusal {
         let kind = kind.name().map_or_else(|_| "object".to_owned(), |name| name.to_string());
         match self {
             Self::NoBuffer => pyo3::exceptions::PyTypeError::new_err(format!(
-                "{what} is a {kind}, which has neither the buffer protocol nor __dlpack__"
+                "{what} is a {kind}, which has neither the buffer protocol nor __dlpack__ nor \
+                 __cuda_array_interface__"
             )),
             Self::Elements(unsupported) => invalid_argument(py, format!("{what}: {unsupported}")),
             Self::Gaps => {
@@ -160,7 +198,8 @@ impl Refusal {
             }
             Self::Device(device) => {
                 let text = format!(
-                    "{what} is on device {device}; only memory of the host can be used: copy it there first"
+                    "{what} is on device {device}; only memory of the host and of CUDA devices can be used: \
+                     copy it there first"
                 );
                 invalid_argument(py, text)
             }

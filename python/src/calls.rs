@@ -8,7 +8,7 @@ use std::cmp::Ordering;
 use ccl::{Collective, Operation, Ragged, Rank, Reduction, Request};
 use pyo3::prelude::*;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Home};
 use crate::element::Element;
 use crate::errors::{exception, invalid_argument};
 use crate::reduction::ReduceOp;
@@ -20,6 +20,8 @@ pub(crate) struct Place<'py> {
     pub(crate) py: Python<'py>,
     pub(crate) rank: u32,
     pub(crate) size: u32,
+    /// The stream of a call on memory of a device; None if the program names none.
+    pub(crate) stream: Option<usize>,
 }
 
 /// A collective call, without its buffers.
@@ -77,12 +79,13 @@ impl Kind {
             (Some(sent), Some(received)) => match given.output {
                 Some(output) => {
                     let input = read("input", given.input, place)?;
-                    let output = Buffer::to_write("output", output)?;
+                    let output = Buffer::to_write("output", output, place.stream)?;
                     self.apart(place, root, (input, sent), (output, received))
                 }
                 None => {
                     let buffer = required("input", given.input, place)?;
-                    let buffer = Buffer::to_write("input (without an output)", buffer)?;
+                    let buffer =
+                        Buffer::to_write("input (without an output)", buffer, place.stream)?;
                     self.in_place(place, root, buffer, blocks)
                 }
             },
@@ -96,7 +99,7 @@ impl Kind {
             }
             (None, _) => {
                 let output = required("output", given.output, place)?;
-                let output = Buffer::to_write("output", output)?;
+                let output = Buffer::to_write("output", output, place.stream)?;
                 let request = self.request(place, root, output.count(), output.element())?;
                 let region = Some(output.region());
                 let operation = Operation::Collective { request, input: None, output: region };
@@ -219,7 +222,7 @@ pub(crate) fn all_to_all_v(
 ) -> PyResult<Call> {
     let input = read("input", given.input, place)?;
     let output = required("output", given.output, place)?;
-    let output = Buffer::to_write("output", output)?;
+    let output = Buffer::to_write("output", output, place.stream)?;
     same_element(place, &input, &output)?;
     let send = pairs(place, "send", counts.send, counts.send_displacements)?;
     let receive = pairs(place, "receive", counts.receive, counts.receive_displacements)?;
@@ -235,7 +238,7 @@ pub(crate) fn all_to_all_v(
 /// `send`.
 pub(crate) fn send(place: Place<'_>, buffer: &Bound<'_, PyAny>, peer: i64) -> PyResult<Call> {
     let peer = rank(place, "peer", peer)?;
-    let buffer = Buffer::to_read("buffer", buffer)?;
+    let buffer = Buffer::to_read("buffer", buffer, place.stream)?;
     let operation = Operation::Send { peer, data: buffer.region() };
     Ok(Call { operation, buffers: vec![buffer] })
 }
@@ -243,7 +246,7 @@ pub(crate) fn send(place: Place<'_>, buffer: &Bound<'_, PyAny>, peer: i64) -> Py
 /// `recv`.
 pub(crate) fn receive(place: Place<'_>, buffer: &Bound<'_, PyAny>, peer: i64) -> PyResult<Call> {
     let peer = rank(place, "peer", peer)?;
-    let buffer = Buffer::to_write("buffer", buffer)?;
+    let buffer = Buffer::to_write("buffer", buffer, place.stream)?;
     let operation = Operation::Receive { peer, data: buffer.region() };
     Ok(Call { operation, buffers: vec![buffer] })
 }
@@ -291,7 +294,7 @@ fn required<'a, 'py>(
 }
 
 fn read(what: &str, object: Option<&Bound<'_, PyAny>>, place: Place<'_>) -> PyResult<Buffer> {
-    Buffer::to_read(what, required(what, object, place)?)
+    Buffer::to_read(what, required(what, object, place)?, place.stream)
 }
 
 /// Elements of one of `blocks` equal blocks.
@@ -341,6 +344,23 @@ fn pairs(
     }
     let text = format!("{} {what} counts have {} displacements", counts.len(), displacements.len());
     Err(invalid_argument(place.py, text))
+}
+
+/// Whether a call is on memory of a device: all of its buffers are, or none is.
+pub(crate) fn is_on_device(place: Place<'_>, call: &Call) -> PyResult<bool> {
+    let on_device = |buffer: &&Buffer| buffer.home() != Home::Host;
+    let devices = call.buffers.iter().filter(on_device).count();
+    if devices != 0 && devices != call.buffers.len() {
+        let text =
+            "input and output must both be in the memory of the host, or both on a CUDA device";
+        return Err(invalid_argument(place.py, text));
+    }
+    if place.stream.is_some() && devices == 0 && !call.buffers.is_empty() {
+        let text =
+            "stream is for memory of a CUDA device, but the buffers are in the memory of the host";
+        return Err(invalid_argument(place.py, text));
+    }
+    Ok(devices > 0 || (call.buffers.is_empty() && place.stream.is_some()))
 }
 
 /// Checks everything that this rank can know about its call.

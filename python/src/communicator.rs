@@ -3,9 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use ccl::{Collective, Config, Error};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use crate::calls::{self, Given, Kind, Place, RaggedCounts};
+use crate::device::DeviceCall;
 use crate::errors::{build, exception, invalid_argument, invalid_usage};
 use crate::group;
 use crate::health;
@@ -18,13 +20,18 @@ use crate::work::{Call, Member, Work, check_process, locked, sweep};
 /// One member of a group of ranks.
 ///
 /// Calls on it are collective: all ranks make the same calls in the same order, with the same count, type,
-/// reduction and root. Buffers are anything with the buffer protocol or `__dlpack__` whose memory is on
-/// the host, C-contiguous and, where a result goes, writable. They are used without a copy. Counts come from
+/// reduction and root. Buffers are anything with the buffer protocol, `__dlpack__` or
+/// `__cuda_array_interface__` whose memory is on the host or on a CUDA device, C-contiguous and, where a result
+/// goes, writable. They are used without a copy. Counts come from
 /// their sizes; `n` is the number of ranks, block `i` of a buffer its `i`-th of `n` equal parts.
 ///
 /// Calls return when they are done, or with `async_op=True` a `Request` at once. While they wait, other
 /// threads run. Ctrl-C, or another signal whose handler raises, ends a waiting call by aborting the
 /// communicator, on all ranks.
+///
+/// Calls on memory of a CUDA device return at once and are in the order of `stream`: a number (`cudaStream_t`), an
+/// object with `__cuda_stream__`, or a stream of CuPy or PyTorch; the default stream without it. What goes wrong
+/// later shows in `async_error` and in the next call.
 ///
 /// As a context manager it is destroyed at the end; if the body raises, it is aborted, and the other ranks
 /// hear why.
@@ -103,7 +110,7 @@ impl Communicator {
     /// What ended the communicator, as an exception, or None.
     #[getter]
     fn async_error<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.member(py)?.communicator.async_error().map(|error| build(py, &error)).transpose()
+        self.member(py)?.failure().map(|error| build(py, &error)).transpose()
     }
 
     /// How all rails of all ranks are, in order of rank and rail. Local: no other rank is asked.
@@ -158,62 +165,69 @@ impl Communicator {
     }
 
     /// Reduces `input` of all ranks into `output` of all ranks; in place without an output.
-    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false, stream=None))]
     fn all_reduce(
         &self,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
         op: ReduceOp,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::AllReduce).op(op);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// Block `i` of every output becomes the input of rank `i`; `output` has `n` times as many elements.
     ///
     /// Without an output `input` is the whole, and this rank contributes its own block of it.
-    #[pyo3(signature = (input, output=None, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, *, async_op=false, stream=None))]
     fn all_gather(
         &self,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::AllGather);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// Reduces `input` of all ranks; rank `i` gets block `i` of the result in `output`.
     ///
     /// Without an output the result goes to this rank's own block of `input`.
-    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, *, async_op=false, stream=None))]
     fn reduce_scatter(
         &self,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
         op: ReduceOp,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::ReduceScatter).op(op);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// Copies `buffer` of `root` to all ranks.
-    #[pyo3(signature = (buffer, root=0, *, async_op=false))]
+    #[pyo3(signature = (buffer, root=0, *, async_op=false, stream=None))]
     fn broadcast(
         &self,
         buffer: &Bound<'_, PyAny>,
         root: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
-        let py = buffer.py();
-        self.submit(py, calls::broadcast(self.place(py), root, buffer)?, async_op)
+        let place = self.place_on(buffer.py(), stream)?;
+        self.submit(place, calls::broadcast(place, root, buffer)?, async_op)
     }
 
     /// Reduces `input` of all ranks into `output` of `root`; others need no output. In place at the root
     /// without one.
-    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, root=0, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, op=ReduceOp::SUM, root=0, *, async_op=false, stream=None))]
     fn reduce(
         &self,
         input: &Bound<'_, PyAny>,
@@ -221,28 +235,32 @@ impl Communicator {
         op: ReduceOp,
         root: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::Reduce).op(op).root(root);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// Block `j` of rank `i`'s input becomes block `i` of rank `j`'s output; in place without an output.
-    #[pyo3(signature = (input, output=None, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, *, async_op=false, stream=None))]
     fn all_to_all(
         &self,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::AllToAll);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// As `all_to_all`, with blocks of different sizes, in elements: `send_counts[j]` elements go to rank
     /// `j`, `receive_counts[i]` come from rank `i`. Without displacements blocks follow each other.
     #[pyo3(signature = (
         input, output, send_counts, receive_counts, send_displacements=None,
-        receive_displacements=None, *, async_op=false
+        receive_displacements=None, *, async_op=false, stream=None
     ))]
     #[allow(clippy::too_many_arguments, reason = "it has as many in every library")]
     fn all_to_all_v(
@@ -254,33 +272,36 @@ impl Communicator {
         send_displacements: Option<Vec<usize>>,
         receive_displacements: Option<Vec<usize>>,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let (send, receive) = (send_counts, receive_counts);
         let counts = RaggedCounts { send, receive, send_displacements, receive_displacements };
         let given = Given { input: Some(input), output: Some(output) };
-        let call = calls::all_to_all_v(self.place(input.py()), given, counts)?;
-        self.submit(input.py(), call, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.submit(place, calls::all_to_all_v(place, given, counts)?, async_op)
     }
 
     /// Block `i` of the output of `root` becomes the input of rank `i`; others need no output.
     ///
     /// Without an output at the root its `input` is the whole, of which its own block is its contribution.
-    #[pyo3(signature = (input, output=None, root=0, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, root=0, *, async_op=false, stream=None))]
     fn gather(
         &self,
         input: &Bound<'_, PyAny>,
         output: Option<&Bound<'_, PyAny>>,
         root: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::Gather).root(root);
-        self.collective(kind, input.py(), Given { input: Some(input), output }, async_op)
+        let place = self.place_on(input.py(), stream)?;
+        self.collective(kind, place, Given { input: Some(input), output }, async_op)
     }
 
     /// Rank `i` gets block `i` of the input of `root`; others pass None as input.
     ///
     /// Without an output at the root its own block stays where it is.
-    #[pyo3(signature = (input, output=None, root=0, *, async_op=false))]
+    #[pyo3(signature = (input, output=None, root=0, *, async_op=false, stream=None))]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -288,39 +309,49 @@ impl Communicator {
         output: Option<&Bound<'_, PyAny>>,
         root: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
         let kind = Kind::of(Collective::Scatter).root(root);
-        self.collective(kind, py, Given { input, output }, async_op)
+        self.collective(kind, self.place_on(py, stream)?, Given { input, output }, async_op)
     }
 
     /// Sends `buffer` to `peer`, which must receive as many bytes.
-    #[pyo3(signature = (buffer, peer, *, async_op=false))]
+    #[pyo3(signature = (buffer, peer, *, async_op=false, stream=None))]
     fn send(
         &self,
         buffer: &Bound<'_, PyAny>,
         peer: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
-        let py = buffer.py();
-        self.submit(py, calls::send(self.place(py), buffer, peer)?, async_op)
+        let place = self.place_on(buffer.py(), stream)?;
+        self.submit(place, calls::send(place, buffer, peer)?, async_op)
     }
 
     /// Fills `buffer` with what `peer` sends.
-    #[pyo3(signature = (buffer, peer, *, async_op=false))]
+    #[pyo3(signature = (buffer, peer, *, async_op=false, stream=None))]
     fn recv(
         &self,
         buffer: &Bound<'_, PyAny>,
         peer: i64,
         async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Request>> {
-        let py = buffer.py();
-        self.submit(py, calls::receive(self.place(py), buffer, peer)?, async_op)
+        let place = self.place_on(buffer.py(), stream)?;
+        self.submit(place, calls::receive(place, buffer, peer)?, async_op)
     }
 
     /// Returns when every rank has called it.
-    #[pyo3(signature = (*, async_op=false))]
-    fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Request>> {
-        self.submit(py, calls::barrier(), async_op)
+    ///
+    /// With a stream, that goes on when the streams of all ranks have come to it, and the call returns at once.
+    #[pyo3(signature = (*, async_op=false, stream=None))]
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        async_op: bool,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Request>> {
+        self.submit(self.place_on(py, stream)?, calls::barrier(), async_op)
     }
 
     /// Waits for everything that was started and takes leave of the other ranks. No calls may follow but
@@ -329,10 +360,10 @@ impl Communicator {
     /// Raises:
     ///     r2ccl.Error: What ended the communicator, if something did.
     fn finalize(&self, py: Python<'_>) -> PyResult<()> {
-        let communicator = self.member(py)?.communicator.clone();
-        let last = communicator.clone();
+        let member = self.member(py)?;
+        let last = Arc::clone(&member);
         let finalize = move || last.finalize();
-        let give_up = || communicator.abort("a signal interrupted finalize()");
+        let give_up = || member.communicator.abort("a signal interrupted finalize()");
         let result = interruptible(py, finalize, give_up);
         sweep();
         result?.map_err(|error| exception(py, &error))
@@ -342,7 +373,7 @@ impl Communicator {
     /// again. A second call does nothing.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         let Some(member) = self.take() else { return Ok(()) };
-        let last = member.communicator.clone();
+        let last = Arc::clone(&member);
         let destroy = move || drop(last.finalize());
         let give_up = || member.communicator.abort("a signal interrupted destroy()");
         let result = interruptible(py, destroy, give_up);
@@ -415,7 +446,16 @@ impl Communicator {
     }
 
     fn place<'py>(&self, py: Python<'py>) -> Place<'py> {
-        Place { py, rank: self.rank, size: self.size }
+        Place { py, rank: self.rank, size: self.size, stream: None }
+    }
+
+    /// For a call on the stream that the program names.
+    fn place_on<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Place<'py>> {
+        Ok(Place { stream: stream.map(stream_number).transpose()?, ..self.place(py) })
     }
 
     /// The member, unless it is gone or another process's.
@@ -434,23 +474,27 @@ impl Communicator {
     fn collective(
         &self,
         kind: Kind,
-        py: Python<'_>,
+        place: Place<'_>,
         given: Given<'_, '_>,
         async_op: bool,
     ) -> PyResult<Option<Request>> {
-        self.submit(py, kind.on(self.place(py), given)?, async_op)
+        self.submit(place, kind.on(place, given)?, async_op)
     }
 
-    /// Does a call now, starts it, or leaves it to the group of this thread.
-    fn submit(&self, py: Python<'_>, call: Call, async_op: bool) -> PyResult<Option<Request>> {
+    /// Does a call now, starts it, puts it on its stream, or leaves it to the group of this thread.
+    fn submit(&self, place: Place<'_>, call: Call, async_op: bool) -> PyResult<Option<Request>> {
         sweep();
+        let py = place.py;
         let member = self.member(py)?;
-        calls::validate(self.place(py), &call)?;
+        calls::validate(place, &call)?;
+        if group::is_open() && async_op {
+            let text = "async_op inside a group: pass it to the group instead";
+            return Err(invalid_usage(py, text));
+        }
+        if calls::is_on_device(place, &call)? {
+            return Self::submit_on_device(place, &member, call, async_op).map(|()| None);
+        }
         if group::is_open() {
-            if async_op {
-                let text = "async_op inside a group: pass it to the group instead";
-                return Err(invalid_usage(py, text));
-            }
             group::collect(&member, call);
             return Ok(None);
         }
@@ -461,6 +505,28 @@ impl Communicator {
         }
         work.run(py)?;
         Ok(None)
+    }
+
+    fn submit_on_device(
+        place: Place<'_>,
+        member: &Arc<Member>,
+        call: Call,
+        async_op: bool,
+    ) -> PyResult<()> {
+        if async_op {
+            let text = "async_op with memory of a device: such calls return at once, and are in the order of \
+                        their stream";
+            return Err(invalid_usage(place.py, text));
+        }
+        let Call { operation, buffers } = call;
+        let call = DeviceCall { operation, buffers, stream: place.stream };
+        if group::is_open() {
+            group::collect_on_device(member, call);
+            return Ok(());
+        }
+        let mut work = Work::default();
+        work.add_on_device(member, call);
+        work.run(place.py)
     }
 }
 
@@ -480,6 +546,27 @@ impl Drop for Communicator {
             py.detach(|| drop(member));
         });
     }
+}
+
+/// The `cudaStream_t` of a stream: an integer, an object with `__cuda_stream__`, or one of CuPy or PyTorch.
+fn stream_number(stream: &Bound<'_, PyAny>) -> PyResult<usize> {
+    if let Ok(number) = stream.extract() {
+        return Ok(number);
+    }
+    if stream.hasattr("__cuda_stream__")? {
+        let (_version, number) =
+            stream.call_method0("__cuda_stream__")?.extract::<(usize, usize)>()?;
+        return Ok(number);
+    }
+    for name in ["cuda_stream", "ptr"] {
+        if let Ok(number) = stream.getattr(name).and_then(|number| number.extract()) {
+            return Ok(number);
+        }
+    }
+    let kind = stream.get_type().name()?.to_string();
+    Err(PyTypeError::new_err(format!(
+        "stream is a {kind}: it must be an integer, or have __cuda_stream__, cuda_stream or ptr"
+    )))
 }
 
 /// A number of the program that cannot be negative.

@@ -63,6 +63,25 @@ impl Element {
         Ok(Self::of(datatype))
     }
 
+    /// By the `typestr` of NumPy's interfaces: byte order, kind and size.
+    pub(crate) fn from_typestr(text: &str) -> Result<Self, Unsupported> {
+        let native = if cfg!(target_endian = "little") { '<' } else { '>' };
+        let datatype = match text.trim_start_matches(['|', '=', native]) {
+            "b1" => return Ok(Self::BOOL),
+            "i1" => DataType::Int8,
+            "i4" => DataType::Int32,
+            "i8" => DataType::Int64,
+            "u1" => DataType::Uint8,
+            "u4" => DataType::Uint32,
+            "u8" => DataType::Uint64,
+            "f2" => DataType::Float16,
+            "f4" => DataType::Float32,
+            "f8" => DataType::Float64,
+            _ => return Err(Unsupported(format!("of type \"{text}\""))),
+        };
+        Ok(Self::of(datatype))
+    }
+
     /// By the numbers of DLPack: `DLDataTypeCode`, bits and lanes.
     pub(crate) fn from_dlpack(code: u8, bits: u8, lanes: u16) -> Result<Self, Unsupported> {
         let datatype = match (code, bits, lanes) {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::device::DeviceCall;
 use crate::request::Request;
 use crate::work::{Call, Member, Work, locked};
 
@@ -80,6 +81,11 @@ pub(crate) fn is_open() -> bool {
 /// Adds a call to the group of this thread.
 pub(crate) fn collect(member: &Arc<Member>, call: Call) {
     OPEN.with_borrow_mut(|(_, work)| work.add(member, call));
+}
+
+/// Adds a call on memory of a device to the group of this thread.
+pub(crate) fn collect_on_device(member: &Arc<Member>, call: DeviceCall) {
+    OPEN.with_borrow_mut(|(_, work)| work.add_on_device(member, call));
 }
 
 /// Closes the innermost group; the calls, if it is the outermost as well.

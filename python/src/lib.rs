@@ -2,8 +2,8 @@
 //!
 //! Everything a Python program passes is looked at once, here: objects become regions, names become types.
 //! What remains is a call of [`ccl`]. `work` holds what must not be freed while an operation uses it, and
-//! `interrupts` is how to wait in a program that may get signals. `unsafe` is in the two modules below
-//! `buffer`, and where it makes regions of their memory.
+//! `interrupts` is how to wait in a program that may get signals. `unsafe` is in two modules below
+//! `buffer`, and where it and `device` make regions of their memory.
 //!
 //! The shared object also exports the C interface, for the backend of PyTorch: so that a process that uses
 //! both has one library, with one set of threads and shared memory.
@@ -11,6 +11,8 @@
 mod buffer;
 mod calls;
 mod communicator;
+#[cfg_attr(not(feature = "cuda"), path = "device_absent.rs")]
+mod device;
 mod element;
 mod errors;
 mod group;

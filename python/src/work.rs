@@ -11,7 +11,8 @@ use ccl::{Error, Group, Operation, Pending};
 use pyo3::prelude::*;
 
 use crate::buffer::Buffer;
-use crate::errors::exception;
+use crate::device::{Device, DeviceCall};
+use crate::errors::{exception, invalid_usage};
 use crate::interrupts::{self, INTERRUPTED, Signals};
 
 /// Operations whose requests the program has dropped, and which may still go on.
@@ -30,6 +31,8 @@ pub(crate) struct Call {
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) communicator: ccl::Communicator,
+    /// For calls on memory of a device.
+    pub(crate) device: Device,
     /// Operations run in the order in which they were started: if this is done, all are.
     latest: Mutex<Option<Pending>>,
     /// Threads that do calls themselves now.
@@ -45,6 +48,7 @@ struct Calling<'a>(&'a Member);
 pub(crate) struct Work {
     parts: Vec<(Arc<Member>, Vec<Operation<'static>>)>,
     buffers: Vec<Buffer>,
+    on_devices: Vec<(Arc<Member>, Vec<DeviceCall>)>,
 }
 
 /// Operations that have started.
@@ -58,7 +62,18 @@ pub(crate) struct Started {
 impl Member {
     /// A communicator on which nothing was started.
     pub(crate) fn new(communicator: ccl::Communicator) -> Arc<Self> {
-        Arc::new(Self { communicator, latest: Mutex::default(), callers: AtomicU32::new(0) })
+        let (device, latest) = (Device::default(), Mutex::default());
+        Arc::new(Self { communicator, device, latest, callers: AtomicU32::new(0) })
+    }
+
+    /// What ended the communicator, if something did.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.device.failure().or_else(|| self.communicator.async_error())
+    }
+
+    /// Waits for everything that was started, and takes leave.
+    pub(crate) fn finalize(&self) -> Result<(), Error> {
+        self.device.finalize(&self.communicator)
     }
 
     /// Whether a call would begin at once.
@@ -104,11 +119,37 @@ impl Work {
         }
     }
 
-    /// Does everything and returns when it is done.
+    /// Adds a call on memory of a device.
+    pub(crate) fn add_on_device(&mut self, member: &Arc<Member>, call: DeviceCall) {
+        match self.on_devices.iter_mut().find(|(other, _)| Arc::ptr_eq(other, member)) {
+            Some((_, calls)) => calls.push(call),
+            None => self.on_devices.push((Arc::clone(member), vec![call])),
+        }
+    }
+
+    /// Puts the calls on memory of devices on their streams.
+    pub(crate) fn enqueue(&mut self, py: Python<'_>) -> PyResult<()> {
+        for (member, calls) in std::mem::take(&mut self.on_devices) {
+            if self.parts.iter().any(|(other, _)| Arc::ptr_eq(other, &member)) {
+                let text = "a group has calls on memory of the host and on memory of a device on one \
+                            communicator: make two groups";
+                return Err(invalid_usage(py, text));
+            }
+            let enqueued = py.detach(|| member.device.enqueue(&member.communicator, calls));
+            enqueued.map_err(|error| exception(py, &error))?;
+        }
+        Ok(())
+    }
+
+    /// Does everything and returns when it is done, and calls on devices are on their streams.
     ///
     /// If the handler of a signal raises, the communicators are aborted, because the buffers are the
     /// library's until the operations end.
-    pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn run(mut self, py: Python<'_>) -> PyResult<()> {
+        self.enqueue(py)?;
+        if self.parts.is_empty() {
+            return Ok(());
+        }
         let begins_at_once = match self.parts.as_slice() {
             [(member, _)] => member.is_idle(),
             _ => false,
@@ -123,7 +164,7 @@ impl Work {
 
     /// In this thread.
     fn run_here(self, py: Python<'_>) -> PyResult<()> {
-        let Self { parts, buffers } = self;
+        let Self { parts, buffers, .. } = self;
         let members: Vec<_> = parts.iter().map(|(member, _)| Arc::clone(member)).collect();
         let signals = Signals::default();
         let calling: Vec<_> = members.iter().map(|member| Calling::on(member)).collect();
@@ -150,8 +191,9 @@ impl Work {
     }
 
     /// Starts everything.
-    pub(crate) fn start(self, py: Python<'_>) -> PyResult<Started> {
-        let Self { parts, buffers } = self;
+    pub(crate) fn start(mut self, py: Python<'_>) -> PyResult<Started> {
+        self.enqueue(py)?;
+        let Self { parts, buffers, .. } = self;
         let mut started = Started {
             operations: Vec::with_capacity(parts.len()),
             buffers: Mutex::new(buffers),

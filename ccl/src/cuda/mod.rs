@@ -17,7 +17,7 @@ pub use direct::Paths;
 pub use error::error;
 
 pub use ccl_kernels::cuda::gpu::{
-    Buffer, DeviceRegion, Gpu, KeptContext, Place, Stream, Supply, device_of,
+    Buffer, DeviceRegion, Event, Gpu, KeptContext, Place, Stream, Supply, device_of,
 };
 pub(crate) use direct::Watch;
 pub(crate) use staging::Job;

@@ -9,13 +9,17 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::{Refusal, View, are_in_a_row, elements};
+use super::{Home, Refusal, View, are_in_a_row, elements};
 use crate::element::Element;
 
 /// The newest version that is understood; asked for, so that objects do not send a newer one.
 const MAX_VERSION: (u32, u32) = (1, 0);
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
 const READ_ONLY: u64 = 1;
+/// `kDLCUDA`.
+const CUDA: i32 = 2;
+/// What objects are told for the default stream of a device.
+const DEFAULT_STREAM: usize = 1;
 
 /// `DLTensor`.
 #[repr(C)]
@@ -70,19 +74,25 @@ unsafe impl Send for Managed {}
 unsafe impl Sync for Managed {}
 
 impl Tensor {
-    /// Borrows the memory of an object.
-    pub(super) fn of(object: &Bound<'_, PyAny>) -> Result<(Self, View), Refusal> {
+    /// Borrows the memory of an object, for a call on this stream if it is memory of a device.
+    pub(super) fn of(
+        object: &Bound<'_, PyAny>,
+        stream: Option<usize>,
+    ) -> Result<(Self, View), Refusal> {
         let py = object.py();
         if !object.hasattr(intern!(py, "__dlpack__"))? {
             return Err(Refusal::NoBuffer);
         }
         let device = object.call_method0(intern!(py, "__dlpack_device__"))?;
         let (kind, number) = device.extract::<(i32, i32)>()?;
-        if !is_host_memory(kind) {
-            return Err(Refusal::Device(format!("{}:{number}", device_name(kind))));
-        }
-        let tensor = Self::from_capsule(&capsule(object)?)?;
-        let view = tensor.view()?;
+        // The object lets the stream wait for what it does itself, so nothing is left to wait for.
+        let (home, stream) = match kind {
+            CUDA => (Home::Device { producer: None }, Some(stream.unwrap_or(DEFAULT_STREAM))),
+            _ if is_host_memory(kind) => (Home::Host, None),
+            _ => return Err(Refusal::Device(format!("{}:{number}", device_name(kind)))),
+        };
+        let tensor = Self::from_capsule(&capsule(object, stream)?)?;
+        let view = View { home, ..tensor.view()? };
         Ok((tensor, view))
     }
 
@@ -133,7 +143,8 @@ impl Tensor {
         }
         let offset = usize::try_from(byte_offset).unwrap_or(usize::MAX);
         let start = data.cast::<u8>().wrapping_add(offset);
-        Ok(View { start, count: elements(&shape)?, element, writable })
+        let count = elements(&shape)?;
+        Ok(View { start, count, element, writable, home: Home::Host })
     }
 }
 
@@ -172,15 +183,19 @@ impl Description {
     }
 }
 
-/// Asks an object for its tensor, without a copy; older objects take no arguments.
-fn capsule<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// Asks an object for its tensor, without a copy; older objects know the stream only.
+fn capsule<'py>(object: &Bound<'py, PyAny>, stream: Option<usize>) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
-    let wishes = PyDict::new(py);
+    let (wishes, fewer) = (PyDict::new(py), PyDict::new(py));
+    if let Some(stream) = stream {
+        wishes.set_item(intern!(py, "stream"), stream)?;
+        fewer.set_item(intern!(py, "stream"), stream)?;
+    }
     wishes.set_item(intern!(py, "max_version"), MAX_VERSION)?;
     wishes.set_item(intern!(py, "copy"), false)?;
     let method = object.getattr(intern!(py, "__dlpack__"))?;
     match method.call((), Some(&wishes)) {
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => method.call0(),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => method.call((), Some(&fewer)),
         result => result,
     }
 }

@@ -9,7 +9,7 @@ use std::ptr::{null, null_mut};
 use pyo3::ffi::{Py_ssize_t, PyObject};
 use pyo3::prelude::*;
 
-use super::{Refusal, View, are_in_a_row, elements};
+use super::{Home, Refusal, View, are_in_a_row, elements};
 use crate::element::Element;
 
 /// `PyBUF_STRIDES | PyBUF_FORMAT`: shape, strides and the type of the elements; read-only is fine.
@@ -105,7 +105,8 @@ impl Record {
             return Err(Refusal::Gaps);
         }
         let count = elements(&shape)?;
-        Ok(View { start: self.start.cast(), count, element, writable: self.is_read_only == 0 })
+        let (start, writable) = (self.start.cast(), self.is_read_only == 0);
+        Ok(View { start, count, element, writable, home: Home::Host })
     }
 
     /// The format; without one, elements are bytes.

@@ -253,7 +253,7 @@ def without_the_feature() -> None:
 
 
 def test_a_library_without_the_feature_says_so() -> None:
-    library = os.environ.get("R2CCL_TEST_LIBRARY_WITHOUT_CUDA")
+    library = os.environ.get("CCL_TEST_LIBRARY_WITHOUT_CUDA")
     if library is None:
-        pytest.skip("R2CCL_TEST_LIBRARY_WITHOUT_CUDA names no library")
+        pytest.skip("CCL_TEST_LIBRARY_WITHOUT_CUDA names no library")
     run_world(2, without_the_feature, environment={"R2CCL_LIBRARY": library})
