@@ -19,7 +19,31 @@ class _Tensor(Protocol):
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[Any, int]: ...
 
-_Array: TypeAlias = Buffer | _Tensor
+class _CudaArray(Protocol):
+    """An object that lends memory of a CUDA device."""
+
+    @property
+    def __cuda_array_interface__(self) -> Any: ...
+
+class _CudaStream(Protocol):
+    """A stream of a CUDA device."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    """A stream of PyTorch."""
+
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _CupyStream(Protocol):
+    """A stream of CuPy."""
+
+    @property
+    def ptr(self) -> int: ...
+
+_Array: TypeAlias = Buffer | _Tensor | _CudaArray
+_Stream: TypeAlias = int | _CudaStream | _TorchStream | _CupyStream
 
 @final
 class UniqueId:
@@ -121,6 +145,7 @@ class Communicator:
         op: ReduceOp = ...,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_reduce(
@@ -130,6 +155,7 @@ class Communicator:
         op: ReduceOp = ...,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def all_gather(
@@ -138,6 +164,7 @@ class Communicator:
         output: _Array | None = None,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_gather(
@@ -146,6 +173,7 @@ class Communicator:
         output: _Array | None = None,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def reduce_scatter(
@@ -155,6 +183,7 @@ class Communicator:
         op: ReduceOp = ...,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def reduce_scatter(
@@ -164,6 +193,7 @@ class Communicator:
         op: ReduceOp = ...,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def broadcast(
@@ -172,6 +202,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def broadcast(
@@ -180,6 +211,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def reduce(
@@ -190,6 +222,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def reduce(
@@ -200,6 +233,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def all_to_all(
@@ -208,6 +242,7 @@ class Communicator:
         output: _Array | None = None,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_to_all(
@@ -216,6 +251,7 @@ class Communicator:
         output: _Array | None = None,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def all_to_all_v(
@@ -228,6 +264,7 @@ class Communicator:
         receive_displacements: Sequence[int] | None = None,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def all_to_all_v(
@@ -240,6 +277,7 @@ class Communicator:
         receive_displacements: Sequence[int] | None = None,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def gather(
@@ -249,6 +287,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def gather(
@@ -258,6 +297,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def scatter(
@@ -267,6 +307,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def scatter(
@@ -276,6 +317,7 @@ class Communicator:
         root: int = 0,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def send(
@@ -284,6 +326,7 @@ class Communicator:
         peer: int,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def send(
@@ -292,6 +335,7 @@ class Communicator:
         peer: int,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def recv(
@@ -300,6 +344,7 @@ class Communicator:
         peer: int,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def recv(
@@ -308,18 +353,21 @@ class Communicator:
         peer: int,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     @overload
     def barrier(
         self,
         *,
         async_op: Literal[False] = False,
+        stream: _Stream | None = None,
     ) -> None: ...
     @overload
     def barrier(
         self,
         *,
         async_op: Literal[True],
+        stream: _Stream | None = None,
     ) -> Request: ...
     def finalize(self) -> None: ...
     def destroy(self) -> None: ...

@@ -150,12 +150,11 @@ fn await_producers(communicator: &cuda::Communicator, call: &DeviceCall) -> Resu
     let own = plain(call.stream);
     let stream = stream_of(communicator.gpu(), own)?;
     for buffer in &call.buffers {
-        if let Home::Device { producer: Some(number) } = buffer.home() {
-            if plain(Some(number)) != own {
-                let producer = stream_of(communicator.gpu(), plain(Some(number)))?;
-                let come = producer.mark().map_err(cuda::error)?;
-                stream.wait(&come).map_err(cuda::error)?;
-            }
+        let Home::Device { producer: Some(number) } = buffer.home() else { continue };
+        let number = plain(Some(number));
+        if number != own {
+            let come = stream_of(communicator.gpu(), number)?.mark().map_err(cuda::error)?;
+            stream.wait(&come).map_err(cuda::error)?;
         }
     }
     Ok(())

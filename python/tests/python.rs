@@ -5,7 +5,7 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 
-use support::{Environment, PACKAGES, package_folder, skip};
+use support::{Environment, PACKAGES, driver, package_folder, skip};
 
 #[test]
 fn the_package_passes_its_tests() {
@@ -14,7 +14,7 @@ fn the_package_passes_its_tests() {
         Err(missing) => return skip(&format!("the Python package: {missing}")),
     };
     environment.install(&environment.build());
-    environment.pytest(&tests());
+    environment.pytest(&tests(), &[("CCL_TEST_CUDA_DRIVER", driver())]);
 }
 
 /// The tests that need no other package; those of the backend for PyTorch are in a folder below.

@@ -3,24 +3,47 @@
 mod support;
 
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
-use support::{Environment, PACKAGES, finish, interpreter, package_folder, skip};
+use support::{
+    Environment, PACKAGES, driver, finish, interpreter, package_folder, skip, succeeded,
+};
 
 /// What `setup_torch.py` ends with where PyTorch cannot be had.
 const SKIPPED: i32 = 77;
 
 #[test]
 fn the_backend_passes_its_tests() {
-    let environment = match environment() {
-        Ok(environment) => environment,
-        Err(missing) => return skip(&format!("the backend for PyTorch: {missing}")),
-    };
-    let builder = match Environment::with(&PACKAGES) {
-        Ok(builder) => builder,
-        Err(missing) => return skip(&format!("the backend for PyTorch: {missing}")),
-    };
-    environment.install(&builder.build());
-    environment.pytest(&[package_folder().join("tests/pytorch")]);
+    if let Some(environment) = installed() {
+        environment.pytest(&[package_folder().join("tests/pytorch")], &[]);
+    }
+}
+
+/// With devices that are interpreters, and a runtime of CUDA that is small.
+#[test]
+fn the_backend_passes_its_tests_on_devices() {
+    let Some(environment) = installed() else { return };
+    let tests = package_folder().join("tests/pytorch_cuda");
+    let runtime = environment.folder.join("runtime");
+    succeeded(Command::new(&environment.python).arg(tests.join("cudart.py")).arg(&runtime));
+    let variables = [
+        ("LD_PRELOAD", runtime.join("libcudart.so.13")),
+        ("LD_LIBRARY_PATH", driver()),
+        ("FAKECUDA_DEVICES", "2".into()),
+    ];
+    environment.pytest(&[tests], &variables);
+}
+
+/// An environment with PyTorch and the package; None, reported, if it cannot be had. One test at a time makes it.
+fn installed() -> Option<Environment> {
+    static MADE: Mutex<()> = Mutex::new(());
+    let _one_at_a_time = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    let environment = environment().and_then(|environment| {
+        environment.install(&Environment::with(&PACKAGES)?.build());
+        Ok(environment)
+    });
+    let report = |missing: &String| skip(&format!("the backend for PyTorch: {missing}"));
+    environment.inspect_err(report).ok()
 }
 
 /// An environment with PyTorch. On failure: what the machine lacks.

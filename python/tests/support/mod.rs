@@ -117,13 +117,14 @@ impl Environment {
         wheels.next().expect("a wheel").expect("read the folder of wheels").path()
     }
 
-    /// Runs pytest on folders or files, and lets it leave nothing there.
-    pub(crate) fn pytest(&self, tests: &[PathBuf]) {
+    /// Runs pytest on folders or files with these variables, and lets it leave nothing there.
+    pub(crate) fn pytest(&self, tests: &[PathBuf], variables: &[(&str, PathBuf)]) {
         let mut pytest = Command::new(&self.python);
         pytest.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=-ra"]);
         pytest.args(tests).current_dir(&self.folder).env("PYTHONDONTWRITEBYTECODE", "1");
         // Not in the home of whoever runs the tests.
         pytest.env("R2CCL_TORCH_CACHE", self.folder.join("compiled"));
+        pytest.envs(variables.iter().map(|(name, value)| (name, value)));
         succeeded(&mut pytest);
     }
 
@@ -144,6 +145,13 @@ impl Ended {
 /// The folder with `pyproject.toml`.
 pub(crate) fn package_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A folder with the imitation of the driver, under its names.
+pub(crate) fn driver() -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-python");
+    ccl_fakecuda::install(&folder).expect("the driver was built");
+    folder
 }
 
 /// Writes past the harness, which hides what tests that pass print. See docs/testing.md.
