@@ -171,7 +171,7 @@ fn all_types_and_operations_on_mapped_buffers_of_one_device() {
     });
 }
 
-const COLLECTIVES: [Collective; 7] = [
+const COLLECTIVES: [Collective; 8] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -179,6 +179,7 @@ const COLLECTIVES: [Collective; 7] = [
     Collective::Reduce,
     Collective::Gather,
     Collective::Scatter,
+    Collective::AllToAll,
 ];
 
 /// Elements that have exact sums.

@@ -344,6 +344,9 @@ impl Call<'_, '_> {
     /// Where the others find the input and the output.
     fn grounds(&self, gpu: &Gpu, routes: &mut Routes) -> [Ground; 2] {
         let (blocks, block) = (self.cast.blocks(), self.cast.request.bytes());
+        let address = |region: Option<DeviceRegion<'_>>| region.map(|region| region.address());
+        let is_overwritten = self.cast.needs_copy() && address(self.input) == address(self.output);
+        let input = self.input.filter(|_| !is_overwritten);
         let mut ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
             let used = region.filter(|_| blocks > 0).map(|region| region.part(0, blocks * block));
             let found = used.and_then(|region| routes.buffers.find(gpu, &region));
@@ -352,10 +355,7 @@ impl Call<'_, '_> {
                 Ground::Mapped(shown, offset)
             })
         };
-        [
-            ground(Side::Input, self.input, blocks.input),
-            ground(Side::Output, self.output, blocks.output),
-        ]
+        [ground(Side::Input, input, blocks.input), ground(Side::Output, self.output, blocks.output)]
     }
 
     fn push(&self, stream: &Stream, grounds: &[Ground; 2]) -> Result<(), gpu::Error> {
@@ -368,8 +368,10 @@ impl Call<'_, '_> {
                     stream.copy(there, staged)?;
                 }
             }
-            let roles = self.cast.roles(&self.work, piece.bytes);
-            self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
+            for turn in 0..self.cast.turns() {
+                let roles = self.cast.roles(&self.work, piece.bytes, turn);
+                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
+            }
             for block in 0..blocks.output {
                 if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output) {
                     let (there, staged) = self.both(output, *side, block, piece);

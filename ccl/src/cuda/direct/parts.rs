@@ -31,15 +31,13 @@ impl Work {
             Collective::Broadcast
             | Collective::AllGather
             | Collective::Gather
-            | Collective::Scatter => Some(Self {
+            | Collective::Scatter
+            | Collective::AllToAll => Some(Self {
                 operation: Operation::Sum,
                 datatype: DataType::Uint8,
                 arithmetic: Arithmetic::default(),
             }),
-            Collective::AllToAll
-            | Collective::AllToAllV
-            | Collective::Barrier
-            | Collective::PointToPoint => None,
+            Collective::AllToAllV | Collective::Barrier | Collective::PointToPoint => None,
         }
     }
 
@@ -128,13 +126,25 @@ impl Cast {
             Collective::Reduce => (1, at_root(1)),
             Collective::Gather => (1, at_root(self.ranks)),
             Collective::Scatter => (at_root(self.ranks), 1),
+            Collective::AllToAll => (self.ranks, self.ranks),
             Collective::AllReduce
-            | Collective::AllToAll
             | Collective::AllToAllV
             | Collective::Barrier
             | Collective::PointToPoint => (1, 1),
         };
         Blocks { input, output }
+    }
+
+    /// How many times ranks meet for a piece: in an AllToAll every rank has something else for each, and
+    /// combines from one rank at a time.
+    pub(super) fn turns(&self) -> usize {
+        if self.request.collective == Collective::AllToAll { self.ranks } else { 1 }
+    }
+
+    /// Whether a rank whose input is its output has to keep a copy of the input: others read it after turns that
+    /// have written there.
+    pub(super) fn needs_copy(&self) -> bool {
+        self.turns() > 1
     }
 
     /// The pieces: all blocks of one fit into staging memory of `staging_bytes`, on any rank.
@@ -150,8 +160,8 @@ impl Cast {
             .collect()
     }
 
-    /// What this rank says and does in a piece of so many bytes of every block.
-    pub(super) fn roles(&self, work: &Work, bytes: usize) -> Roles {
+    /// What this rank says and does in a turn for a piece of so many bytes of every block.
+    pub(super) fn roles(&self, work: &Work, bytes: usize, turn: usize) -> Roles {
         let size = work.datatype.bytes();
         let slice_of = |rank| slice(bytes / size, size, self.ranks, rank);
         let cut = |rank| Some(Spot { block: 0, offset: slice_of(rank).0 * size });
@@ -169,8 +179,12 @@ impl Cast {
             Collective::ReduceScatter => (told(&block), told(&own)),
             Collective::Gather => (told(&own), told(&|rank| block(rank).filter(|_| is_root))),
             Collective::Scatter => (told(&|rank| block(rank).filter(|_| is_root)), told(&own)),
+            // Who takes from this rank, and from whom this one does: nobody from one rank at the same time.
+            Collective::AllToAll => (
+                told(&|rank| block(rank).filter(|_| (rank + turn) % self.ranks == me)),
+                told(&|rank| block((me + turn) % self.ranks).filter(|_| rank == me)),
+            ),
             Collective::AllReduce
-            | Collective::AllToAll
             | Collective::AllToAllV
             | Collective::Barrier
             | Collective::PointToPoint => (told(&cut), told(&cut)),
@@ -190,7 +204,7 @@ mod tests {
 
     use super::*;
 
-    const COLLECTIVES: [Collective; 7] = [
+    const COLLECTIVES: [Collective; 8] = [
         Collective::AllReduce,
         Collective::Broadcast,
         Collective::Reduce,
@@ -198,6 +212,7 @@ mod tests {
         Collective::ReduceScatter,
         Collective::Gather,
         Collective::Scatter,
+        Collective::AllToAll,
     ];
 
     fn cast(collective: Collective, count: usize, me: usize, ranks: usize) -> Cast {
@@ -213,14 +228,16 @@ mod tests {
         let block = count * 4;
         let mut outputs: Vec<Vec<Vec<usize>>> =
             casts.iter().map(|cast| vec![Vec::new(); cast.blocks().output * block]).collect();
-        for (index, piece) in casts[0].pieces(256).into_iter().enumerate() {
-            assert!(casts.iter().all(|cast| cast.pieces(256)[index] == piece));
-            let works: Vec<Work> =
-                casts.iter().map(|c| Work::of(&c.request, c.me, ranks).unwrap()).collect();
+        let works: Vec<Work> =
+            casts.iter().map(|c| Work::of(&c.request, c.me, ranks).unwrap()).collect();
+        let pieces = casts[0].pieces(256);
+        assert!(casts.iter().all(|cast| cast.pieces(256) == pieces));
+        let turns = casts[0].turns();
+        for (piece, turn) in pieces.iter().flat_map(|piece| (0..turns).map(move |t| (piece, t))) {
             let roles: Vec<Roles> = casts
                 .iter()
                 .zip(&works)
-                .map(|(cast, work)| cast.roles(work, piece.bytes))
+                .map(|(cast, work)| cast.roles(work, piece.bytes, turn))
                 .collect();
             for (rank, role) in roles.iter().enumerate() {
                 assert!(role.bytes <= role.largest && role.largest == roles[0].largest);
@@ -262,10 +279,12 @@ mod tests {
                         Collective::ReduceScatter => all(rank * block + at),
                         Collective::Scatter => vec![from(1, rank * block + at)],
                         Collective::AllReduce | Collective::Reduce => all(at),
-                        Collective::AllToAll
-                        | Collective::AllToAllV
-                        | Collective::Barrier
-                        | Collective::PointToPoint => unreachable!("not in the list"),
+                        Collective::AllToAll => {
+                            vec![from(at / block, rank * block + at % block)]
+                        }
+                        Collective::AllToAllV | Collective::Barrier | Collective::PointToPoint => {
+                            unreachable!("not in the list")
+                        }
                     };
                     assert_eq!(*taken, expected, "{collective:?} of {count}, rank {rank}, {at}");
                 }
