@@ -49,7 +49,8 @@ ARGUMENTS: list[tuple[Any, type[Exception], str]] = [
     (b"1234", InvalidArgumentError, "read-only"),
     ([1.0, 2.0], TypeError, "list, which has neither"),
     (None, TypeError, "NoneType"),
-    (Lender(2), InvalidArgumentError, "on device cuda:3"),
+    (Lender(2), InvalidArgumentError, "nobody may look at it"),
+    (Lender(10), InvalidArgumentError, "on device rocm:3"),
     (Lender(99), InvalidArgumentError, "on device DLPack kind 99:3"),
     (Lender(1), InvalidArgumentError, "nobody may look at it"),
 ]

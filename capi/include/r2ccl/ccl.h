@@ -419,7 +419,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
  * of a stream. A call returns at once: what the stream does before the call is in `send`, and what comes
  * later on the stream finds the result in `recv`. Memory and stream belong to the call until the stream
  * has come past it (cuStreamSynchronize, an event). Data goes through pinned memory of the host, twice
- * R2CCL_CUDA_STAGING_BYTES for each communicator; kernels of the library are not used.
+ * R2CCL_CUDA_STAGING_BYTES for each communicator, or, between ranks of one host that have kernels of the library,
+ * from device to device.
  *
  *  - `stream` is a CUstream or cudaStream_t of the primary context of a device, which is the context
  *    that the CUDA runtime uses. NULL is the default stream of the context that is current in the thread.

@@ -155,17 +155,19 @@ class FaultWatch:
 
 def _backend(group: ProcessGroup | None) -> Any:
     """The compiled backend of a group, also behind the wrapper of TORCH_DISTRIBUTED_DEBUG."""
-    import torch
     import torch.distributed as dist
 
     chosen = dist.group.WORLD if group is None else group
     if chosen is None:
         raise ValueError("there is no default process group: call init_process_group first")
-    backend = chosen._get_backend(torch.device("cpu"))
-    backend = getattr(backend, "wrapped_pg", backend)
-    if not hasattr(backend, "health"):
-        raise TypeError(f"the backend of the group is {backend.name()}, not r2ccl")
-    return backend
+    # One for each kind of device, or one for all.
+    backends = [chosen._get_backend(device) for device in chosen._device_types]
+    backends = [getattr(backend, "wrapped_pg", backend) for backend in backends]
+    for backend in backends:
+        if hasattr(backend, "health"):
+            return backend
+    names = " and ".join(backend.name() for backend in backends)
+    raise TypeError(f"the backend of the group is {names}, not r2ccl")
 
 
 def _rails(backend: Any) -> list[RailHealth]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -165,6 +166,25 @@ def large() -> None:
 
 def test_calls_that_are_cut_into_pieces() -> None:
     run_world(2, large, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
+
+
+def by_kernels() -> None:
+    """The first calls go through the host; then all ranks change to kernels."""
+    for _ in range(3):
+        blocks()
+        exchanges()
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for count in (10, 30_000):
+        for _ in range(20):
+            x = torch.randn(count, generator=generator)
+            same(lambda _, o: dist.all_reduce(o[0]), [], [x])
+
+
+def test_calls_that_kernels_of_the_library_do() -> None:
+    folder = os.environ.get("CCL_TEST_CUDA_KERNELS")
+    if folder is None:
+        pytest.skip("CCL_TEST_CUDA_KERNELS names no folder with compiled kernels")
+    run_world(2, by_kernels, environment={"R2CCL_CUDA_KERNELS": folder})
 
 
 def messages() -> None:
