@@ -35,7 +35,7 @@ _FAULT_VARIABLE = "R2CCL_FAULT"
 
 
 def register() -> None:
-    """Makes the backend known to ``torch.distributed``, for tensors of the host; does it once."""
+    """Makes the backend known to ``torch.distributed``, for the host and CUDA devices; does it once."""
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND.upper() not in dist.Backend._plugins:

@@ -90,7 +90,7 @@ def health(group: ProcessGroup | None = None) -> list[RailHealth]:
         group: a group of this backend; the default group if None.
 
     Raises:
-        TypeError: the group has another backend for tensors of the host.
+        TypeError: the group has other backends.
         torch.distributed.DistBackendError: the group was aborted or destroyed.
     """
     return _rails(_backend(group))
