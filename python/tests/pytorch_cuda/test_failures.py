@@ -67,7 +67,7 @@ def one_does_not_come() -> str:
 
 
 def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
-    message = outcomes_of(2, one_does_not_come, timeout=3.0)[0].value
+    message = outcomes_of(2, one_does_not_come, timeout=15.0)[0].value
     assert "rank 1" in message and "all_reduce" in message, message
 
 
@@ -154,7 +154,7 @@ def destroyed_with_a_call_under_way() -> None:
 
 
 def test_a_group_can_be_destroyed_with_calls_under_way() -> None:
-    run_world(2, destroyed_with_a_call_under_way, timeout=2.0)
+    run_world(2, destroyed_with_a_call_under_way, timeout=20.0)
 
 
 def destroyed_at_once() -> None:
