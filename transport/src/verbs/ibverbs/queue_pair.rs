@@ -129,8 +129,9 @@ impl IbQueuePair {
         Ok(())
     }
 
-    /// Gives the device what waits here and has room there, once the peer can receive it, as lists. Two places of
-    /// each ring are always reported, so that it never fills with operations of which nobody hears.
+    /// Gives the device what waits here and has room there, once the peer can receive it, as lists. The last that
+    /// it has is always reported, also if its ring is full in the middle of a list: so is everything before it then.
+    /// And so is one in the middle of the ring, which makes room before the last.
     pub(super) fn post_waiting(&mut self) {
         let ring = ring(self.depth.sends);
         let reported_each = (ring / 2).max(1) as u64;
@@ -141,8 +142,10 @@ impl IbQueuePair {
             let mut list = SmallVec::<[Handover; LIST]>::new();
             let mut flaw = None;
             let room = LIST.min(ring - self.sends.posted);
-            for (number, sent) in self.sends.waiting_mut().take(room) {
-                sent.is_reported |= number.is_multiple_of(reported_each);
+            let posted = self.sends.posted;
+            for (index, (number, sent)) in self.sends.waiting_mut().take(room).enumerate() {
+                let fills_the_ring = posted + index + 1 == ring;
+                sent.is_reported |= fills_the_ring || number.is_multiple_of(reported_each);
             }
             for (number, sent) in self.sends.waiting().take(room) {
                 match self.handover(number, sent, peer_has_atomics) {
