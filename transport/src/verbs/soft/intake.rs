@@ -40,8 +40,10 @@ impl SoftQueuePair {
     }
 
     /// Executes what has reached this host, as a NIC has executed what has reached it: it need not be sent again.
-    /// What comes from now on is not taken.
+    /// What comes from now on is not taken. Nor are acknowledgements: what a NIC has not reported before it fails
+    /// it never will.
     pub(super) fn take_what_has_arrived(&mut self) {
+        self.is_fencing = true;
         let there = self.stream.as_ref().and_then(|stream| ioctl_fionread(stream).ok());
         let mut left = there.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
         // The fence that follows ends it whatever goes wrong here.

@@ -48,6 +48,8 @@ pub(super) struct SoftQueuePair {
     broken: Option<TransportError>,
     pub(super) inbox: Inbox,
     pub(super) arriving: Option<Arriving>,
+    /// What arrives is executed, and nothing is believed of what it says.
+    pub(super) is_fencing: bool,
     pub(super) requests: Requests,
     pub(super) receives: VecDeque<Receive>,
     pub(super) executed: Executed,
@@ -127,6 +129,7 @@ impl SoftQueuePair {
             broken: None,
             inbox: Inbox::new(),
             arriving: None,
+            is_fencing: false,
             requests: Requests::default(),
             receives: VecDeque::with_capacity(depth.receives),
             executed: Executed::default(),

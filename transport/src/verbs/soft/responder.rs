@@ -151,6 +151,9 @@ impl SoftQueuePair {
             span.memory.write(span.offset, &rider.word);
             self.executed.operations += 1;
         }
+        if self.is_fencing {
+            return Ok(());
+        }
         self.requests
             .acknowledge(header.acknowledged, &mut self.ready)
             .ok_or_else(|| self.protocol("an acknowledgement of what was not posted"))?;
