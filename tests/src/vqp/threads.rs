@@ -70,10 +70,22 @@ pub(super) fn run<T>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(30);
+
+    /// Whichever end has the device, `measure` says its name. It is told the name, and whether it is the near end's.
+    pub(in super::super) fn names_devices_that_do_not_exist(
+        mut measure: impl FnMut(&str, bool) -> Outcome<()>,
+    ) {
+        for _ in 0..10 {
+            for (name, is_near) in [("nonesuch0", true), ("nonesuch1", false)] {
+                let error = measure(name, is_near).unwrap_err().to_string();
+                assert!(error.contains(name), "{error}");
+            }
+        }
+    }
 
     fn leaves(reason: &str) -> Outcome<()> {
         Err(Failure::Input(reason.to_owned()))

@@ -302,6 +302,28 @@ fn a_peer_that_has_left_is_still_heard() {
     }
 }
 
+/// A few tiles bring no credit of their own, nothing goes the other way, and who takes them looks no more.
+#[test]
+fn who_confirms_lets_the_peer_know_that_it_has_everything() {
+    let (mut near, mut far) = pair(endpoint(0, &[1.0]), endpoint(1, &[1.0]));
+    let deadline = soon();
+    assert!(try_send(&mut *near, 0, 4096));
+    while !try_take(&mut *far, 0) {
+        assert!(clock::now() < deadline);
+        near.progress().unwrap();
+        far.progress().unwrap();
+    }
+    for _ in 0..1000 {
+        near.progress().unwrap();
+    }
+    assert!(!near.settled(), "nobody has said so");
+    far.confirm();
+    while !near.settled() {
+        assert!(clock::now() < deadline);
+        near.progress().unwrap();
+    }
+}
+
 #[test]
 fn without_repair_the_rail_that_fails_is_named() {
     let broken: Instrument = Box::new(|rail, pair, depth| {
