@@ -38,33 +38,45 @@ pub(crate) fn heavy() {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
     use std::sync::atomic::AtomicU32;
-    use std::thread;
+    use std::{hint, thread};
 
     use super::*;
+
+    /// In a line of its own.
+    #[derive(Default)]
+    #[repr(align(128))]
+    struct Word(AtomicU32);
+
+    /// Both have come to a round, with as little between that and what follows as can be.
+    fn meet(own: &Word, other: &Word, round: u32) {
+        own.0.store(round, Ordering::Release);
+        while other.0.load(Ordering::Acquire) < round {
+            hint::spin_loop();
+        }
+    }
 
     /// Of two that write and then look, at least one sees the other.
     #[test]
     fn one_of_two_sees_the_other() {
-        const ROUNDS: u32 = 20_000;
-        let (often, rarely) = (AtomicU32::new(0), AtomicU32::new(0));
-        let meeting = Barrier::new(2);
+        const ROUNDS: u32 = 50_000;
+        let words: [Word; 4] = Default::default();
+        let [often, rarely, here, there] = &words;
         let (seen_often, seen_rarely) = thread::scope(|scope| {
             let other = scope.spawn(|| {
                 let look = |round| {
-                    meeting.wait();
-                    rarely.store(round, Ordering::Relaxed);
+                    meet(there, here, round);
+                    rarely.0.store(round, Ordering::Relaxed);
                     heavy();
-                    often.load(Ordering::Relaxed) == round
+                    often.0.load(Ordering::Relaxed) == round
                 };
                 (1..=ROUNDS).map(look).collect::<Vec<_>>()
             });
             let look = |round| {
-                meeting.wait();
-                often.store(round, Ordering::Relaxed);
+                meet(here, there, round);
+                often.0.store(round, Ordering::Relaxed);
                 light();
-                rarely.load(Ordering::Relaxed) == round
+                rarely.0.load(Ordering::Relaxed) == round
             };
             let mine: Vec<_> = (1..=ROUNDS).map(look).collect();
             (other.join().expect("no panic"), mine)
