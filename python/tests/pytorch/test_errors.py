@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from worlds import SECONDS, die, outcomes_of, run_world
+from worlds import SECONDS, die, meet, outcomes_of, run_world
 
 # A rank that comes so late is awaited by those whose deadline allows it.
 LATE_SECONDS = 4.0
@@ -23,8 +23,14 @@ def refused(tensor: torch.Tensor) -> str:
     return "nothing"
 
 
-def one_dies(count: int) -> str:
+def begun() -> None:
+    """Returns when the group has made a call and no rank is in it any more."""
     dist.barrier()
+    meet("begun")
+
+
+def one_dies(count: int) -> str:
+    begun()
     if dist.get_rank() == 1:
         die()
     message = refused(torch.ones(count))
@@ -56,7 +62,7 @@ def test_an_impossible_setting_is_an_error_on_all_ranks() -> None:
 
 
 def one_dies_while_others_wait() -> str:
-    dist.barrier()
+    begun()
     if dist.get_rank() == 1:
         die()
     work = dist.all_reduce(torch.ones(1_000_000), async_op=True)

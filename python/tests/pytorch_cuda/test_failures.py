@@ -10,11 +10,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from devices import Gate, bits, device, there
-from worlds import die, outcomes_of, run_world
+from worlds import die, meet, outcomes_of, run_world
 
 
 def ones(count: int = 1000) -> torch.Tensor:
     return there(torch.ones(count))
+
+
+def begun() -> None:
+    """Returns when the group has made calls and no rank is in one any more."""
+    dist.all_reduce(ones())
+    dist.barrier()
+    meet("begun")
 
 
 def failure_of_next_call() -> str:
@@ -25,8 +32,7 @@ def failure_of_next_call() -> str:
 
 
 def one_dies() -> str:
-    dist.all_reduce(ones())
-    dist.barrier()
+    begun()
     if dist.get_rank() == 1:
         die()
     work = dist.all_reduce(ones(), async_op=True)
@@ -113,8 +119,7 @@ def test_different_calls_are_both_named() -> None:
 
 
 def aborted() -> None:
-    dist.all_reduce(ones())
-    dist.barrier()
+    begun()
     gate, rank = Gate(), dist.get_rank()
     # The stream of rank 0 has not come to the call, that of rank 1 waits in it.
     if rank == 0:
@@ -141,8 +146,7 @@ def test_an_abort_ends_calls_on_all_ranks() -> None:
 
 
 def destroyed_with_a_call_under_way() -> None:
-    dist.all_reduce(ones())
-    dist.barrier()
+    begun()
     gate, x = Gate(), torch.empty(1000, device=device())
     gate.hold()
     work = dist.all_reduce(x, async_op=True)
