@@ -127,6 +127,7 @@ def aborted() -> None:
     x = torch.empty(1000, device=device())
     work = dist.all_reduce(x, async_op=True)
     assert work is not None
+    meet("called")
     backend = dist.group.WORLD._get_backend(device())  # type: ignore[union-attr]
     if rank == 0:
         backend.abort()
