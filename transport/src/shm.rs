@@ -7,6 +7,7 @@
 //! `/proc/<pid>/fd`, which the kernel allows to processes of the same user only, and checks a
 //! random cookie, so that a recycled process number cannot be taken for the peer.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -59,12 +60,12 @@ pub struct Segment {
 pub struct Neighbour {
     /// Of the rank, among the ranks of the host.
     index: usize,
-    memory: Arc<dyn Memory>,
+    map: Arc<Map>,
 }
 
 impl Neighbour {
     fn bell(&self) -> Bell {
-        Bell::new(Arc::clone(&self.memory), BELL_AT)
+        Bell::new(Arc::clone(&self.map) as Arc<dyn Memory>, BELL_AT)
     }
 }
 
@@ -94,20 +95,20 @@ impl Segment {
         index: usize,
         address: &SegmentAddress,
     ) -> Result<Neighbour, TransportError> {
-        Ok(Neighbour { index, memory: Arc::new(open(address, self.file.map.bytes)?) })
+        Ok(Neighbour { index, map: Arc::new(open(address, self.file.map.bytes)?) })
     }
 
     /// What the owner sleeps on; all links ring those of their peers.
     #[must_use]
     pub fn bell(&self) -> Bell {
-        Bell::new(self.memory(), BELL_AT)
+        Bell::new(Arc::clone(&self.file.map) as Arc<dyn Memory>, BELL_AT)
     }
 
     /// The link between the owner, with index `me`, and `peer`.
     #[must_use]
     pub fn link(&self, me: usize, peer: &Neighbour) -> Box<dyn Link> {
-        let outgoing = self.ring(&self.memory(), peer.index);
-        let incoming = self.ring(&peer.memory, me);
+        let outgoing = self.ring(&self.file.map, peer.index);
+        let incoming = self.ring(&peer.map, me);
         let link = RingLink::new(Some((outgoing, vec![0])), Some((incoming, 0)), true);
         Box::new(link.ringing(vec![peer.bell()]))
     }
@@ -116,7 +117,7 @@ impl Segment {
     #[must_use]
     pub fn multicast(&self, peers: &[Neighbour]) -> Box<dyn Link> {
         let readers = peers.iter().map(|peer| peer.index).collect();
-        let ring = self.multicast_ring(&self.memory());
+        let ring = self.multicast_ring(&self.file.map);
         let link = RingLink::new(Some((ring, readers)), None, true);
         Box::new(link.ringing(peers.iter().map(Neighbour::bell).collect()))
     }
@@ -124,26 +125,27 @@ impl Segment {
     /// The link on which the owner, with index `me`, receives what `peer` sends to all.
     #[must_use]
     pub fn listen(&self, me: usize, peer: &Neighbour) -> Box<dyn Link> {
-        let ring = self.multicast_ring(&peer.memory);
+        let ring = self.multicast_ring(&peer.map);
         let link = RingLink::new(None, Some((ring, me)), true);
         Box::new(link.ringing(vec![peer.bell()]))
     }
 
-    fn memory(&self) -> Arc<dyn Memory> {
-        Arc::clone(&self.file.map) as Arc<dyn Memory>
-    }
-
     /// The ring to the rank with this index.
-    fn ring(&self, memory: &Arc<dyn Memory>, index: usize) -> Ring {
-        let offset = HEAD_BYTES + index * ring_bytes(self.shape, 1);
-        Ring::new(Arc::clone(memory), offset, self.shape, 1)
+    fn ring(&self, map: &Arc<Map>, index: usize) -> Ring {
+        ring_in(map, HEAD_BYTES + index * ring_bytes(self.shape, 1), self.shape, 1)
     }
 
     /// The ring to all ranks.
-    fn multicast_ring(&self, memory: &Arc<dyn Memory>) -> Ring {
+    fn multicast_ring(&self, map: &Arc<Map>) -> Ring {
         let offset = HEAD_BYTES + self.peers * ring_bytes(self.shape, 1);
-        Ring::new(Arc::clone(memory), offset, multicast_shape(self.shape), self.peers)
+        ring_in(map, offset, multicast_shape(self.shape), self.peers)
     }
+}
+
+/// A ring whose pages this process has entered: no call has to wait for them, one by one.
+fn ring_in(map: &Arc<Map>, offset: usize, shape: RingShape, readers: usize) -> Ring {
+    map.populate(offset..offset + shape.bytes(readers));
+    Ring::new(Arc::clone(map) as Arc<dyn Memory>, offset, shape, readers)
 }
 
 /// Room for more, in the one ring of a rank that all others read: the slowest of them decides what is free,
@@ -239,7 +241,7 @@ pub(crate) fn anonymous_file(name: &str, bytes: usize) -> Result<OwnedFd, Transp
     if bytes >= LEAST_HUGE_BYTES && has_huge_pages_on_request() {
         let map = Map::of(&file, bytes)?;
         map.request_huge_pages();
-        map.populate();
+        map.populate(0..bytes);
     }
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
         .map_err(failed)?;
@@ -316,15 +318,20 @@ impl Map {
         };
     }
 
-    /// Has the kernel enter all pages now, many at a time, and not each at the first access. If it cannot, that costs
-    /// time only.
-    pub(crate) fn populate(&self) {
-        // SAFETY: the whole mapping; its bytes stay what they are.
+    /// Has the kernel enter the pages of a range now, many at a time, and not each at the first access. If it cannot,
+    /// that costs time only.
+    pub(crate) fn populate(&self, range: Range<usize>) {
+        let page = rustix::param::page_size();
+        let first = range.start / page * page;
+        let bytes = range.end.min(self.bytes).saturating_sub(first);
+        // SAFETY: `first` is not behind the end of the mapping, or the range is empty.
+        let start = unsafe { self.start.add(first.min(self.bytes)) };
+        // SAFETY: part of the mapping; its bytes stay what they are.
         let result = unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxPopulateWrite)
+            rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite)
         };
         if let Err(cause) = result {
-            tracing::debug!(%cause, bytes = self.bytes, "memory of a peer cannot be populated");
+            tracing::debug!(%cause, bytes, "shared memory cannot be populated");
         }
     }
 

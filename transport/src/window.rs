@@ -130,7 +130,7 @@ impl Windows {
             self.mapped.remove(0);
         }
         let map = Arc::new(open(segment, 0)?);
-        map.populate();
+        map.populate(0..usize::MAX);
         self.mapped.push((*segment, Arc::clone(&map)));
         Ok(map)
     }
