@@ -6,6 +6,7 @@
 
 mod hca;
 mod table;
+mod tiles;
 mod values;
 
 use std::fmt::Write as _;
@@ -36,7 +37,7 @@ pub struct Settings {
     pub timeout: Duration,
     /// How long the ranks of a new communicator wait for each other.
     pub bootstrap_timeout: Duration,
-    /// Payload of a tile inside a host, in bytes.
+    /// Payload of a tile inside a host, in bytes; 0: [as it suits](Self::pair_tile_bytes).
     pub tile_bytes: usize,
     /// Tiles in flight in each direction between two ranks of a host.
     pub shm_slots: usize,
@@ -331,7 +332,7 @@ mod tests {
         let settings = Settings::default();
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert_eq!(settings.bootstrap_timeout, Duration::from_secs(120));
-        assert_eq!((settings.tile_bytes, settings.shm_slots), (32768, 4));
+        assert_eq!((settings.tile_bytes, settings.shm_slots), (0, 4));
         assert_eq!((settings.net_tile_bytes, settings.net_slots), (131_072, 0));
         assert!(settings.shared_memory && settings.algorithms.is_empty());
         assert_eq!(

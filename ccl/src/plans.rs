@@ -9,7 +9,7 @@ use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::epoch::Commit;
 use ccl_core::error::Error;
-use ccl_core::ids::{Epoch, Rank};
+use ccl_core::ids::{Epoch, Node, Rank};
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
 use ccl_core::settings::{AlgorithmChoice, Settings};
@@ -291,7 +291,8 @@ impl Planner {
 
 fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> CostModel {
     let mut model = CostModel::default_for(topology);
-    model.tile_bytes = settings.tile_bytes;
+    let largest = (0..topology.nodes()).map(|node| topology.ranks_of(Node(node)).len()).max();
+    model.tile_bytes = settings.pair_tile_bytes(largest.unwrap_or(1));
     model.network_tile_bytes = settings.net_tile_bytes;
     tuning.map_or(model, |tuning| tuning.model(model))
 }

@@ -28,9 +28,6 @@ use crate::rdma;
 use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
 
-/// Rings of one host take at most this much memory; with many ranks the tiles become smaller.
-const RINGS_OF_A_HOST_BYTES: usize = 512 << 20;
-const SMALLEST_TILE_BYTES: usize = 4096;
 /// Small tiles on the way between two ranks of a host, unless there are so many ranks that the headers
 /// of all rings together would need more memory than a part of that of the rings.
 const TILES_ON_THE_WAY: usize = 64;
@@ -168,10 +165,7 @@ impl Group<'_> {
 
         let segment = match here.len() {
             1 => None,
-            count => {
-                let created = Segment::create(count, self.ring_shape(count));
-                Some(created.map_err(from_transport)?)
-            }
+            count => Some(self.segment(count).map_err(from_transport)?),
         };
         if !remote.is_empty() {
             hosts::tell(self.me, &rails);
@@ -323,14 +317,15 @@ impl Group<'_> {
         Ok(())
     }
 
-    fn ring_shape(&self, ranks: usize) -> RingShape {
-        let slots = self.settings.shm_slots;
-        let rings = (ranks * ranks * slots).max(1);
-        let fitting = RINGS_OF_A_HOST_BYTES / rings / SMALLEST_TILE_BYTES * SMALLEST_TILE_BYTES;
-        let tile_bytes = self.settings.tile_bytes.min(fitting).max(SMALLEST_TILE_BYTES);
-        let fitting = HEADERS_OF_A_HOST / (ranks * ranks).max(1);
-        let tiles = TILES_ON_THE_WAY.min(fitting).max(slots);
-        RingShape { tile_bytes, slots, tiles }
+    /// The memory through which one of the `ranks` of a host sends to the others.
+    fn segment(&self, ranks: usize) -> Result<Segment, TransportError> {
+        let (settings, slots) = (&self.settings, self.settings.shm_slots);
+        let tiles = HEADERS_OF_A_HOST / (ranks * ranks).max(1);
+        let tiles = TILES_ON_THE_WAY.min(tiles).max(slots);
+        let pair = RingShape { tile_bytes: settings.pair_tile_bytes(ranks), slots, tiles };
+        let (tile_bytes, slots) =
+            (settings.multicast_tile_bytes(ranks), settings.multicast_slots());
+        Segment::create(ranks, pair, RingShape { tile_bytes, slots, tiles: 4 * tiles })
     }
 
     /// Everybody's value, in order of rank.

@@ -169,6 +169,8 @@ impl fmt::Display for Impossible {
     }
 }
 
+/// Of a host.
+const USUAL_RANKS: usize = 8;
 /// Tiles on the way between two hosts with eight rails.
 const USUAL_SLOTS: usize = 64;
 
@@ -183,7 +185,7 @@ impl Default for Physics {
             slots: USUAL_SLOTS,
             spread_rails: true,
             local_bytes_per_second: f64::INFINITY,
-            local_tile_bytes: settings.tile_bytes,
+            local_tile_bytes: settings.pair_tile_bytes(USUAL_RANKS),
             local_slots: settings.shm_slots,
         }
     }

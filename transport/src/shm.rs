@@ -51,8 +51,10 @@ pub struct SegmentAddress {
 #[derive(Debug)]
 pub struct Segment {
     file: SharedFile,
-    shape: RingShape,
     peers: usize,
+    /// Of the ring to one rank, and of that to all.
+    pair: RingShape,
+    multicast: RingShape,
 }
 
 /// The segment of another rank of the host.
@@ -70,14 +72,19 @@ impl Neighbour {
 }
 
 impl Segment {
-    /// Creates a segment with a ring to each of `peers` ranks of this host (including oneself,
-    /// which stays unused, so that everybody counts alike), and one ring to all of them.
+    /// Creates a segment with a ring of the shape `pair` to each of `peers` ranks of this host (including oneself,
+    /// which stays unused, so that everybody counts alike), and one of the shape `multicast` to all of them.
     ///
     /// # Errors
     /// The host refuses the memory.
-    pub fn create(peers: usize, shape: RingShape) -> Result<Self, TransportError> {
-        let file = SharedFile::create("r2ccl-links", segment_bytes(peers, shape))?;
-        Ok(Self { file, shape, peers })
+    pub fn create(
+        peers: usize,
+        pair: RingShape,
+        multicast: RingShape,
+    ) -> Result<Self, TransportError> {
+        let bytes = peers * ring_bytes(pair, 1) + ring_bytes(multicast, peers);
+        let file = SharedFile::create("r2ccl-links", bytes)?;
+        Ok(Self { file, peers, pair, multicast })
     }
 
     /// What the peers need to open it.
@@ -132,13 +139,13 @@ impl Segment {
 
     /// The ring to the rank with this index.
     fn ring(&self, map: &Arc<Map>, index: usize) -> Ring {
-        ring_in(map, HEAD_BYTES + index * ring_bytes(self.shape, 1), self.shape, 1)
+        ring_in(map, HEAD_BYTES + index * ring_bytes(self.pair, 1), self.pair, 1)
     }
 
     /// The ring to all ranks.
     fn multicast_ring(&self, map: &Arc<Map>) -> Ring {
-        let offset = HEAD_BYTES + self.peers * ring_bytes(self.shape, 1);
-        ring_in(map, offset, multicast_shape(self.shape), self.peers)
+        let offset = HEAD_BYTES + self.peers * ring_bytes(self.pair, 1);
+        ring_in(map, offset, self.multicast, self.peers)
     }
 }
 
@@ -148,18 +155,8 @@ fn ring_in(map: &Arc<Map>, offset: usize, shape: RingShape, readers: usize) -> R
     Ring::new(Arc::clone(map) as Arc<dyn Memory>, offset, shape, readers)
 }
 
-/// Room for more, in the one ring of a rank that all others read: the slowest of them decides what is free,
-/// and where ranks outnumber processors a writer should not run out of it before others have had their turn.
-fn multicast_shape(shape: RingShape) -> RingShape {
-    RingShape { slots: 2 * shape.slots, tiles: 4 * shape.tiles, ..shape }
-}
-
 fn ring_bytes(shape: RingShape, readers: usize) -> usize {
     shape.bytes(readers).next_multiple_of(64)
-}
-
-fn segment_bytes(peers: usize, shape: RingShape) -> usize {
-    peers * ring_bytes(shape, 1) + ring_bytes(multicast_shape(shape), peers)
 }
 
 /// Memory behind a cookie, in a file that peers can open.

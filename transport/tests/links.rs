@@ -36,7 +36,7 @@ fn shared_memory_links_conform() {
 }
 
 fn shared_pair(shape: RingShape) -> (Box<dyn Link>, Box<dyn Link>) {
-    let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
+    let segments = [0, 1].map(|_| shm::Segment::create(2, shape, shape).unwrap());
     let addresses = [0, 1].map(|index: usize| segments[index].address());
     let link = |me: usize, peer: usize| {
         segments[me].link(me, &segments[me].open(peer, &addresses[peer]).unwrap())
@@ -189,7 +189,7 @@ const ROUNDS: u32 = 20;
 #[test]
 fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
     let shape = RingShape { tile_bytes: 64, slots: 1, tiles: 1 };
-    let segments = [0, 1].map(|_| shm::Segment::create(2, shape).unwrap());
+    let segments = [0, 1].map(|_| shm::Segment::create(2, shape, shape).unwrap());
     let addresses = [0, 1].map(|index: usize| segments[index].address());
     let neighbours = [1, 0].map(|peer: usize| segments[1 - peer].open(peer, &addresses[peer]));
     let [first, second] = neighbours.map(Result::unwrap);
@@ -238,7 +238,7 @@ fn sleep_until(bell: &Bell, overslept: &AtomicU32, mut is_there: impl FnMut() ->
 
 #[test]
 fn a_segment_with_another_cookie_is_refused() {
-    let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[1]).unwrap());
+    let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[1], SHAPES[1]).unwrap());
     let mut address = segments[1].address();
     address.cookie[3] ^= 1;
     let refused = segments[0].open(1, &address);
@@ -247,7 +247,7 @@ fn a_segment_with_another_cookie_is_refused() {
 
 #[test]
 fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
-    let segment = shm::Segment::create(2, SHAPES[1]).unwrap();
+    let segment = shm::Segment::create(2, SHAPES[1], SHAPES[1]).unwrap();
     let mut address = segment.address();
     address.pid = 0x7fff_fff0;
     let refused = segment.open(1, &address);
@@ -257,7 +257,7 @@ fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
 #[test]
 fn memory_that_the_host_does_not_have_is_an_error() {
     let shape = RingShape { tile_bytes: 1 << 40, slots: 1 << 4, tiles: 16 };
-    let refused = shm::Segment::create(8, shape);
+    let refused = shm::Segment::create(8, shape, shape);
     let Err(TransportError::System { cause, .. }) = refused else { panic!("{refused:?}") };
     assert!(cause.contains("available"), "{cause}");
 }

@@ -93,11 +93,12 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_TILE_BYTES",
-        default: "32768",
-        help: "Payload of one tile inside a host.",
+        default: "0",
+        help: "Payload of one tile inside a host; 0: 128 KiB, and with more than four ranks less, 32 KiB at least, as long as \
+               their rings have more than 8 MiB together.",
         field: Field::Bytes {
             of: |s| &mut s.tile_bytes,
-            least: 4 * KIB,
+            least: 0,
             most: 16 * MIB,
             multiple: 4 * KIB,
         },

@@ -1,0 +1,73 @@
+//! How long the tiles inside a host are.
+//!
+//! Long ones cost less for each byte, but the ranks of a host use all their rings in turn, and what is in none of their
+//! caches any more costs more than that. Measured with two, four and eight ranks that share 32 MiB: tiles of 128 KiB in
+//! place of 32 make calls of 1 and 16 MB up to a third faster as long as all rings together have 8 MiB, and with 32 MiB
+//! twice as slow.
+
+use super::{KIB, MIB, Settings};
+
+/// What all rings between two ranks of a host may have together, and so may all rings to all ranks.
+const CACHED_BYTES: usize = 8 * MIB;
+/// What is chosen.
+const CHOSEN_BYTES: std::ops::RangeInclusive<usize> = 32 * KIB..=128 * KIB;
+
+/// The same as [`CACHED_BYTES`] for tiles that somebody asked for, or that cannot be shorter.
+const MOST_BYTES: usize = 512 * MIB;
+const SMALLEST_BYTES: usize = 4 * KIB;
+
+impl Settings {
+    /// Payload of a tile between two of the `ranks` of a host, in bytes.
+    #[must_use]
+    pub fn pair_tile_bytes(&self, ranks: usize) -> usize {
+        self.tile(ranks * ranks * self.shm_slots)
+    }
+
+    /// Payload of a tile from one of the `ranks` of a host to all others, in bytes.
+    #[must_use]
+    pub fn multicast_tile_bytes(&self, ranks: usize) -> usize {
+        self.tile(ranks * self.multicast_slots())
+    }
+
+    /// Largest tiles in flight from a rank to all others of its host: the slowest of them decides what is free, and
+    /// where ranks outnumber processors a writer should not run out of room before others have had their turn.
+    #[must_use]
+    pub fn multicast_slots(&self) -> usize {
+        2 * self.shm_slots
+    }
+
+    /// Of rings that have so many `slots` together.
+    fn tile(&self, slots: usize) -> usize {
+        let fitting = |bytes: usize| bytes / slots.max(1) / SMALLEST_BYTES * SMALLEST_BYTES;
+        let wanted = match self.tile_bytes {
+            0 => fitting(CACHED_BYTES).clamp(*CHOSEN_BYTES.start(), *CHOSEN_BYTES.end()),
+            asked => asked,
+        };
+        wanted.min(fitting(MOST_BYTES)).max(SMALLEST_BYTES)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_as_long_as_all_rings_stay_in_the_cache() {
+        let settings = Settings::default();
+        let lengths = |ranks| {
+            let bytes = [settings.pair_tile_bytes(ranks), settings.multicast_tile_bytes(ranks)];
+            bytes.map(|bytes| bytes / KIB)
+        };
+        assert_eq!([1, 2, 4, 5].map(lengths), [[128, 128], [128, 128], [128, 128], [80, 128]]);
+        assert_eq!([8, 16, 64].map(lengths), [[32, 128], [32, 64], [32, 32]]);
+        assert_eq!(lengths(256), [4, 32], "rings of a host have a limit");
+        assert_eq!(lengths(1000), [4, 32]);
+    }
+
+    #[test]
+    fn what_is_asked_for_is_given_if_there_is_room() {
+        let settings = Settings { tile_bytes: MIB, ..Settings::default() };
+        assert_eq!([2, 8].map(|ranks| settings.pair_tile_bytes(ranks)), [MIB; 2]);
+        assert_eq!(settings.pair_tile_bytes(64), 32 * KIB);
+    }
+}
