@@ -217,11 +217,13 @@ impl Communicator {
     ///
     /// # Errors
     /// The arguments are impossible, or the communicator failed; see [`Error`].
+    #[inline]
     pub fn run(&self, operation: Operation<'_>) -> Result<(), Error> {
         self.run_all(std::slice::from_ref(&operation), None)
     }
 
     /// Runs operations as one group; see [`crate::Group`].
+    #[inline]
     pub(crate) fn run_all(
         &self,
         operations: &[Operation<'_>],
@@ -359,6 +361,7 @@ impl Communicator {
         &self.handle.core
     }
 
+    #[inline]
     pub(crate) fn usable(&self) -> Result<(), Error> {
         let core = self.core();
         if let Some(error) = self.async_error() {
@@ -370,6 +373,7 @@ impl Communicator {
         Ok(())
     }
 
+    #[inline]
     fn validate(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
         let core = self.core();
         operations.iter().try_for_each(|operation| operation.validate(core.rank, core.size))

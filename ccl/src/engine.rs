@@ -11,7 +11,7 @@ use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::{Epoch, Rank};
 use ccl_core::layout::Ragged;
-use ccl_core::program::{Buffer, Program, point_to_point};
+use ccl_core::program::{Buffer, point_to_point};
 use ccl_core::topology::Topology;
 use ccl_core::tuning::Tuning;
 use ccl_core::wire::Stamp;
@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use crate::executor::{Arithmetic, Executor, LEAST_LOAN_BYTES, Task};
 use crate::health::{Health, Turn};
 use crate::operation::Operation;
-use crate::plans::{Plan, Planner};
+use crate::plans::Planner;
 
 use direct::Direct;
 use ending::{History, NEWS_PATIENCE};
@@ -52,16 +52,6 @@ pub(crate) struct Engine {
     staging: Scratch,
     ladder: Ladder,
     direct: Direct,
-}
-
-/// One call, apart from its memory.
-#[derive(Clone, Copy, Debug)]
-struct Call<'a> {
-    program: &'a Program,
-    stamp: Stamp,
-    arithmetic: Option<Arithmetic>,
-    /// Whether it is [run straight through](crate::executor::is_straight).
-    is_straight: bool,
 }
 
 impl Engine {
@@ -170,6 +160,11 @@ impl Engine {
         let is_message = |operation: &Operation<'_>| {
             matches!(operation, Operation::Send { .. } | Operation::Receive { .. })
         };
+        if let [operation] = operations
+            && !is_message(operation)
+        {
+            return self.one(operation, limits);
+        }
         let mut rest = operations;
         while let Some(first) = rest.first() {
             let messages = rest.iter().take_while(|operation| is_message(operation)).count();
@@ -216,12 +211,12 @@ impl Engine {
         let stamp = self.stamp(plan.signature);
         let arithmetic = arithmetic(request, self.ranks);
         let is_straight = plan.is_straight && arithmetic.factor.is_none();
-        let arithmetic = Some(arithmetic);
-        let call = Call { program: &plan.program, stamp, arithmetic, is_straight };
+        let (program, buffers) = (&plan.program, &[input, output]);
+        let task = Task { program, buffers, stamp, arithmetic: Some(arithmetic), is_straight };
         if plan.is_apart {
-            self.drive_aside(call, input, output, limits)?;
-        } else if !self.directly(call, request, (input, output), limits)? {
-            self.drive(call, &[input, output], limits)?;
+            self.drive_aside(&task, limits)?;
+        } else if !self.directly(&task, request, limits)? {
+            self.drive(&task, limits)?;
         }
         self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {
@@ -243,11 +238,9 @@ impl Engine {
         let plan =
             self.enter(limits, |planner| planner.ragged(datatype, counts.clone(), is_one))?;
         let stamp = self.stamp(plan.signature);
-        let call = Call { program: &plan.program, stamp, arithmetic: None, is_straight: false };
-        if plan.is_apart {
-            return self.drive_aside(call, input, output, limits);
-        }
-        self.drive(call, &[input, output], limits)
+        let (program, buffers) = (&plan.program, &[input, output]);
+        let task = Task { program, buffers, stamp, arithmetic: None, is_straight: false };
+        if plan.is_apart { self.drive_aside(&task, limits) } else { self.drive(&task, limits) }
     }
 
     /// Lets nobody pass before everybody has come, under the name of `request`.
@@ -256,10 +249,9 @@ impl Engine {
         let stamp = self.stamp(plan.signature);
         let arithmetic = Some(arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
-        let memory = [token.region(); 2];
-        let Plan { program, is_straight, .. } = &*plan;
-        let call = Call { program, stamp, arithmetic, is_straight: *is_straight };
-        let result = self.drive(call, &memory, limits);
+        let (program, buffers) = (&plan.program, &[token.region(); 2]);
+        let task = Task { program, buffers, stamp, arithmetic, is_straight: plan.is_straight };
+        let result = self.drive(&task, limits);
         self.token = token;
         self.planner.keep(plan);
         result
@@ -286,43 +278,32 @@ impl Engine {
         check_own_messages(self.me, &sends, &receives)?;
         let program = point_to_point(self.me, &sends, &receives);
         let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
-        let call = Call { program: &program, stamp, arithmetic: None, is_straight: false };
-        self.drive(call, &buffers, limits)
+        let (program, buffers) = (&program, &buffers);
+        let task = Task { program, buffers, stamp, arithmetic: None, is_straight: false };
+        self.drive(&task, limits)
     }
 
     /// As [`Self::drive`], with the input put out of the way of the output first.
-    fn drive_aside(
-        &mut self,
-        call: Call<'_>,
-        input: Region<'_>,
-        output: Region<'_>,
-        limits: Limits<'_>,
-    ) -> Result<(), Error> {
+    fn drive_aside(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Result<(), Error> {
+        let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let mut staging = std::mem::take(&mut self.staging);
         staging.grow(input.bytes());
         let aside = staging.region();
         copy(input.source(0, input.bytes()), aside.target(0, input.bytes()));
-        let result = self.drive(call, &[aside, output], limits);
+        let result = self.drive(&Task { buffers: &[aside, output], ..*task }, limits);
         self.staging = staging;
         result
     }
 
     /// Sweeps until the program is done, waiting as the ladder says.
-    fn drive(
-        &mut self,
-        call: Call<'_>,
-        buffers: &[Region<'_>],
-        limits: Limits<'_>,
-    ) -> Result<(), Error> {
-        let Call { program, stamp, arithmetic, is_straight } = call;
+    fn drive(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Result<(), Error> {
         let loans: SmallVec<[Option<Loan>; 4]>;
-        let loans = if is_straight {
+        let loans = if task.is_straight {
             &[][..]
         } else {
-            loans = buffers.iter().map(loan).collect();
+            loans = task.buffers.iter().map(loan).collect();
             &loans
         };
-        let task = &Task { program, buffers, loans, stamp, arithmetic, is_straight };
         let ladder = &mut self.ladder;
         ladder.reset();
         let mut started: Option<Instant> = None;
@@ -332,7 +313,7 @@ impl Engine {
         // Who left may have sent before that; then it arrives within the patience.
         let mut hopeless: Option<(Instant, Error)> = None;
         let error = |failure| limits.error_for(failure, me, task.stamp, history);
-        let mut run = self.executor.begin(task);
+        let mut run = self.executor.begin(task, loans);
         loop {
             let moved = run.sweep().map_err(error)?;
             if run.finished() {

@@ -102,15 +102,21 @@ impl Executor {
         Self { cache_bytes, ..self }
     }
 
-    /// Begins `task`; the buffers stay with the returned run until it is finished or dropped.
-    pub(crate) fn begin<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
+    /// Begins `task`, whose buffers peers on this host can read where there are `loans` of them. The buffers
+    /// stay with the returned run until it is finished or dropped.
+    #[inline]
+    pub(crate) fn begin<'a>(
+        &'a mut self,
+        task: &'a Task<'a>,
+        loans: &'a [Option<Loan>],
+    ) -> Run<'a> {
         if task.is_straight {
             self.prepare_straight(task.program);
         } else {
             self.prepare(task.program);
             self.divide(&task.program.rails);
         }
-        self.resume(task)
+        self.resume(task, loans)
     }
 }
 
@@ -119,6 +125,8 @@ impl Executor {
 pub(crate) struct Run<'a> {
     me: Rank,
     task: &'a Task<'a>,
+    /// How peers on this host can read the buffers of the task, where they can.
+    loans: &'a [Option<Loan>],
     /// The stamp of the task.
     encoded: EncodedStamp,
     links: &'a mut Links,
@@ -338,7 +346,7 @@ impl<'a> Run<'a> {
         if bytes < LEAST_LOAN_BYTES || self.factor(from).is_some() {
             return None;
         }
-        let whole = (*self.task.loans.get(usize::from(from.buffer.0))?)?;
+        let whole = (*self.loans.get(usize::from(from.buffer.0))?)?;
         Some(Loan { offset: whole.offset + from.offset + posted, bytes: bytes - posted, ..whole })
     }
 

@@ -128,6 +128,7 @@ impl<M: Span> OperationOn<M> {
     ///
     /// # Errors
     /// `InvalidArgument` that names the argument.
+    #[inline]
     pub fn validate(&self, me: Rank, ranks: u32) -> Result<(), Error> {
         match self {
             Self::Collective { request, input, output } => {
@@ -161,6 +162,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
+    #[inline]
     pub(crate) fn of(request: &Request, me: Rank, ranks: u32) -> Result<Self, Error> {
         let Request { collective, count, datatype, root, .. } = *request;
         let too_large =
@@ -189,6 +191,7 @@ impl Shapes {
         Ok(Self { input_bytes, output_bytes, in_place_shift })
     }
 
+    #[inline]
     fn check(self, input: Option<&impl Span>, output: Option<&impl Span>) -> Result<(), Error> {
         check_size("input", input, self.input_bytes)?;
         check_size("output", output, self.output_bytes)?;
@@ -203,6 +206,7 @@ impl Shapes {
     }
 }
 
+#[inline]
 fn check_rank(what: &str, rank: Rank, ranks: u32) -> Result<(), Error> {
     if rank.0 < ranks {
         return Ok(());
@@ -210,6 +214,7 @@ fn check_rank(what: &str, rank: Rank, ranks: u32) -> Result<(), Error> {
     Err(Error::InvalidArgument(format!("{what} {rank} is not a rank of a group of {ranks}")))
 }
 
+#[inline]
 fn check_size(what: &str, region: Option<&impl Span>, bytes: usize) -> Result<(), Error> {
     let given = region.map_or(0, Span::bytes);
     if given >= bytes {

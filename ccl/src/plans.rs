@@ -120,6 +120,7 @@ impl Planner {
     }
 
     /// From here on plans are for collective number `sequence` or later ones.
+    #[inline]
     pub(crate) fn advance(&mut self, sequence: u64) {
         while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
             self.topology = with_health(&self.introduced, &commit.table);
@@ -141,11 +142,17 @@ impl Planner {
     ///
     /// # Errors
     /// The settings force an algorithm that does not exist.
+    #[inline]
     pub(crate) fn plan(&mut self, request: &Request, is_one: bool) -> Result<Arc<Plan>, Error> {
         let key = Key::new(request, is_one);
         if let Some(plan) = self.known(&key) {
             return Ok(plan);
         }
+        self.make(request, key)
+    }
+
+    #[cold]
+    fn make(&mut self, request: &Request, key: Key) -> Result<Arc<Plan>, Error> {
         let choice = self.choose(request)?;
         let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
@@ -154,10 +161,12 @@ impl Planner {
     }
 
     /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
+    #[inline]
     pub(crate) fn keep(&mut self, plan: Arc<Plan>) {
         self.latest = Some(plan);
     }
 
+    #[inline]
     fn known(&mut self, key: &Key) -> Option<Arc<Plan>> {
         let latest = self.latest.take_if(|latest| latest.key == *key);
         latest.or_else(|| self.remembered.get(key).map(Arc::clone))

@@ -70,7 +70,7 @@ impl Player {
     /// A link that the call needs has failed, or the peer is in another call.
     pub fn sweep(&mut self, call: &Call<'_>) -> Result<Sweep, Failed> {
         let task = task(call);
-        let mut run = self.executor.resume(&task);
+        let mut run = self.executor.resume(&task, &[]);
         let moved = run.sweep().map_err(Failed::from)?;
         if run.finished() {
             if let Some((request, ranks)) = &call.request
@@ -88,7 +88,7 @@ impl Player {
     /// Which ranks a call waits for, in words.
     #[must_use]
     pub fn waiting(&mut self, call: &Call<'_>) -> String {
-        self.executor.resume(&task(call)).waiting()
+        self.executor.resume(&task(call), &[]).waiting()
     }
 
     /// Looks after the links between calls. Tells whether the peers have everything.
@@ -101,7 +101,6 @@ fn task<'a>(call: &Call<'a>) -> Task<'a> {
     Task {
         program: call.program,
         buffers: call.buffers,
-        loans: &[],
         stamp: call.stamp,
         arithmetic: call.request.map(|(request, ranks)| arithmetic(&request, ranks)),
         is_straight: false,

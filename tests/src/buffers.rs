@@ -86,6 +86,12 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Whether all iterations use the same part.
+    #[must_use]
+    pub fn are_one(self) -> bool {
+        self.count == 1
+    }
+
     /// Where the part of an iteration begins, in bytes from the start of the buffer.
     #[must_use]
     pub fn start(self, iteration: usize) -> usize {

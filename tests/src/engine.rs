@@ -1,16 +1,13 @@
 //! Runs, times and checks rows on one rank.
 
 mod on_device;
+mod timing;
 
-use ccl::{
-    Communicator, DataType, Group, Operation as LibraryCall, ReduceOp, Reduction, Registration,
-};
+use ccl::{Communicator, DataType, ReduceOp, Reduction, Registration};
 
 use crate::Outcome;
 use crate::arguments::Arguments;
-use crate::benchmark::{
-    Benchmark, Call, Counts, Job, OperationColumn, Phase, Place, RequestOf, request,
-};
+use crate::benchmark::{Benchmark, Counts, Job, OperationColumn, Phase, Place, RequestOf, request};
 use crate::buffers::{Buffers, Form, Layout, Parts};
 use crate::check;
 use crate::data::{Operation, Pattern};
@@ -18,16 +15,9 @@ use crate::error::Failure;
 use crate::faults::watch::Watch;
 use crate::gpu::{Device, Gpu};
 use crate::statistics::Summary;
-use crate::stopwatch::{self, Stopwatch};
+use crate::stopwatch;
 use crate::table::{Measurement, Row};
 use crate::traffic::Traffic;
-
-/// `-z`: a barrier after every call.
-const BARRIER_AFTER_CALLS: u8 = 1;
-/// `-z`: no calls in groups.
-const NO_GROUPS: u8 = 2;
-/// `-z`: a barrier after every iteration.
-const BARRIER_AFTER_ITERATIONS: u8 = 3;
 
 /// One rank of a run.
 #[derive(Debug)]
@@ -66,14 +56,6 @@ struct Plan<'a> {
     layout: Layout<'a>,
     parts: Parts,
     request: RequestOf<'a>,
-}
-
-/// How long the iterations of a row took on this rank.
-#[derive(Debug)]
-struct Timing {
-    wall_s: f64,
-    processor_s: f64,
-    iterations: Vec<f64>,
 }
 
 impl<'a> Engine<'a> {
@@ -281,109 +263,6 @@ impl<'a> Engine<'a> {
             self.finish()?;
         }
         Ok(())
-    }
-
-    /// Times the iterations of a row.
-    #[allow(clippy::cast_precision_loss, reason = "numbers of iterations are far below 2^53")]
-    fn timed(&self, plan: &Plan<'_>) -> Outcome<Timing> {
-        let (turns, aggregated) =
-            (self.arguments.iterations.get(), self.arguments.aggregated.get());
-        let asked = self.arguments.per_iteration == 1;
-        let mut iterations = Vec::with_capacity(if asked { turns } else { 0 });
-        self.barrier()?;
-        let watch = Stopwatch::start();
-        let mut last = 0.0;
-        for turn in 0..turns {
-            self.watch.reached(turn);
-            self.iteration(plan, turn)?;
-            if asked {
-                let now = watch.wall_s();
-                iterations.push((now - last) / aggregated as f64);
-                last = now;
-            }
-        }
-        self.finish()?;
-        let (wall_s, processor_s) = (watch.wall_s(), watch.processor_s());
-        self.barrier()?;
-        let operations = (turns * aggregated) as f64;
-        Ok(Timing {
-            wall_s: wall_s / operations,
-            processor_s: processor_s / operations,
-            iterations,
-        })
-    }
-
-    /// The operations of one iteration: as a group, if they are single calls that may be one.
-    fn iteration(&self, plan: &Plan<'_>, turn: usize) -> Outcome<()> {
-        let (aggregated, blocking) = (self.arguments.aggregated.get(), self.arguments.blocking);
-        let slots = turn * aggregated..(turn + 1) * aggregated;
-        let separate = matches!(blocking, BARRIER_AFTER_CALLS | NO_GROUPS);
-        match (plan.phases, &self.gpu) {
-            ([Phase::Calls(calls)], Some(gpu)) if aggregated > 1 && !separate => {
-                self.enqueue(gpu, calls, plan, slots)?;
-            }
-            ([Phase::Calls(calls)], None) if aggregated > 1 && !separate => {
-                let mut group = Group::default();
-                for slot in slots {
-                    let start = plan.parts.start(slot);
-                    calls
-                        .iter()
-                        .for_each(|call| group.add(self.group, self.call(call, plan, start)));
-                }
-                group.run().map_err(|error| self.failure(error))?;
-            }
-            _ => {
-                for slot in slots {
-                    self.operation(plan, slot)?;
-                    if blocking == BARRIER_AFTER_CALLS {
-                        self.finish()?;
-                        self.barrier()?;
-                    }
-                }
-            }
-        }
-        if blocking == BARRIER_AFTER_ITERATIONS || self.arguments.per_iteration == 1 {
-            self.finish()?;
-        }
-        if blocking == BARRIER_AFTER_ITERATIONS { self.barrier() } else { Ok(()) }
-    }
-
-    /// One operation: its phases, one after the other.
-    fn operation(&self, plan: &Plan<'_>, slot: usize) -> Outcome<()> {
-        let start = plan.parts.start(slot);
-        for phase in plan.phases {
-            match (phase, &self.gpu) {
-                (Phase::Copy { from, to }, None) => {
-                    self.buffers.copy(&plan.layout, *from, *to, start);
-                }
-                (Phase::Copy { from, to }, Some(gpu)) => {
-                    let [from, to] =
-                        [from, to].map(|span| self.buffers.position(&plan.layout, *span, start));
-                    gpu.copy(from, to).map_err(|error| self.failure(error))?;
-                }
-                (Phase::Calls(calls), Some(gpu)) => {
-                    self.enqueue(gpu, calls, plan, slot..slot + 1)?
-                }
-                (Phase::Calls(calls), None) => {
-                    let outcome = match calls.as_slice() {
-                        [call] => self.group.run(self.call(call, plan, start)),
-                        calls => {
-                            let mut group = Group::default();
-                            let add = |call| group.add(self.group, self.call(call, plan, start));
-                            calls.iter().for_each(add);
-                            group.run()
-                        }
-                    };
-                    outcome.map_err(|error| self.failure(error))?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A call on the memory of the part that begins at `start`.
-    fn call(&self, call: &Call, plan: &Plan<'_>, start: usize) -> LibraryCall<'_> {
-        plan.request.call(call, |span| self.buffers.region(&plan.layout, span, start))
     }
 
     /// Wrong elements (`None`: not checked) and overwritten guard bytes, of all ranks.

@@ -45,6 +45,7 @@ impl Core {
         Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
     }
 
+    #[inline]
     pub(super) fn run(
         &self,
         operations: &[Operation<'_>],

@@ -20,13 +20,13 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
+use ccl_core::wire::Stamp;
 use ccl_kernels::{Kernel, Region, Scratch, Source, copy, copy_streaming, reduce};
 use ccl_transport::window::{Opened, Window, Windows};
 use smallvec::SmallVec;
 
-use super::{Call, Engine, Limits};
-use crate::executor::Failure;
-use crate::plans::Plan;
+use super::{Engine, Limits};
+use crate::executor::{Failure, Task};
 
 /// Smaller calls are done in the time in which all ranks tell each other where their buffers are. Measured with 2 to 8
 /// ranks on two processors: from here on this is as fast as tiles, and with twice as much faster.
@@ -100,24 +100,25 @@ impl Engine {
     /// Does an AllReduce in the memory of all ranks, if that is possible; tells whether it has.
     pub(super) fn directly(
         &mut self,
-        call: Call<'_>,
+        task: &Task<'_>,
         request: &Request,
-        (input, output): (Region<'_>, Region<'_>),
         limits: Limits<'_>,
     ) -> Result<bool, Error> {
-        let Some(arithmetic) = call.arithmetic.filter(|arithmetic| arithmetic.factor.is_none())
+        let Some(arithmetic) = task.arithmetic.filter(|arithmetic| arithmetic.factor.is_none())
         else {
             return Ok(false);
         };
         if !self.may_be_direct(request) {
             return Ok(false);
         }
+        let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let mut direct = std::mem::take(&mut self.direct);
-        let result = self.ask(&mut direct, call, (input, output), limits).and_then(|places| {
-            let Some(places) = places else { return Ok(false) };
-            self.combine(&mut direct, arithmetic.kernel, places, limits)?;
-            self.pass_together(call, limits).map(|()| true)
-        });
+        let result =
+            self.ask(&mut direct, task.stamp, (input, output), limits).and_then(|places| {
+                let Some(places) = places else { return Ok(false) };
+                self.combine(&mut direct, arithmetic.kernel, places, limits)?;
+                self.pass_together(task.stamp, limits).map(|()| true)
+            });
         self.direct = direct;
         if result.is_err() && !Window::revoke(output.address(), PATIENCE) {
             tracing::warn!(
@@ -129,14 +130,13 @@ impl Engine {
     }
 
     /// Lets nobody pass before everybody has come, in the middle of a call.
-    fn pass_together(&mut self, call: Call<'_>, limits: Limits<'_>) -> Result<(), Error> {
+    fn pass_together(&mut self, stamp: Stamp, limits: Limits<'_>) -> Result<(), Error> {
         let plan = self.planner.plan(&Request::BARRIER, false)?;
         let arithmetic = Some(super::arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
-        let memory = [token.region(); 2];
-        let Plan { program, is_straight, .. } = &*plan;
-        let barrier = Call { program, arithmetic, is_straight: *is_straight, ..call };
-        let result = self.drive(barrier, &memory, limits);
+        let (program, buffers) = (&plan.program, &[token.region(); 2]);
+        let barrier = Task { program, buffers, stamp, arithmetic, is_straight: plan.is_straight };
+        let result = self.drive(&barrier, limits);
         self.token = token;
         result
     }
@@ -159,7 +159,7 @@ impl Engine {
     fn ask<'a>(
         &mut self,
         direct: &mut Direct,
-        call: Call<'_>,
+        stamp: Stamp,
         (input, output): (Region<'a>, Region<'a>),
         limits: Limits<'_>,
     ) -> Result<Option<Vec<Place<'a>>>, Error> {
@@ -178,13 +178,10 @@ impl Engine {
             root: Rank(0),
         };
         let plan = self.planner.plan(&gather, false)?;
-        let gather = Call {
-            program: &plan.program,
-            arithmetic: None,
-            is_straight: plan.is_straight,
-            ..call
-        };
-        self.drive(gather, &[own, all], limits)?;
+        let (program, buffers) = (&plan.program, &[own, all]);
+        let is_straight = plan.is_straight;
+        let gather = Task { program, buffers, stamp, arithmetic: None, is_straight };
+        self.drive(&gather, limits)?;
         let mut told: SmallVec<[(Window, Window); 8]> = SmallVec::new();
         for rank in 0..ranks {
             let mut bytes = [0; ANSWER_BYTES];
@@ -210,7 +207,7 @@ impl Engine {
             let mut open = |window| {
                 direct.windows.open(window).map_err(|cause| {
                     let failure = Failure::Link { peer: Rank(rank), cause };
-                    limits.error_for(failure, self.me, call.stamp, &self.history)
+                    limits.error_for(failure, self.me, stamp, &self.history)
                 })
             };
             let input = (theirs != result).then(|| open(theirs)).transpose()?;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use ccl_core::program::Program;
 use ccl_kernels::Region;
+use ccl_transport::Loan;
 
 use super::{Executor, Run, Task};
 
@@ -39,6 +40,7 @@ impl Executor {
     }
 
     /// As [`Self::prepare`], for a program that is run straight through.
+    #[inline]
     pub(super) fn prepare_straight(&mut self, program: &Program) {
         assert!(self.pushed.is_empty(), "only links inside a host need no push");
         self.scratch.grow(program.scratch_bytes);
@@ -46,11 +48,17 @@ impl Executor {
     }
 
     /// Goes on with the task whose program was prepared last, on the same memory.
-    pub(crate) fn resume<'a>(&'a mut self, task: &'a Task<'a>) -> Run<'a> {
+    #[inline]
+    pub(crate) fn resume<'a>(
+        &'a mut self,
+        task: &'a Task<'a>,
+        loans: &'a [Option<Loan>],
+    ) -> Run<'a> {
         let exceeds_caches = !task.is_straight && self.exceeds_caches(task.buffers);
         Run {
             me: self.me,
             task,
+            loans,
             encoded: task.stamp.encode(),
             links: &mut self.links,
             pushed: &self.pushed,

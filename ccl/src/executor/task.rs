@@ -5,7 +5,7 @@ use ccl_core::ids::Rank;
 use ccl_core::program::Program;
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Kernel, Region};
-use ccl_transport::{Loan, TransportError};
+use ccl_transport::TransportError;
 
 /// One program with everything it needs.
 #[derive(Clone, Copy, Debug)]
@@ -13,8 +13,6 @@ pub(crate) struct Task<'a> {
     pub(crate) program: &'a Program,
     /// Memory by [`Buffer`](ccl_core::program::Buffer); the entry of [`SCRATCH`](ccl_core::program::Buffer::SCRATCH) is ignored.
     pub(crate) buffers: &'a [Region<'a>],
-    /// How peers on this host can read the same buffers, where they can.
-    pub(crate) loans: &'a [Option<Loan>],
     pub(crate) stamp: Stamp,
     pub(crate) arithmetic: Option<Arithmetic>,
     /// Whether the program is [run straight through](super::is_straight); then nothing is scaled.

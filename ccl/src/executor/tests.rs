@@ -166,11 +166,14 @@ impl Case {
                 // Ranks that run straight through meet ranks that do not.
                 let fits = program.steps.iter().all(|step| step.bytes <= LEAST_TILE_BYTES);
                 let is_straight = is_straight(program) && fits && random.below(3) > 0;
-                Task { program, buffers, loans: &[], stamp, arithmetic, is_straight }
+                Task { program, buffers, stamp, arithmetic, is_straight }
             })
             .collect();
-        let mut runs: Vec<Run<'_>> =
-            executors.iter_mut().zip(&tasks).map(|(executor, task)| executor.begin(task)).collect();
+        let mut runs: Vec<Run<'_>> = executors
+            .iter_mut()
+            .zip(&tasks)
+            .map(|(executor, task)| executor.begin(task, &[]))
+            .collect();
         for _ in 0..SWEEPS {
             if runs.iter().all(Run::finished) {
                 return true;
@@ -247,13 +250,12 @@ fn a_peer_in_another_call_is_noticed() {
     let tasks = [0, 1].map(|rank: usize| Task {
         program: &programs[rank],
         buffers: &buffers[rank],
-        loans: &[],
         stamp: stamps[rank],
         arithmetic,
         is_straight: false,
     });
     let [one, other] = &mut executors[..] else { panic!() };
-    let (mut one, mut other) = (one.begin(&tasks[0]), other.begin(&tasks[1]));
+    let (mut one, mut other) = (one.begin(&tasks[0], &[]), other.begin(&tasks[1], &[]));
     assert!(one.sweep().unwrap());
     let failure = other.sweep();
     assert!(
@@ -279,14 +281,13 @@ fn a_peer_in_another_call_is_noticed_behind_one_that_is_missing() {
     let tasks = [0u32, 1].map(|index| Task {
         program: &programs[index as usize],
         buffers: &buffers[index as usize],
-        loans: &[],
         stamp: Stamp { sequence: index, signature: case.request.signature(0) },
         arithmetic,
         is_straight: is_straight(&programs[index as usize]),
     });
     assert!(tasks.iter().all(|task| task.is_straight));
     let [first, _, third] = &mut executors[..] else { panic!() };
-    let (mut first, mut third) = (first.begin(&tasks[0]), third.begin(&tasks[1]));
+    let (mut first, mut third) = (first.begin(&tasks[0], &[]), third.begin(&tasks[1], &[]));
     assert!(third.sweep().unwrap());
     assert!(first.sweep().unwrap(), "it sends");
     assert!(!first.sweep().unwrap(), "and waits for rank 1");
