@@ -75,7 +75,7 @@ impl Communicator {
                 control.leave(0);
             })?;
         let planner = Planner::new(rank, connected.topology, settings.clone());
-        let executor = Executor::new(rank, connected.links).caching(connected.machine.cache_bytes);
+        let executor = Executor::new(rank, connected.links).caching(connected.machine.caches);
         let ladder = Ladder::new(connected.machine.ranks, connected.machine.cores, connected.bell);
         let health = Health::new(rank, &connected.rails, connected.board, control.letters());
         let listener: Arc<dyn Listener> = health.clone();

@@ -25,6 +25,7 @@ use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
+pub(crate) use self::resume::Caches;
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
 
@@ -60,8 +61,8 @@ pub(crate) struct Executor {
     progress: Progress,
     /// How the last program divided the bytes among the rails.
     rails: Vec<(Rank, Vec<u16>)>,
-    /// What of the last caches is this rank's.
-    cache_bytes: usize,
+    /// The last caches, and what of them is this rank's.
+    caches: Caches,
 }
 
 impl Executor {
@@ -81,7 +82,8 @@ impl Executor {
         let scaled = Scratch::new(largest);
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
-        let (revision, rails, cache_bytes) = (0, Vec::new(), usize::MAX);
+        let (revision, rails) = (0, Vec::new());
+        let caches = Caches { share: usize::MAX, all: usize::MAX };
         Self {
             me,
             links,
@@ -93,13 +95,8 @@ impl Executor {
             scaled,
             progress,
             rails,
-            cache_bytes,
+            caches,
         }
-    }
-
-    /// What is stored in buffers that are much larger than these bytes goes past the caches.
-    pub(crate) fn caching(self, cache_bytes: usize) -> Self {
-        Self { cache_bytes, ..self }
     }
 
     /// Begins `task`, whose buffers peers on this host can read where there are `loans` of them. The buffers
@@ -139,6 +136,8 @@ pub(crate) struct Run<'a> {
     progress: &'a mut Progress,
     /// Nothing of the buffers stays in a cache until somebody needs it.
     exceeds_caches: bool,
+    /// Not even one of them fits into all caches together.
+    exceeds_all: bool,
 }
 
 /// How the next bytes of a sending step leave.
@@ -319,7 +318,9 @@ impl<'a> Run<'a> {
             unreachable!("a link for every port of the program")
         };
         let failed = |cause| Failure::Link { peer: port.rank(), cause };
-        let loan = loan.filter(|_| link.lends());
+        // Several readers fetch what is lent from memory each, what is copied from a cache.
+        let is_apart = self.exceeds_all && matches!(port, Port::Multicast(_));
+        let loan = loan.filter(|_| link.lends() && !is_apart);
         let largest = if loan.is_some() { LOAN_BYTES } else { link.tile_bytes() };
         let bytes = (this.bytes - posted).min(largest);
         if limit - posted.min(limit) < bytes {

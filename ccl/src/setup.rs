@@ -21,7 +21,7 @@ use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
-use crate::executor::Links;
+use crate::executor::{Caches, Links};
 use crate::health::{HealthBoard, Judge, Paths, Surroundings};
 use crate::hosts::{self, HostIdentity, Nic, booted_system, caches, nics};
 use crate::rdma;
@@ -63,8 +63,8 @@ pub(crate) struct Machine {
     pub(crate) ranks: usize,
     /// How many processors these may use.
     pub(crate) cores: usize,
-    /// The share of each of them in the last caches.
-    pub(crate) cache_bytes: usize,
+    /// The last caches.
+    pub(crate) caches: Caches,
 }
 
 /// What a rank tells the others about itself.
@@ -218,8 +218,8 @@ impl Group<'_> {
         let own = &introductions[self.me.index()].machine;
         let here = || introductions.iter().filter(|other| other.machine == *own);
         let (ranks, cores) = (here().count(), usable_processors(here()) as usize);
-        let cache_bytes = caches::last_level_bytes().map_or(usize::MAX, |bytes| bytes / ranks);
-        Machine { ranks, cores, cache_bytes }
+        let all = caches::last_level_bytes().unwrap_or(usize::MAX);
+        Machine { ranks, cores, caches: Caches { share: all / ranks, all } }
     }
 
     /// This rank's part in a rehearsal of faults, if there is one.

@@ -221,6 +221,36 @@ fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
     });
 }
 
+#[test]
+fn rings_to_one_rank_and_to_all_have_their_own_shapes() {
+    let [short, long] = [SHAPES[0], SHAPES[3]];
+    for (pair, multicast) in [(short, long), (long, short)] {
+        let segments = [0, 1].map(|_| shm::Segment::create(2, pair, multicast).unwrap());
+        let addresses = [0, 1].map(|index: usize| segments[index].address());
+        let first = segments[0].open(1, &addresses[1]).unwrap();
+        let second = segments[1].open(0, &addresses[0]).unwrap();
+        let mut ends = [
+            (pair, segments[0].link(0, &first), segments[1].link(1, &second)),
+            (multicast, segments[0].multicast(&[first]), segments[1].listen(1, &second)),
+        ];
+        for (filling, (shape, from, to)) in (1..).zip(&mut ends) {
+            assert_eq!([from.tile_bytes(), to.tile_bytes()], [shape.tile_bytes; 2]);
+            for _ in 0..shape.slots {
+                from.reserve().unwrap().unwrap().fill(filling);
+                let stamp = Stamp { sequence: 1, signature: Signature::POINT_TO_POINT };
+                from.commit(&stamp, shape.tile_bytes).unwrap();
+            }
+            assert!(from.reserve().unwrap().is_none(), "all slots are full");
+        }
+        for (filling, (shape, _, to)) in (1..).zip(&mut ends) {
+            for _ in 0..shape.slots {
+                assert_eq!(to.peek().unwrap().payload, vec![filling; shape.tile_bytes]);
+                to.release().unwrap();
+            }
+        }
+    }
+}
+
 /// As a rank waits: arms its bell, looks, and only then sleeps. Counts how often nobody woke it: a rank
 /// can be overlooked while it arms its bell, but hardly ever.
 fn sleep_until(bell: &Bell, overslept: &AtomicU32, mut is_there: impl FnMut() -> bool) {

@@ -8,6 +8,15 @@ use ccl_transport::Loan;
 
 use super::{Executor, Run, Task};
 
+/// How much the last caches hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caches {
+    /// Of one rank, in bytes.
+    pub(crate) share: usize,
+    /// Of all ranks on the machine, in bytes.
+    pub(crate) all: usize,
+}
+
 /// Bytes of buffers; what lies in an earlier one does not count again.
 fn footprint(buffers: &[Region<'_>]) -> usize {
     let range = |buffer: &Region<'_>| buffer.address()..buffer.address() + buffer.bytes();
@@ -28,6 +37,11 @@ fn exceed(bytes: usize, cache_bytes: usize) -> bool {
 }
 
 impl Executor {
+    /// What is stored in buffers that are much larger than this rank's share of the caches goes past them.
+    pub(crate) fn caching(self, caches: Caches) -> Self {
+        Self { caches, ..self }
+    }
+
     /// Forgets how far the last program came, and makes room for this one.
     pub(crate) fn prepare(&mut self, program: &Program) {
         self.scratch.grow(program.scratch_bytes);
@@ -36,7 +50,7 @@ impl Executor {
 
     /// Whether nothing of these buffers stays in a cache until somebody needs it.
     pub(crate) fn exceeds_caches(&self, buffers: &[Region<'_>]) -> bool {
-        exceed(footprint(buffers), self.cache_bytes)
+        exceed(footprint(buffers), self.caches.share)
     }
 
     /// As [`Self::prepare`], for a program that is run straight through.
@@ -55,6 +69,8 @@ impl Executor {
         loans: &'a [Option<Loan>],
     ) -> Run<'a> {
         let exceeds_caches = !task.is_straight && self.exceeds_caches(task.buffers);
+        let exceeds_all =
+            exceeds_caches && task.buffers.iter().any(|buffer| buffer.bytes() > self.caches.all);
         Run {
             me: self.me,
             task,
@@ -69,6 +85,7 @@ impl Executor {
             scaled: self.scaled.region(),
             progress: &mut self.progress,
             exceeds_caches,
+            exceeds_all,
         }
     }
 }

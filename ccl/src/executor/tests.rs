@@ -59,9 +59,13 @@ fn executors(ranks: u32) -> Vec<Executor> {
             links[rank][n + source] = Some(Box::new(reader));
         }
     }
-    // Every other one stores past the caches.
+    // Two of three store past the caches, one of those does not lend to several either.
     let executor = |(rank, links)| {
-        Executor::new(Rank(rank), links).caching(if rank % 2 == 0 { 0 } else { usize::MAX })
+        Executor::new(Rank(rank), links).caching(match rank % 3 {
+            0 => Caches { share: 0, all: 0 },
+            1 => Caches { share: 0, all: usize::MAX },
+            _ => Caches { share: usize::MAX, all: usize::MAX },
+        })
     };
     (0..).zip(links).map(executor).collect()
 }
