@@ -43,9 +43,10 @@ UNTIMED = 3
 MULTIPLICATIONS = 300
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall"]
 # A case is slow above so many times the stored ratio. Much depends on luck where ranks share processors, and on the
-# neighbours where the memory is the limit.
-TOLERANCES = {SMALL: 1.25, MIDDLE: 1.2, LARGE: 1.5, TCP_BYTES: 1.4}
-CROWDED_TOLERANCES = {SMALL: 2.0, MIDDLE: 1.8, LARGE: 1.7}
+# neighbours where the memory is the limit: virtual processors that move closer together or apart halve its bandwidth or
+# double it, and what goes from one to the other does the opposite.
+TOLERANCES = {SMALL: 1.25, MIDDLE: 1.2, LARGE: 1.8, TCP_BYTES: 1.4}
+CROWDED_TOLERANCES = {SMALL: 2.0, MIDDLE: 1.8, LARGE: 2.4}
 # A bar is so much above what was measured when it was set.
 ROOM = 2.0
 ATTEMPTS = 5
