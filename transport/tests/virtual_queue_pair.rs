@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bench::{Pair, Place};
+use ccl_transport::clock::simulation::VirtualTime;
 use ccl_transport::place::Distance;
 use ccl_transport::verbs::virtual_qp::{
     Evidence, Limits, Owner, SparePool, Standing, VirtualSettings,
@@ -199,6 +200,88 @@ fn a_rail_that_falls_silent_is_left() {
     pair.post(1, write(&near, &far));
     until(&mut pair, |pair| pair.near_done.len() == 1);
     assert_eq!((pair.near_done[0].status, pair.near.active()), (Status::Success, 1));
+}
+
+/// A queue pair whose backup is connected and idle, in time that stands still.
+fn at_rest(settings: &VirtualSettings) -> (Place, Place, Pair, VirtualTime) {
+    let (near, far) = places(settings);
+    let mut pair = Pair::new(&near, &far, DEPTH);
+    until(&mut pair, |pair| pair.near.is_running() && pair.far.is_running());
+    let time = VirtualTime::begin();
+    for end in [&mut pair.near, &mut pair.far] {
+        end.look_around();
+    }
+    pair.poll();
+    // From now on only what is under way there lets anybody look at it.
+    pair.attach(1..2);
+    let looks = || near.weather.polls(1) + far.weather.polls(1);
+    eventually(&mut pair, |pair| {
+        let before = looks();
+        (0..100).all(|_| !pair.poll()) && looks() == before
+    });
+    (near, far, pair, time)
+}
+
+/// Polls until it is so, where no time passes.
+fn eventually(pair: &mut Pair, reached: impl Fn(&mut Pair) -> bool) {
+    let is_reached = (0..1_000_000).any(|_| {
+        pair.poll();
+        reached(pair)
+    });
+    assert!(is_reached, "{:?} and {:?}", pair.near.counters(), pair.far.counters());
+}
+
+/// How many of 100 polls of the near end look at its backup.
+fn looks(pair: &mut Pair, near: &Place) -> u64 {
+    let before = near.weather.polls(1);
+    for _ in 0..100 {
+        pair.near.poll(&mut pair.near_done);
+    }
+    near.weather.polls(1) - before
+}
+
+#[test]
+fn an_idle_backup_is_looked_at_now_and_then() {
+    let (near, far, mut pair, time) = at_rest(&settings(Evidence::Handshake, 2, LIMIT));
+    let uses = near.weather.polls(0);
+    for millisecond in 1..4 {
+        assert_eq!(looks(&mut pair, &near), 0);
+        time.set(Duration::from_millis(millisecond));
+        assert_eq!(looks(&mut pair, &near), 1);
+        pair.near.look_around();
+        assert_eq!(looks(&mut pair, &near), 1);
+    }
+    assert_eq!(near.weather.polls(0) - uses, 900);
+    near.weather.restless.store(1 << 1, Ordering::Relaxed);
+    assert_eq!(looks(&mut pair, &near), 100);
+    near.weather.restless.store(0, Ordering::Relaxed);
+
+    // That it has ended is found out when it is looked at; what is under way there is not left to that.
+    pair.poll();
+    pair.far.suspect(1);
+    eventually(&mut pair, |pair| pair.far.wants(1));
+    assert!(pair.near.is_attached(1));
+    time.set(Duration::from_millis(4));
+    eventually(&mut pair, |pair| pair.near.wants(1));
+    pair.attach(1..2);
+    assert_eq!(looks(&mut pair, &near), 100);
+    pair.near.suspect(0);
+    pair.post(1, write(&near, &far));
+    eventually(&mut pair, |pair| !pair.near_done.is_empty());
+    assert_eq!(statuses(&pair.near_done), [(1, Status::Success)]);
+    assert_eq!((pair.near.active(), pair.far.active()), (1, 1));
+}
+
+/// The old rail has not given everything back, so nobody can say yet what is next.
+#[test]
+fn during_a_repair_every_poll_looks_at_every_rail() {
+    let (near, _far, mut pair, _time) = at_rest(&settings(Evidence::Handshake, 2, LIMIT));
+    near.weather.is_kept.store(true, Ordering::Relaxed);
+    pair.near.post_receive(ReceiveRequest { id: WorkId(3), target: None }).unwrap();
+    pair.near.suspect(0);
+    assert_eq!((looks(&mut pair, &near), pair.near.active()), (100, 0));
+    near.weather.is_kept.store(false, Ordering::Relaxed);
+    eventually(&mut pair, |pair| pair.near.is_running() && pair.near.active() == 1);
 }
 
 /// Whichever end leads. A backup counts as up when its peer has been heard on it.

@@ -328,6 +328,7 @@ impl Queue {
     }
 
     /// The rail in use.
+    #[inline]
     #[must_use]
     pub fn active(&self) -> Rail {
         self.active
@@ -346,6 +347,7 @@ impl Queue {
     }
 
     /// Where requests go.
+    #[inline]
     #[must_use]
     pub fn send_state(&self) -> SendState {
         self.sending
@@ -358,9 +360,10 @@ impl Queue {
     }
 
     /// Whether requests flow.
+    #[inline]
     #[must_use]
     pub fn is_running(&self) -> bool {
-        self.phase == Phase::Running
+        matches!(self.phase, Phase::Running)
     }
 
     /// Takes one input and appends what has to be done about it.

@@ -14,6 +14,7 @@
 
 mod complete;
 mod control;
+mod glances;
 mod ground;
 mod inspect;
 mod keys;

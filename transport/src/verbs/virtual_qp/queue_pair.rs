@@ -15,6 +15,7 @@ use super::super::{
 };
 use super::complete::Parting;
 use super::control::Hello;
+use super::glances::Glances;
 use super::post::descriptor;
 use super::rail::{Condition, RailEnd};
 use super::shadow::Shadow;
@@ -57,6 +58,8 @@ pub struct VirtualQp {
     /// The time of the last poll, once something needed it.
     polled: Option<Timestamp>,
     idle_polls: u32,
+    /// Looks at rails that are not in use.
+    pub(super) glances: Glances,
     /// Connections that rails were given.
     pub(super) connections: u64,
     /// Makes the connections of the rails.
@@ -97,6 +100,7 @@ impl VirtualQp {
             started: clock::now(),
             polled: None,
             idle_polls: 0,
+            glances: Glances::default(),
             connections: 0,
             shadow: None,
         })
@@ -157,9 +161,14 @@ impl VirtualQp {
         }
     }
 
-    /// Gives up rails that are silent, and seeks what is missing. Polling does so after many polls in
-    /// vain; who sleeps between polls asks for it.
+    /// Gives up rails that are silent, seeks what is missing, and has the next poll look at every rail: for
+    /// whoever sleeps between polls. Many polls in vain do the same.
     pub fn look_around(&mut self) {
+        self.glances.hurry();
+        self.look_further();
+    }
+
+    fn look_further(&mut self) {
         self.idle_polls = 0;
         self.look_for_silence();
         // Where there was no thread to be had there may be one now.
@@ -247,7 +256,7 @@ impl VirtualQp {
 
     /// Read once in a poll, and not for what is posted until the next: nothing begins or ends with a request that
     /// could not wait for a poll.
-    fn now(&mut self) -> Timestamp {
+    pub(super) fn now(&mut self) -> Timestamp {
         *self.polled.get_or_insert_with(|| {
             let elapsed = clock::now().saturating_duration_since(self.started);
             Timestamp(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
@@ -365,8 +374,11 @@ impl QueuePair for VirtualQp {
             self.take_finds();
         }
         let mut arrived = std::mem::take(&mut self.arrived);
+        let (active, glances) = (self.active(), self.rails.len() > 1 && self.glances());
         for rail in 0..self.rails.len() {
-            moved |= self.poll_rail(rail, &mut arrived);
+            if rail == active || glances || self.rails[rail].is_busy() {
+                moved |= self.poll_rail(rail, &mut arrived);
+            }
         }
         self.arrived = arrived;
         moved |= self.part();
@@ -380,7 +392,7 @@ impl QueuePair for VirtualQp {
         completions.append(&mut self.ready);
         self.idle_polls = if moved { 0 } else { self.idle_polls + 1 };
         if self.idle_polls >= POLLS_PER_LOOK {
-            self.look_around();
+            self.look_further();
         }
         moved
     }

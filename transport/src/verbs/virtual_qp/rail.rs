@@ -290,6 +290,13 @@ impl RailEnd {
         self.gathered.clear();
     }
 
+    /// Whether something is under way that only polls move: an introduction, mail, a table, a fence, or what the
+    /// device itself has to do.
+    pub(super) fn is_busy(&self) -> bool {
+        let needs_poll = || self.pair.as_ref().is_some_and(|pair| pair.needs_poll());
+        self.outstanding > 0 || self.condition == Condition::Fencing || needs_poll()
+    }
+
     /// Whether everything posted has come back.
     pub(super) fn is_drained(&self) -> bool {
         self.outstanding == 0
