@@ -2,6 +2,7 @@
 """What queue pairs that survive their NIC cost, and what they carry over time.
 
     tests/measure/vqp.py cost [--sizes 16,64,4K,64K,1M] [--rounds 5]
+    tests/measure/vqp.py cost --rate 1gbit --sizes 4K,16K,64K [--evidence off,resend,log]
     tests/measure/vqp.py batches [--rounds 5]
     tests/measure/vqp.py latency [--sizes 1,2,4,8,16] [--rounds 5]
     tests/measure/vqp.py verbs
@@ -11,7 +12,9 @@
     tests/measure/vqp.py timeline --svg FILE [--test vqp_write_bw] [--fault FAULT] -- FLAGS
 
 `cost` measures each size with every evidence beside a plain queue pair (`off`), all in turns in every
-round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round.
+round, and prints Markdown tables: medians over the rounds, and the share of the plain one of the same round: its
+median, the least and the most. With `--rate` two hosts of the testbed (docs/testbed.md) measure it, whose links carry
+so much: then the link is the limit, as on hardware, and not the processors.
 
 `batches` posts 64 requests together, 16 compare-and-swaps with three reads behind each, and prints how long a batch
 takes.
@@ -54,6 +57,7 @@ BANDWIDTH_COLUMN = 3
 LATENCY_COLUMN = 4
 MEAN_COLUMN = 5
 DEVIATION_COLUMN = 6
+ATOMIC_TEST = "vqp_atomic_lat"
 PORT = 18515
 # A failed run has a reason to end so; the library's error is shown in its place.
 ENDED_WITH_AN_ERROR = 3
@@ -64,14 +68,19 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("target/release"))
     parser.add_argument("--devices", nargs=2, metavar=("SERVER", "CLIENT"), help="of the two processes")
+    parser.set_defaults(rate=None)
     commands = parser.add_subparsers(dest="command", required=True)
     cost = commands.add_parser("cost")
     cost.add_argument("--sizes", default=SIZES)
     cost.add_argument("--rounds", type=int, default=5)
+    cost.add_argument("--evidence", default=",".join(EVIDENCES))
+    cost.add_argument("--rate", help="what a link of the testbed carries")
+    cost.add_argument("--tests", default="vqp_write_bw,vqp_send_bw,vqp_write_lat,vqp_atomic_lat")
     cost.add_argument("--duration", default="500ms", help="of each bandwidth")
     cost.add_argument("--iterations", type=int, default=3000, help="of each latency")
     batches = commands.add_parser("batches")
     batches.add_argument("--rounds", type=int, default=5)
+    batches.add_argument("--evidence", default=",".join(EVIDENCES))
     batches.add_argument("--iterations", type=int, default=300, help="batches of each latency")
     latency = commands.add_parser("latency")
     latency.add_argument("--sizes", default="1,2,4,8,16")
@@ -108,7 +117,8 @@ def run(options: argparse.Namespace, test: str, flags: Sequence[str], may_fail: 
     """Output of a benchmark; ends this program if that fails."""
     program = str(options.build / test)
     if options.devices is None:
-        command = [program, "--local", *flags]
+        local = [program, "--local", *flags]
+        command = local if options.rate is None else on_testbed(options, [program, *flags])
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
     else:
         near, far = options.devices
@@ -126,6 +136,12 @@ def run(options: argparse.Namespace, test: str, flags: Sequence[str], may_fail: 
     sys.exit(f"{' '.join(command)}: status {finished.returncode}\n{finished.stdout}{finished.stderr}")
 
 
+def on_testbed(options: argparse.Namespace, command: Sequence[str]) -> list[str]:
+    """The command on two hosts with two rails each."""
+    testbed = [str(options.build / "testbed"), "--hosts", "2", "--rails", "2", "--rate", options.rate]
+    return [*testbed, "--", *command]
+
+
 def column(output: str, index: int) -> float:
     """A number of the only row of a table."""
     rows = [line.split() for line in output.splitlines() if line[:1] == " " and line.split()[0].isdigit()]
@@ -135,17 +151,17 @@ def column(output: str, index: int) -> float:
 def measurements(options: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
     """Numbers of all rounds, by what was measured and by evidence."""
     found: dict[str, dict[str, list[float]]] = {}
-    bandwidth = ["-D", options.duration]
-    latency = ["-n", str(options.iterations)]
+    tests = options.tests.split(",")
+    bandwidth = (["-D", options.duration], BANDWIDTH_COLUMN)
+    latency = (["-n", str(options.iterations)], LATENCY_COLUMN)
     for _ in range(options.rounds):
         for size in options.sizes.split(","):
-            for test, flags, index in [
-                ("vqp_write_bw", bandwidth, BANDWIDTH_COLUMN),
-                ("vqp_send_bw", bandwidth, BANDWIDTH_COLUMN),
-                ("vqp_write_lat", latency, LATENCY_COLUMN),
-            ]:
-                measure(options, found, (test, [*flags, "-s", size], index), f"{test} {size}")
-        measure(options, found, ("vqp_atomic_lat", latency, LATENCY_COLUMN), "vqp_atomic_lat 8")
+            for test in tests:
+                if test != ATOMIC_TEST:
+                    flags, index = bandwidth if test.endswith("_bw") else latency
+                    measure(options, found, (test, [*flags, "-s", size], index), f"{test} {size}")
+        if ATOMIC_TEST in tests:
+            measure(options, found, (ATOMIC_TEST, *latency), f"{ATOMIC_TEST} 8")
     return found
 
 
@@ -157,7 +173,7 @@ def measure(
 ) -> None:
     """Adds one number of each evidence."""
     test, flags, index = what
-    for evidence in EVIDENCES:
+    for evidence in options.evidence.split(","):
         output = run(options, test, [*flags, "--evidence", evidence])
         found.setdefault(name, {}).setdefault(evidence, []).append(column(output, index))
 
@@ -165,10 +181,12 @@ def measure(
 def cost(options: argparse.Namespace) -> None:
     """Prints what each evidence costs."""
     found = measurements(options)
+    evidences = options.evidence.split(",")
     for test, unit in [("_bw", "MiB/s"), ("_lat", "µs, median")]:
-        print(f"\n| {unit} | " + " | ".join(EVIDENCES) + " |\n|" + "---|" * (len(EVIDENCES) + 1))
-        for name, numbers in found.items():
-            if test in name:
+        rows = [(name, numbers) for name, numbers in found.items() if test in name]
+        if rows:
+            print(f"\n| {unit} | " + " | ".join(evidences) + " |\n|" + "---|" * (len(evidences) + 1))
+            for name, numbers in rows:
                 print(f"| {name} | " + " | ".join(cells(numbers)) + " |")
 
 
@@ -179,18 +197,20 @@ def batches(options: argparse.Namespace) -> None:
     flags = ["-A", "CMP_AND_SWAP", "--batch", "16", "--reads", "3", "-n", str(options.iterations)]
     for _ in range(options.rounds):
         measure(options, found, ("vqp_atomic_lat", flags, LATENCY_COLUMN), name)
-    print("| µs of a batch, median | " + " | ".join(EVIDENCES) + " |\n|" + "---|" * (len(EVIDENCES) + 1))
+    evidences = options.evidence.split(",")
+    print("| µs of a batch, median | " + " | ".join(evidences) + " |\n|" + "---|" * (len(evidences) + 1))
     print(f"| {name} | " + " | ".join(cells(found[name])) + " |")
 
 
 def cells(numbers: dict[str, list[float]]) -> list[str]:
     """The median of each evidence, and its share of the plain queue pair."""
     written = []
-    for evidence in EVIDENCES:
-        median = statistics.median(numbers[evidence])
-        shares = [one / plain for one, plain in zip(numbers[evidence], numbers[PLAIN])]
-        share = "" if evidence == PLAIN else f" ({100 * statistics.median(shares):.1f} %)"
-        written.append(f"{median:.2f}{share}")
+    for evidence, measured in numbers.items():
+        shares = [100 * one / plain for one, plain in zip(measured, numbers.get(PLAIN, []))]
+        share = ""
+        if shares and evidence != PLAIN:
+            share = f" ({statistics.median(shares):.1f} %, {min(shares):.1f} to {max(shares):.1f})"
+        written.append(f"{statistics.median(measured):.2f}{share}")
     return written
 
 
