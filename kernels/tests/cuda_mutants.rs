@@ -65,7 +65,7 @@ const LOOPS: [Mutant; 22] = [
     ("a block repeats its first round", "round * per_block + thread();\n        reduce", "block() * per_block + thread();\n        reduce", Reduces(Uint8)),
     ("bytes of an unaligned element", "<< 8 * k;\n    return value;", "<< 8;\n    return value;", Reduces(Int64)),
     ("destinations of a copy are taken for aligned alike", "if (together) return copy_pass", "return copy_pass", Copies),
-    ("the first destination of a copy only", "copy_pass(p, d, d + 1)", "copy_pass(p, 0, 1)", Copies),
+    ("the first destination of a copy only", "copy_pass(p, d, d + 1, ", "copy_pass(p, 0, 1, ", Copies),
     ("the end of a copy is left out", "ends = p.bytes - parts.tail + parts.head;", "ends = parts.head;", Copies),
     ("vectors of a copy come from its beginning", "p.source + offset, stride);", "p.source, stride);", Copies),
 ];

@@ -18,17 +18,18 @@ R2CCL_FN void copy_vectors(const CopyParameters &p, u32 first, u32 end, u64 offs
             store(p.destinations[d] + offset + u * stride, vectors[u]);
 }
 
-// Copies to destinations `first..end`, which lie beside each other.
-R2CCL_FN void copy_pass(const CopyParameters &p, u32 first, u32 end)
+// Copies to destinations `first..end`, which lie beside each other, by so many blocks, of which this is
+// number `own`.
+R2CCL_FN void copy_pass(const CopyParameters &p, u32 first, u32 end, u32 own, u32 all)
 {
     const bool apart = !is_beside(p.destinations[first], p.source);
     const Split parts = split(p.destinations[first], p.bytes, 1, apart);
     const u64 stride = static_cast<u64>(threads()) * VECTOR_BYTES;
     const u64 per_block = static_cast<u64>(threads()) * COPY_IN_FLIGHT;
     const u64 rounds = parts.vectors / per_block;
-    const u64 grid = static_cast<u64>(blocks()) * threads();
-    const u64 self = static_cast<u64>(block()) * threads() + thread();
-    R2CCL_KEEP_LOOP for (u64 round = block(); round < rounds; round += blocks()) {
+    const u64 grid = static_cast<u64>(all) * threads();
+    const u64 self = static_cast<u64>(own) * threads() + thread();
+    R2CCL_KEEP_LOOP for (u64 round = own; round < rounds; round += all) {
         const u64 vector = round * per_block + thread();
         copy_vectors<COPY_IN_FLIGHT>(p, first, end, parts.head + vector * VECTOR_BYTES, stride);
     }
@@ -49,8 +50,8 @@ R2CCL_FN void copy(const CopyParameters &p)
     bool together = true;
     for (u32 d = 1; d < count; d++)
         together = together && is_beside(p.destinations[0], p.destinations[d]);
-    if (together) return copy_pass(p, 0, count);
-    R2CCL_KEEP_LOOP for (u32 d = 0; d < count; d++) copy_pass(p, d, d + 1);
+    if (together) return copy_pass(p, 0, count, block(), blocks());
+    R2CCL_KEEP_LOOP for (u32 d = 0; d < count; d++) copy_pass(p, d, d + 1, block(), blocks());
 }
 
 }  // namespace r2ccl

@@ -71,6 +71,37 @@ struct PushParameters {
     u32 rank, ranks;
 };
 
+// What a rank tells another one of a message to it, and of the message from it.
+struct Letter {
+    u64 ticket;  // grows with every piece
+    u64 source;  // where the piece is, in addresses of who is told
+    u64 offset;  // where in the message it begins
+    u64 bytes;   // of the piece
+    u64 length;  // of the message
+    u64 call;    // counts from 1
+    u64 taken;   // the ticket of the last piece of the other message that was taken
+    u64 read;    // whose letter it is keeps here which ticket it has read last
+};
+
+struct PullParameters {
+    u64 sources[MOST_RANKS];         // what each rank takes from this one, as it has mapped it, or the staging
+                                     // memory for that; what itself takes
+    u64 sent[MOST_RANKS];            // bytes for each rank
+    u8 *destinations[MOST_RANKS];    // where what each rank sends goes
+    u64 received[MOST_RANKS];        // bytes from each rank
+    const u8 *inputs[MOST_RANKS];    // what is put into staging memory for each rank, by
+    u8 *staging[MOST_RANKS];         // pieces; null: the sources are whole
+    Letter *letters[MOST_RANKS];     // of all ranks: a row of MOST_RANKS per block; zero at first
+    u64 *quarrels;                   // for each rank that sends not what is expected: what it says; zero at first
+    State *state;
+    const u32 *abort;                // not zero: give up
+    u64 staging_bytes;               // for each rank; a whole vector for each of its parts at least
+    u64 part_bytes;                  // of a message that is moved by a block, if there are enough blocks
+    u32 most_parts;                  // that a message has; equal on all ranks, as the two before
+    u32 rank, ranks;
+    u32 unused;
+};
+
 // One end of a ring of staging slots in memory that host and GPU share. Tile t lies in slot t modulo
 // the number of slots.
 struct Ring {

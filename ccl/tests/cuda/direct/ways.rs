@@ -1,0 +1,146 @@
+//! Which way calls go, and whose memory is mapped.
+
+use ccl::cuda::{self, Paths};
+use ccl::{Communicator, DataType, ReduceOp};
+
+use super::{SOME, STAGING_BYTES, assert_direct, member, prepared};
+use crate::ranks::{KERNELS, processes_with};
+use crate::{Member, all_reduce, config, download, skip, words};
+
+#[test]
+fn the_way_changes_between_calls_without_harm() {
+    processes_with(
+        "direct::ways::the_way_changes_between_calls_without_harm",
+        3,
+        &[],
+        |rank, size, id| {
+            // Nobody prepares: the first calls go through the host, and ranks are not equally fast.
+            let member = member(rank as usize % 2, (rank, size), &id, "1");
+            let data = member.upload(&words([1; 900]));
+            let mut calls = 0;
+            loop {
+                for _ in 0..10 {
+                    member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+                    calls += 1;
+                    if calls % (2 + rank) == 0 {
+                        member.stream.synchronise().unwrap();
+                    }
+                }
+                member.stream.synchronise().unwrap();
+                let expected = 3i64.wrapping_pow(calls);
+                assert!(
+                    download(&data) == words([expected; 900]),
+                    "after {calls} calls, rank {rank}"
+                );
+                // All ranks end after the same call.
+                let paths = member.cuda.paths().0;
+                let mut pushes = vec![paths.push as i64];
+                member.host().all_reduce_in_place(&mut pushes, ReduceOp::Min).unwrap();
+                assert_eq!(paths.push as i64, pushes[0], "rank {rank}: {paths:?}");
+                if pushes[0] > 20 {
+                    break;
+                }
+            }
+            assert!(member.cuda.paths().0.host > 0);
+        },
+    );
+}
+#[test]
+fn memory_that_was_freed_is_not_told_again() {
+    processes_with(
+        "direct::ways::memory_that_was_freed_is_not_told_again",
+        2,
+        &[],
+        |rank, size, id| {
+            let member =
+                prepared(member(rank as usize, (rank, size), &id, "1"), &[DataType::Int64], &[]);
+            let count = 8192;
+            let (mut reused, mut last) = (0, 0);
+            for round in 0..12i64 {
+                let data = member.upload(&words(vec![round + i64::from(rank); count]));
+                let address = data.region().address();
+                reused += u32::from(address == last);
+                last = address;
+                let before = member.cuda.paths().0;
+                // Sometimes the others have the buffer of this round, sometimes only that of an earlier one.
+                let is_shown = round % 3 == 0;
+                if is_shown {
+                    member.cuda.prepare(&[], &[data.region()]).unwrap();
+                }
+                member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+                member.stream.synchronise().unwrap();
+                let paths = assert_direct(&member, before);
+                let mapped = paths.mapped_buffers - before.mapped_buffers;
+                assert!(!is_shown || mapped == 2, "round {round}: {paths:?}");
+                assert!(
+                    download(&data) == words(vec![2 * round + 1; count]),
+                    "round {round}, rank {rank}"
+                );
+            }
+            assert!(reused > 0, "the driver gives addresses again");
+        },
+    );
+}
+
+#[test]
+fn buffers_become_known_by_themselves() {
+    processes_with("direct::ways::buffers_become_known_by_themselves", 2, &[], |rank, size, id| {
+        let member =
+            prepared(member(rank as usize, (rank, size), &id, "1"), &[DataType::Int64], &[]);
+        let data = member.upload(&words([0; 2000]));
+        for _ in 0..200 {
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            member.stream.synchronise().unwrap();
+        }
+        let paths = member.cuda.paths().0;
+        assert!(paths.mapped_buffers > 0, "{paths:?}");
+    });
+}
+
+#[test]
+fn the_setting_turns_it_off_for_all() {
+    processes_with("direct::ways::the_setting_turns_it_off_for_all", 3, &[], |rank, size, id| {
+        let member =
+            member(rank as usize % 2, (rank, size), &id, if rank == 1 { "0" } else { "1" });
+        let member = prepared(member, &SOME, &[]);
+        let data = member.upload(&words([1; 900]));
+        for _ in 0..3 {
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+        }
+        member.stream.synchronise().unwrap();
+        assert!(download(&data) == words([27; 900]));
+        let (paths, reason) = member.cuda.paths();
+        assert_eq!(paths, Paths { host: 3, ..Paths::default() });
+        assert_eq!(reason.as_deref(), Some("rank 1: R2CCL_CUDA_P2P is 0"));
+    });
+}
+
+#[test]
+fn kernels_that_one_rank_lacks_are_used_by_none() {
+    processes_with(
+        "direct::ways::kernels_that_one_rank_lacks_are_used_by_none",
+        2,
+        &[],
+        |rank, size, id| {
+            let mut config = config(STAGING_BYTES);
+            let folder = std::env::var_os(KERNELS).map(Into::into);
+            config.settings.cuda_kernels = folder.filter(|_| rank == 0);
+            let host = Communicator::create(&id, rank, size, &config).unwrap();
+            let gpu = cuda::open(0).unwrap();
+            let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
+            let member = prepared(Member { cuda, stream: gpu.stream().unwrap() }, &SOME, &[]);
+            let data = member.upload(&words([1; 900]));
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            member.stream.synchronise().unwrap();
+            assert!(download(&data) == words([2; 900]));
+            let (paths, reason) = member.cuda.paths();
+            assert_eq!(paths.host, 1, "{paths:?}");
+            let reason = reason.unwrap();
+            if reason.contains("there is no libnvrtc") {
+                assert!(reason.starts_with("rank 1: no kernels for"), "{reason}");
+            } else {
+                skip("kernels that cannot be had: NVRTC is installed");
+            }
+        },
+    );
+}
