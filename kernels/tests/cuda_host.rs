@@ -79,6 +79,18 @@ fn pushes_from_some_to_some() {
 }
 
 #[test]
+fn messages_of_any_length() {
+    let Some(host) = processor(&[Module::Copies]) else { return };
+    assert!(right(suite::pulls(&host, 0..60)) > 0);
+}
+
+#[test]
+fn messages_that_do_not_fit() {
+    let Some(host) = processor(&[Module::Copies]) else { return };
+    right(suite::pulls_in_vain(&host, 0..20));
+}
+
+#[test]
 fn flags_return_without_harm() {
     let modules = [Module::Copies, Module::Elements(DataType::Float32)];
     let Some(host) = processor(&modules) else { return };

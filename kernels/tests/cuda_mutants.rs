@@ -25,6 +25,8 @@ enum Finder {
     GivingUp,
     Relays,
     Told,
+    Pulls,
+    Quarrels,
 }
 
 /// What the bug is, the text that becomes another one, and who finds it.
@@ -36,7 +38,7 @@ const PUSH: Finder = Finder::AllReduces(Family::Push, Float32, Operation::Sum);
 use DataType::{
     Bfloat16, Float8E4m3, Float8E5m2, Float16, Float32, Float64, Int8, Int64, Uint8, Uint64,
 };
-use Finder::{Copies, Flags, GivingUp, Reduces, Relays, Told};
+use Finder::{Copies, Flags, GivingUp, Pulls, Quarrels, Reduces, Relays, Told};
 
 #[rustfmt::skip]
 const LOOPS: [Mutant; 22] = [
@@ -134,6 +136,37 @@ const PROTOCOLS: [Mutant; 34] = [
     ("a tile is announced before it is there", "meet_block(false);\n        if (thread() == 0) {\n            fence_system();", "if (thread() == 0) {\n            fence_system();", Relays),
 ];
 
+#[rustfmt::skip]
+const MESSAGES: [Mutant; 23] = [
+    ("the last part is cut off", "rest < each ? rest : each, block() < parts", "rest < each ? rest / 2 : each, block() < parts", Pulls),
+    ("parts overlap", "begin = each * block(), first", "begin = each / 2 * block(), first", Pulls),
+    ("a message without bytes has no part", "block() < parts};", "block() < parts && length > 0};", Quarrels),
+    ("another message than is meant", "p.sources[peer] + (p.staging", "p.sources[p.rank] + (p.staging", Pulls),
+    ("pieces come from the beginning", "p.inputs[peer] + now.offset", "p.inputs[peer]", Pulls),
+    ("parts share their staging memory", "/ VECTOR_BYTES * VECTOR_BYTES * block();", "/ VECTOR_BYTES * VECTOR_BYTES;", Pulls),
+    ("a piece too few", "round == 0 || rest > 0), rest <= most};", "round == 0 || rest > 0), true};", Pulls),
+    ("pieces are put there before those before are taken",
+     "const bool is_taken = !sends || wait_for(&row[peer].taken, told, p.abort);", "const bool is_taken = true;", Pulls),
+    ("a piece is told before all threads have put it there",
+     "meet_block(false);\n        const bool sends", "const bool sends", Pulls),
+    ("a piece is taken before all threads have taken it",
+     "open = take(p, row, open);\n        meet_block(false);", "open = take(p, row, open);", Pulls),
+    ("nobody waits for letters", "!receives || hear(p, peer, row + peer, ++heard)", "true", Pulls),
+    ("letters overtake what they tell of",
+     "fence_system();\n    store_release(&letter->ticket, ticket);", "put_number(&letter->ticket, ticket);", Pulls),
+    ("another block is told what is taken", "p.letters[peer][block() * MOST_RANKS + p.rank].taken", "p.letters[peer][p.rank].taken", Pulls),
+    ("the ticket of a letter is forgotten", "if (is_clerk) put_number(&row[peer].read, heard);", "", Pulls),
+    ("tickets begin anew", "number_at(&row[peer].taken) : 0", "0 : 0", Pulls),
+    ("the place of another rank", "copy_alone(p.destinations[peer] + offset", "copy_alone(p.destinations[p.rank] + offset", Pulls),
+    ("all pieces go to the same place", "p.destinations[peer] + offset,", "p.destinations[peer],", Pulls),
+    ("a rank is waited for once", "if (offset + bytes >= own.first + own.bytes) rest", "rest", Pulls),
+    ("nothing for oneself", "if (own.is_there)\n        copy_alone(p.destinations[p.rank]", "if (false)\n        copy_alone(p.destinations[p.rank]", Pulls),
+    ("every length will do", "if (length == p.received[peer]) return true;", "if (true) return true;", Quarrels),
+    ("shorter messages will do", "if (length == p.received[peer]) return true;", "if (length <= p.received[peer]) return true;", Quarrels),
+    ("who quarrels goes on", "while (patience.goes_on()) {}", "", Quarrels),
+    ("a quarrel with another rank", "p.quarrels + 4 * peer", "p.quarrels + 4 * p.rank", Quarrels),
+];
+
 /// What the finder says about kernels of this text; None if there is no compiler.
 fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), String>> {
     let host = |modules: &[Module]| Host::mutant(modules, &change);
@@ -147,6 +180,8 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
         }
         Flags => suite::flags_return(&host(&[Module::Copies, elements(Float32)])?, 12),
         Told => suite::pushes_of_some(&host(&[Module::Copies, elements(Int64)])?, 0..30).map(drop),
+        Pulls => suite::pulls(&host(&[Module::Copies])?, 0..60).map(drop),
+        Quarrels => suite::pulls_in_vain(&host(&[Module::Copies])?, 0..20),
         GivingUp => suite::all_give_up(&host(&[elements(Float32)])?),
         Relays => {
             let host = host(&[Module::Copies, elements(Uint8), elements(Float32)])?;
@@ -181,4 +216,9 @@ fn bugs_in_numbers_are_found() {
 #[test]
 fn bugs_in_protocols_are_found() {
     all_are_found(&PROTOCOLS);
+}
+
+#[test]
+fn bugs_in_messages_are_found() {
+    all_are_found(&MESSAGES);
 }

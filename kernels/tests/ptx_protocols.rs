@@ -72,6 +72,18 @@ fn pushes_from_some_to_some() {
 }
 
 #[test]
+fn messages_of_any_length() {
+    let Some(interpreter) = interpreter(&[]) else { return };
+    assert!(right(suite::pulls(&interpreter, 0..20)) > 0);
+}
+
+#[test]
+fn messages_that_do_not_fit() {
+    let Some(interpreter) = interpreter(&[]) else { return };
+    right(suite::pulls_in_vain(&interpreter, 0..8));
+}
+
+#[test]
 fn flags_return_without_harm() {
     let Some(interpreter) = interpreter(&[DataType::Float32]) else { return };
     right(suite::flags_return(&interpreter, 12));

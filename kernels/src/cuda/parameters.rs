@@ -148,6 +148,62 @@ pub struct PushParameters {
     pub ranks: u32,
 }
 
+/// Bytes of what a rank tells another one of a message, for each block.
+pub const LETTER_BYTES: usize = 64;
+
+/// Numbers about a message that is not as long as expected, for each rank: whether there is one, how long it is, and
+/// what was expected.
+pub const QUARREL_NUMBERS: usize = 4;
+
+/// Of [`Entry::Pull`](super::Entry::Pull).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PullParameters {
+    /// For each rank: where the message to it is, as it has mapped that; or `staging` as it has mapped that. That of
+    /// this rank is the message to itself.
+    pub sources: [u64; MOST_RANKS],
+    /// Bytes of the message to each rank. This rank sends itself what it receives from itself.
+    pub sent: [u64; MOST_RANKS],
+    /// Where the message from each rank goes.
+    pub destinations: [u64; MOST_RANKS],
+    /// Bytes of the message from each rank.
+    pub received: [u64; MOST_RANKS],
+    /// The message to each rank that goes through `staging`.
+    pub inputs: [u64; MOST_RANKS],
+    /// For each rank: `staging_bytes` at a multiple of 16 through which the message to it goes; 0 if it can be taken
+    /// from where it is.
+    pub staging: [u64; MOST_RANKS],
+    /// Of all ranks: [`MOST_BLOCKS`] rows of [`MOST_RANKS`] places of [`LETTER_BYTES`]. Zero before the first call.
+    pub letters: [u64; MOST_RANKS],
+    /// Address of [`QUARREL_NUMBERS`] 64-bit numbers for each rank. Zero before the first call.
+    pub quarrels: u64,
+    /// Address of this rank's [`State`].
+    pub state: u64,
+    /// Address of a 32-bit word: not zero means give up.
+    pub abort: u64,
+    /// At least 16 for each of `most_parts`.
+    pub staging_bytes: u64,
+    /// Bytes of a message for which it gets another block. As `staging_bytes` and `most_parts` equal on all ranks.
+    pub part_bytes: u64,
+    /// Blocks that move one message, at most.
+    pub most_parts: u32,
+    /// This rank.
+    pub rank: u32,
+    /// All ranks, up to [`MOST_RANKS`].
+    pub ranks: u32,
+    /// Nothing.
+    pub unused: u32,
+}
+
+impl PullParameters {
+    /// Blocks that move a message of so many bytes; the kernel needs as many as its longest message.
+    #[must_use]
+    pub fn parts(&self, bytes: u64) -> u32 {
+        let wanted = bytes.div_ceil(self.part_bytes);
+        u32::try_from(wanted).unwrap_or(u32::MAX).clamp(1, self.most_parts)
+    }
+}
+
 /// Elements of a push of which rank `rank` combines its slice: the first of them, and how many. Slices are
 /// whole vectors, so that those of aligned buffers are aligned.
 #[must_use]
@@ -214,5 +270,6 @@ parameters! {
     State: 16;
     LowLatencyParameters: 8 * 10 + 8 * 4 + 72 + 8;
     PushParameters: 8 * 24 + 8 * 3 + 72 + 8;
+    PullParameters: 8 * 56 + 8 * 5 + 16;
     RelayParameters: 8 * 13 + 72;
 }

@@ -3,13 +3,14 @@
 use ccl_core::datatype::DataType;
 
 use super::parameters::{
-    CopyParameters, LowLatencyParameters, PushParameters, ReduceParameters, RelayParameters,
+    CopyParameters, LowLatencyParameters, PullParameters, PushParameters, ReduceParameters,
+    RelayParameters,
 };
 
 const PORT: &str = include_str!("text/port.cuh");
 
 /// What follows the port, in this order.
-const TEXT: [&str; 9] = [
+const TEXT: [&str; 10] = [
     include_str!("text/numbers.cuh"),
     include_str!("text/parameters.cuh"),
     include_str!("text/reduce.cuh"),
@@ -17,6 +18,7 @@ const TEXT: [&str; 9] = [
     include_str!("text/waiting.cuh"),
     include_str!("text/low_latency.cuh"),
     include_str!("text/push.cuh"),
+    include_str!("text/pull.cuh"),
     include_str!("text/relay.cuh"),
     include_str!("text/entries.cuh"),
 ];
@@ -24,7 +26,7 @@ const TEXT: [&str; 9] = [
 /// What is compiled together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Module {
-    /// The copy.
+    /// What moves bytes and knows nothing of elements: the copy, and messages.
     Copies,
     /// All kernels for one element type.
     Elements(DataType),
@@ -102,6 +104,8 @@ impl Operation {
 pub enum Entry {
     /// One source to many destinations. [`CopyParameters`].
     Copy,
+    /// Messages of any length between all ranks, of memory that they have mapped. [`PullParameters`].
+    Pull,
     /// A kernel for elements.
     Elements {
         /// What it does with them.
@@ -114,12 +118,13 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The symbol: `r2ccl_copy`, or the family, the operation and the type, as in
+    /// The symbol: `r2ccl_copy`, `r2ccl_pull`, or the family, the operation and the type, as in
     /// `r2ccl_reduce_sum_bfloat16`.
     #[must_use]
     pub fn name(self) -> String {
         match self {
             Self::Copy => "r2ccl_copy".into(),
+            Self::Pull => "r2ccl_pull".into(),
             Self::Elements { family, operation, datatype } => {
                 format!("r2ccl_{}_{}_{}", family.name(), operation.name(), datatype.name())
             }
@@ -130,7 +135,7 @@ impl Entry {
     #[must_use]
     pub fn module(self) -> Module {
         match self {
-            Self::Copy => Module::Copies,
+            Self::Copy | Self::Pull => Module::Copies,
             Self::Elements { datatype, .. } => Module::Elements(datatype),
         }
     }
@@ -140,6 +145,7 @@ impl Entry {
     pub fn parameter_bytes(self) -> usize {
         match self {
             Self::Copy => size_of::<CopyParameters>(),
+            Self::Pull => size_of::<PullParameters>(),
             Self::Elements { family: Family::Reduce, .. } => size_of::<ReduceParameters>(),
             Self::Elements { family: Family::LowLatency, .. } => size_of::<LowLatencyParameters>(),
             Self::Elements { family: Family::Push, .. } => size_of::<PushParameters>(),
@@ -168,7 +174,9 @@ impl Module {
     /// All kernels in it.
     #[must_use]
     pub fn entries(self) -> Vec<Entry> {
-        let Self::Elements(datatype) = self else { return vec![Entry::Copy] };
+        let Self::Elements(datatype) = self else {
+            return vec![Entry::Copy, Entry::Pull];
+        };
         let operations = || Operation::ALL.into_iter().filter(move |o| o.is_of(datatype));
         let entry = |family| {
             operations().map(move |operation| Entry::Elements { family, operation, datatype })
@@ -230,7 +238,7 @@ mod tests {
         let names: std::collections::BTreeSet<String> =
             entries.iter().map(|entry| entry.name()).collect();
         assert_eq!(names.len(), entries.len());
-        assert_eq!(entries.len(), 1 + 4 * (12 * 5 + 6));
+        assert_eq!(entries.len(), 2 + 4 * (12 * 5 + 6));
         for module in Module::all() {
             assert!(module.entries().iter().all(|entry| entry.module() == module));
         }

@@ -33,4 +33,5 @@ pub(crate) mod device;
 pub(crate) mod machine;
 pub(crate) mod neighbours;
 pub(crate) mod protocols;
+pub(crate) mod pull;
 pub(crate) mod suite;

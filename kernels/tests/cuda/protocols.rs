@@ -228,7 +228,7 @@ fn results_of(
     results
 }
 
-fn copy(stream: u32, from: u64, to: u64, bytes: usize) -> Launch {
+pub(super) fn copy(stream: u32, from: u64, to: u64, bytes: usize) -> Launch {
     let destinations = std::array::from_fn(|k| if k == 0 { to } else { 0 });
     let bytes = bytes as u64;
     let parameters =
@@ -271,7 +271,10 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
 }
 
 /// Whether there is at each address what should be.
-fn compare(machine: &dyn Machine, results: &[(String, u64, Vec<u8>)]) -> Result<(), String> {
+pub(super) fn compare(
+    machine: &dyn Machine,
+    results: &[(String, u64, Vec<u8>)],
+) -> Result<(), String> {
     for (label, address, result) in results {
         let memory = machine.read(*address, result.len());
         let wrong = memory.iter().zip(result).position(|(is, should)| is != should);

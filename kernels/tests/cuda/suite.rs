@@ -5,6 +5,7 @@ use ccl_kernels::cuda::{Family, Operation, State};
 
 use super::machine::Machine;
 use super::protocols::{Chain, LAST_FLAG, Scene, all_reduce, gives_up, relay};
+use super::pull::{self, Pulls};
 use crate::inputs::Random;
 
 const SHAPES: [(u32, u32); 4] = [(1, 8), (1, 32), (2, 16), (3, 8)];
@@ -97,6 +98,29 @@ pub(crate) fn all_give_up(machine: &dyn Machine) -> Result<(), String> {
             let drawn = draw(family, DataType::Float32, Operation::Sum, ranks, 1);
             gives_up(machine, &Scene { shape, counts: vec![100], ..drawn })?;
         }
+    }
+    Ok(())
+}
+
+/// Messages of all lengths, some of them through staging memory.
+pub(crate) fn pulls(machine: &dyn Machine, seeds: std::ops::Range<u64>) -> Result<usize, String> {
+    let mut scenes = 0;
+    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
+        pull::pulls(machine, &Pulls::draw(ranks, seed))?;
+        scenes += 1;
+    }
+    Ok(scenes)
+}
+
+/// Messages that are not as long as they are expected to be, and such as never come.
+pub(crate) fn pulls_in_vain(
+    machine: &dyn Machine,
+    seeds: std::ops::Range<u64>,
+) -> Result<(), String> {
+    for (seed, ranks) in seeds.flat_map(|seed| [2, 3, 5].map(|ranks| (seed, ranks))) {
+        let scene = Pulls::draw(ranks, seed);
+        pull::quarrel(machine, &scene)?;
+        pull::gives_up(machine, &scene)?;
     }
     Ok(())
 }

@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use super::error::Error;
 use super::mapped::{Invitation, Mapped, Shared};
 use super::memory::{DeviceRegion, Pinned};
+use super::messages::Quarrel;
 use super::stream::{Event, Stream};
 use super::{Gpu, Shape};
 use crate::cuda::{
-    ARRIVAL_BYTES, Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
-    PushParameters, State,
+    ARRIVAL_BYTES, Arithmetic, Entry, Family, LETTER_BYTES, LowLatencyParameters, MOST_BLOCKS,
+    MOST_RANKS, PushParameters, State,
 };
 
 const LINE_BYTES: usize = 16;
@@ -37,7 +38,8 @@ pub struct Layout {
 
 impl Layout {
     const STATES: usize = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
-    const MAILBOXES: usize = Self::STATES + ALIGNMENT;
+    pub(super) const LETTERS: usize = Self::STATES + ALIGNMENT;
+    const MAILBOXES: usize = Self::LETTERS + MOST_BLOCKS * MOST_RANKS * LETTER_BYTES;
 
     /// Bytes of a region.
     #[must_use]
@@ -73,6 +75,8 @@ pub enum Protocol {
     LowLatency,
     /// Through mapped memory.
     Push,
+    /// Messages, from mapped memory.
+    Pull,
 }
 
 /// An address of memory of this rank, as another rank has mapped it.
@@ -108,6 +112,7 @@ pub struct Own {
     layout: Layout,
     region: Shared,
     abort: Pinned,
+    quarrels: Pinned,
     /// Where a look at the region lies, and the stream on which it is taken.
     look: (Pinned, Stream),
 }
@@ -126,7 +131,8 @@ impl Own {
         assert!((2..=MOST_RANKS).contains(&layout.ranks), "{} ranks", layout.ranks);
         let region = Shared::new(gpu.allocate(layout.bytes())?);
         let look = (gpu.pin(Looked::bytes(layout.ranks))?, gpu.stream()?);
-        Ok(Self { layout, region, abort: gpu.pin(size_of::<u32>())?, look })
+        let (abort, quarrels) = (gpu.pin(size_of::<u32>())?, gpu.pin(Quarrel::BYTES)?);
+        Ok(Self { layout, region, abort, quarrels, look })
     }
 
     /// What others need to map the region.
@@ -223,7 +229,7 @@ impl Exchange {
             output: output.address(),
             mailboxes: self.in_regions(Layout::MAILBOXES),
             state: self.state(Protocol::LowLatency),
-            abort: self.own.abort.region().address(),
+            abort: self.abort(),
             count: (bytes / datatype.bytes()) as u64,
             slot_bytes: self.own.layout.slot_bytes() as u64,
             arithmetic,
@@ -252,7 +258,7 @@ impl Exchange {
             destinations: addresses(&part.destinations),
             arrivals: self.in_regions(0),
             state: self.state(Protocol::Push),
-            abort: self.own.abort.region().address(),
+            abort: self.abort(),
             count: part.count as u64,
             arithmetic: part.arithmetic,
             rank: self.rank as u32,
@@ -286,6 +292,31 @@ impl Exchange {
         others.filter(|rank| !looked.has_come(protocol, *rank)).collect()
     }
 
+    pub(super) fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.own.layout
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Of a kernel, at most.
+    pub(super) fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    pub(super) fn abort(&self) -> u64 {
+        self.own.abort.region().address()
+    }
+
+    pub(super) fn quarrels(&self) -> &Pinned {
+        &self.own.quarrels
+    }
+
     /// Threads for so many pieces of work.
     fn shape(&self, pieces: usize) -> Shape {
         let pieces = u32::try_from(pieces.max(1)).unwrap_or(u32::MAX / 2);
@@ -300,32 +331,36 @@ impl Exchange {
             .map_or_else(|| self.own.region.region().address(), Mapped::address)
     }
 
-    fn in_regions(&self, offset: usize) -> [u64; MOST_RANKS] {
+    pub(super) fn in_regions(&self, offset: usize) -> [u64; MOST_RANKS] {
         std::array::from_fn(|rank| match rank < self.own.layout.ranks {
             true => self.region(rank) + offset as u64,
             false => 0,
         })
     }
 
-    fn state(&self, protocol: Protocol) -> u64 {
+    pub(super) fn state(&self, protocol: Protocol) -> u64 {
         let offset = match protocol {
             Protocol::LowLatency => 0,
             Protocol::Push => size_of::<State>(),
+            Protocol::Pull => 2 * size_of::<State>(),
         };
         self.own.region.region().address() + (Layout::STATES + offset) as u64
     }
 }
 
-/// What is copied from a region to see who has come: both states, the arrivals at the first block, and
-/// the first line of every slot of both boxes.
+/// What is copied from a region to see who has come: all states, the arrivals and letters at the first block,
+/// and the first line of every slot of both boxes.
 struct Looked<'a> {
     pinned: &'a Pinned,
     ranks: usize,
 }
 
 impl Looked<'_> {
-    const ARRIVALS: usize = 2 * size_of::<State>();
-    const LINES: usize = Self::ARRIVALS + MOST_RANKS * ARRIVAL_BYTES;
+    const ARRIVALS: usize = 3 * size_of::<State>();
+    const LETTERS: usize = Self::ARRIVALS + MOST_RANKS * ARRIVAL_BYTES;
+    const LINES: usize = Self::LETTERS + MOST_RANKS * LETTER_BYTES;
+    /// Where the number of the call is in a letter.
+    const CALL: usize = 5 * size_of::<u64>();
 
     fn bytes(ranks: usize) -> usize {
         Self::LINES + 2 * ranks * LINE_BYTES
@@ -339,7 +374,8 @@ impl Looked<'_> {
         };
         let states = (Layout::STATES, 0, Self::ARRIVALS);
         let arrivals = (0, Self::ARRIVALS, MOST_RANKS * ARRIVAL_BYTES);
-        [states, arrivals].into_iter().chain((0..2 * layout.ranks).map(line)).collect()
+        let letters = (Layout::LETTERS, Self::LETTERS, MOST_RANKS * LETTER_BYTES);
+        [states, arrivals, letters].into_iter().chain((0..2 * layout.ranks).map(line)).collect()
     }
 
     fn word(&self, offset: usize) -> u32 {
@@ -357,6 +393,10 @@ impl Looked<'_> {
             Protocol::Push => {
                 let calls = number(size_of::<State>());
                 number(Self::ARRIVALS + rank * ARRIVAL_BYTES) > 2 * calls
+            }
+            Protocol::Pull => {
+                let calls = number(2 * size_of::<State>());
+                number(Self::LETTERS + rank * LETTER_BYTES + Self::CALL) > calls
             }
         }
     }

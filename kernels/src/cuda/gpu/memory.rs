@@ -69,15 +69,20 @@ pub struct Buffer {
 
 impl Buffer {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
-        // SAFETY: the memory is zeroed before anybody reads it.
-        let address = unsafe { result::malloc_sync(bytes.max(1)) };
-        let address = address.map_err(Error::driver("allocate memory of the device"))?;
-        let buffer = Self { address, bytes, context: context.clone() };
+        let buffer = Self::unwritten(context, bytes)?;
         // SAFETY: the bytes are those just allocated.
-        unsafe { result::memset_d8_sync(address, 0, bytes.max(1)) }
+        unsafe { result::memset_d8_sync(buffer.address, 0, bytes.max(1)) }
             .map_err(Error::driver("zero memory"))?;
         Ok(buffer)
+    }
+
+    /// With anything in it.
+    pub(super) fn unwritten(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
+        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        // SAFETY: on the device every byte is a value, whatever was there before.
+        let address = unsafe { result::malloc_sync(bytes.max(1)) };
+        let address = address.map_err(Error::driver("allocate memory of the device"))?;
+        Ok(Self { address, bytes, context: context.clone() })
     }
 
     /// All of it.

@@ -10,6 +10,7 @@ mod exchange;
 mod foreign;
 mod mapped;
 mod memory;
+mod messages;
 mod place;
 mod stream;
 mod supply;
@@ -20,6 +21,7 @@ pub use exchange::{Exchange, Layout, Own, Part, Protocol, Side, Told};
 pub use foreign::{KeptContext, device_of};
 pub use mapped::{Allocation, Invitation, Mapped, Shown};
 pub use memory::{Buffer, DeviceRegion, Handle, Imported, Lent, Pinned};
+pub use messages::{Ground, Messages, Quarrel};
 pub use place::Place;
 pub use stream::{Event, Graph, Stream};
 pub use supply::{Supply, compile_into};
@@ -219,6 +221,15 @@ impl Gpu {
     /// There is not so much.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
         Buffer::new(&self.context, bytes)
+    }
+
+    /// Memory of the device with anything in it. Other than [`Self::allocate`], this waits for no stream.
+    ///
+    /// # Errors
+    ///
+    /// There is not so much.
+    pub fn reserve(&self, bytes: usize) -> Result<Buffer, Error> {
+        Buffer::unwritten(&self.context, bytes)
     }
 
     /// Zeroed memory of the host that the device knows.

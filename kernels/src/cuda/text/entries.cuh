@@ -1,4 +1,4 @@
-// The kernels of one module: the copy, or everything for one element type. A module for a type is
+// The kernels of one module: those that move bytes, or everything for one element type. A module for a type is
 // compiled with R2CCL_TYPE, its name R2CCL_NAME, and R2CCL_IS_INTEGER.
 
 #define R2CCL_ENTRY(KIND, OP, TYPE, PARAMETERS, BODY, COMBINE)                                     \
@@ -24,4 +24,5 @@ R2CCL_ENTRIES_OF(mean, R2CCL_NAME, Mean)
 #endif
 #else
 R2CCL_KERNEL(r2ccl_copy, CopyParameters, r2ccl::copy)
+R2CCL_KERNEL(r2ccl_pull, PullParameters, r2ccl::pull)
 #endif
