@@ -80,7 +80,8 @@ impl Core {
             Work::Staged(job) => {
                 let fault = || self.control.fault().map(|fault| Error::clone(fault));
                 let fail = |error: &Error| self.fail(error);
-                job.run(&fault, &fail, |operations| self.run(operations, None))
+                let sequence = || lock(&self.engine).calls();
+                job.run(&fault, &fail, &sequence, |operations| self.run(operations, None))
             }
             #[cfg(feature = "cuda")]
             Work::Direct(watch) => {

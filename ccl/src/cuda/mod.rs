@@ -12,6 +12,7 @@ mod direct;
 mod error;
 mod pieces;
 mod staging;
+mod uneven;
 
 pub use direct::Paths;
 pub use error::error;
@@ -27,6 +28,8 @@ use std::sync::{Arc, Mutex};
 
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
+use ccl_core::ids::Rank;
+use ccl_core::layout::Ragged;
 
 use crate::driver::{Pending, Work, lock};
 use crate::operation::{OperationOn, Span};
@@ -161,7 +164,7 @@ impl Communicator {
         // What is done first here is done first on all ranks.
         let mut issue = lock(&self.issue);
         for (batch, count) in batches.into_iter().zip(counts) {
-            let issued = self.issue_either(&mut issue, batch, count, first);
+            let issued = self.issue_batch(&mut issue, batch, count, first);
             issued.inspect_err(|error| self.fail(error))?;
         }
         drop(issue);
@@ -244,6 +247,28 @@ impl Communicator {
         self.host.abort(reason);
     }
 
+    /// With the input of an exchange in place out of the way of its output.
+    fn issue_batch(
+        &self,
+        issue: &mut Issue,
+        batch: &[Operation<'_>],
+        count: usize,
+        stream: &Stream,
+    ) -> Result<(), Error> {
+        let [operation @ OperationOn::AllToAllV { datatype, counts, output, .. }] = batch else {
+            return self.issue_either(issue, batch, count, stream);
+        };
+        let moved = issue.aside.put(&self.gpu, stream, issue.last.as_deref(), operation);
+        let Some(moved) = moved.map_err(error)? else {
+            return self.issue_either(issue, batch, count, stream);
+        };
+        let (datatype, output, input) = (*datatype, *output, moved.memory.region());
+        let counts = Ragged { send: moved.send, receive: counts.receive.clone() };
+        let input = input.part(0, moved.bytes);
+        let apart = [OperationOn::AllToAllV { datatype, counts, input, output }];
+        self.issue_either(issue, &apart, count, stream)
+    }
+
     /// By kernels alone, or through the host.
     fn issue_either(
         &self,
@@ -291,6 +316,7 @@ impl Communicator {
 
     fn check_call(&self, operation: &Operation<'_>) -> Result<(), Error> {
         operation.validate(self.host.rank(), self.host.size())?;
+        check_own(operation, self.host.rank())?;
         memory(operation).into_iter().try_for_each(|region| self.check_place(region))
     }
 
@@ -345,6 +371,18 @@ impl Drop for Communicator {
         }
         self.direct.stop();
     }
+}
+
+/// What a rank sends to itself is what it receives from itself: no other rank can tell that it is not.
+fn check_own(operation: &Operation<'_>, me: Rank) -> Result<(), Error> {
+    let OperationOn::AllToAllV { counts, .. } = operation else { return Ok(()) };
+    let (sent, received) = (counts.send[me.index()].0, counts.receive[me.index()].0);
+    if sent == received {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "rank {me} sends {sent} elements to itself and receives {received}"
+    )))
 }
 
 /// The memory of a call.

@@ -3,7 +3,8 @@
 //! A piece of a collective is a collective on the same elements of all blocks, so pieces touch
 //! different bytes, in place too. All ranks cut alike: where depends on the call, the number of ranks
 //! and the size of the staging memory only. Messages are cut into pieces of one length, whatever is in
-//! their group: the other side has other groups.
+//! their group: the other side has other groups. An `AllToAllV` is a group of messages to and from all ranks, because
+//! no rank knows how many pieces others make; before they move, all ranks compare their counts.
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::DataType;
@@ -11,6 +12,7 @@ use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::layout::Ragged;
 
+use super::uneven::Census;
 use crate::operation::{OperationOn, Shapes, Span};
 
 /// Pieces are multiples of so many elements or bytes, where they can be.
@@ -48,6 +50,8 @@ pub(crate) struct Move<M> {
 /// back.
 #[derive(Clone, Debug)]
 pub(crate) struct Piece<M> {
+    /// What ranks compare before.
+    pub(crate) census: Option<Census>,
     pub(crate) into: Vec<Move<M>>,
     pub(crate) operations: Vec<OperationOn<Stretch>>,
     pub(crate) out_of: Vec<Move<M>>,
@@ -55,7 +59,7 @@ pub(crate) struct Piece<M> {
 
 impl<M> Piece<M> {
     fn new() -> Self {
-        Self { into: Vec::new(), operations: Vec::new(), out_of: Vec::new() }
+        Self { census: None, into: Vec::new(), operations: Vec::new(), out_of: Vec::new() }
     }
 }
 
@@ -94,9 +98,8 @@ impl Cutter {
             }
             [OperationOn::AllToAllV { datatype, counts, .. }] => {
                 let all = counts.send.iter().chain(&counts.receive);
-                let elements: usize = all.map(|(count, _)| count).sum();
-                self.fits("alltoallv", elements.saturating_mul(datatype.bytes()))?;
-                Ok(1)
+                let longest = all.map(|(count, _)| *count).max().unwrap_or(0) * datatype.bytes();
+                Ok(longest.div_ceil(self.message_bytes()?).max(1))
             }
             [OperationOn::Barrier] => Ok(1),
             messages => {
@@ -122,7 +125,9 @@ impl Cutter {
                 self.collective(request, (input.as_ref(), output.as_ref()), index)
             }
             [OperationOn::AllToAllV { datatype, counts, input, output }] => {
-                Ok(ragged(*datatype, counts, input, output))
+                let messages = messages_of(*datatype, counts, input, output);
+                let census = (index == 0).then(|| Census::new(self.me, *datatype, counts));
+                Ok(Piece { census, ..self.messages(&messages, index)? })
             }
             [OperationOn::Barrier] => {
                 Ok(Piece { operations: vec![OperationOn::Barrier], ..Piece::new() })
@@ -181,6 +186,7 @@ impl Cutter {
             (0..all_bytes / request.bytes()).map(block).collect()
         };
         Ok(Piece {
+            census: None,
             into: moves(input, whole.input_bytes, input_place),
             operations: vec![OperationOn::Collective {
                 request: part,
@@ -254,31 +260,26 @@ fn message_span<M: Span>(message: &OperationOn<M>) -> M {
     }
 }
 
-/// All of it at once, without the gaps: who has how much for whom is not known to everybody, so nobody
-/// knows how many pieces there were.
-fn ragged<M: Span>(datatype: DataType, counts: &Ragged, input: &M, output: &M) -> Piece<M> {
+/// Blocks of different sizes as messages.
+fn messages_of<M: Span>(
+    datatype: DataType,
+    counts: &Ragged,
+    input: &M,
+    output: &M,
+) -> Vec<OperationOn<M>> {
     let size = datatype.bytes();
-    let pack = |pairs: &[(usize, usize)], memory: &M, start: usize| {
-        let (mut at, mut moves, mut packed) = (0, Vec::new(), Vec::new());
-        for (count, displacement) in pairs.iter().copied() {
-            packed.push((count, at));
-            if count > 0 {
-                let slot = Stretch { offset: start + at * size, bytes: count * size };
-                moves.push(Move { device: memory.part(displacement * size, count * size), slot });
-            }
-            at += count;
-        }
-        (packed, moves, Stretch { offset: start, bytes: at * size })
+    // A block without elements may be anywhere.
+    let block = |memory: &M, (count, displacement): (usize, usize)| {
+        memory.part(if count > 0 { displacement * size } else { 0 }, count * size)
     };
-    let (send, into, staged_input) = pack(&counts.send, input, 0);
-    let (receive, out_of, staged_output) = pack(&counts.receive, output, staged_input.bytes);
-    let operation = OperationOn::AllToAllV {
-        datatype,
-        counts: Ragged { send, receive },
-        input: staged_input,
-        output: staged_output,
-    };
-    Piece { into, operations: vec![operation], out_of }
+    let sends = (0..)
+        .zip(&counts.send)
+        .map(|(peer, place)| OperationOn::Send { peer: Rank(peer), data: block(input, *place) });
+    let receives = (0..).zip(&counts.receive).map(|(peer, place)| OperationOn::Receive {
+        peer: Rank(peer),
+        data: block(output, *place),
+    });
+    sends.chain(receives).collect()
 }
 
 #[cfg(test)]
@@ -366,27 +367,64 @@ mod tests {
         assert!(error.contains("R2CCL_CUDA_STAGING_BYTES"), "{error}");
     }
 
+    /// What rank `me` of three does about blocks of `count(from, to)` elements of 8 bytes, with gaps between them.
+    fn uneven(me: usize, count: impl Fn(usize, usize) -> usize) -> Vec<Piece<Stretch>> {
+        let counts = Ragged {
+            send: (0..3).map(|to| (count(me, to), 10_000 * to)).collect(),
+            receive: (0..3).map(|from| (count(from, me), 10_000 * from)).collect(),
+        };
+        let memory = |offset| Stretch { offset, bytes: 1 << 20 };
+        let (input, output) = (memory(0), memory(1 << 40));
+        let batch = [OperationOn::AllToAllV { datatype: DataType::Int64, counts, input, output }];
+        let cutter = Cutter { me: Rank(me as u32), ranks: 3, slot_bytes: 8192 };
+        let pieces = 0..cutter.count(&batch).unwrap();
+        pieces.map(|index| cutter.piece(&batch, index).unwrap()).collect()
+    }
+
     #[test]
-    fn blocks_that_differ_are_packed_without_their_gaps() {
-        let counts =
-            Ragged { send: vec![(2, 0), (0, 7), (1, 9)], receive: vec![(1, 4), (1, 8), (3, 0)] };
-        let memory = Stretch { offset: 0, bytes: 1000 };
-        let operation = OperationOn::AllToAllV {
+    fn blocks_that_differ_are_messages_in_pieces_of_one_length() {
+        let count = |from: usize, to: usize| [0, 1, 150, 400, 1000][(from + 2 * to) % 5];
+        let all: Vec<Vec<Piece<Stretch>>> = (0..3).map(|me| uneven(me, count)).collect();
+        let lengths = |me: usize, wanted: &dyn Fn(&OperationOn<Stretch>) -> bool| -> Vec<usize> {
+            let operations = all[me].iter().flat_map(|piece| &piece.operations);
+            operations.filter(|o| wanted(o)).map(|o| message_span(o).bytes).collect()
+        };
+        for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
+            let sends = |o: &_| matches!(o, OperationOn::Send { peer, .. } if peer.index() == to);
+            let receives =
+                |o: &_| matches!(o, OperationOn::Receive { peer, .. } if peer.index() == from);
+            let sent = lengths(from, &sends);
+            assert_eq!(sent.iter().sum::<usize>(), 8 * count(from, to), "{from} to {to}");
+            assert_eq!(sent, lengths(to, &receives), "{from} to {to}");
+        }
+        for (me, pieces) in all.iter().enumerate() {
+            let census = Census {
+                me: Rank(me as u32),
+                datatype: DataType::Int64,
+                sent: (0..3).map(|to| count(me, to)).collect(),
+                received: (0..3).map(|from| count(from, me)).collect(),
+            };
+            assert_eq!(pieces[0].census, Some(census), "counts come first");
+            assert!(pieces[1..].iter().all(|piece| piece.census.is_none()), "once");
+            let moves = || pieces.iter().flat_map(|piece| piece.into.iter().chain(&piece.out_of));
+            assert!(moves().all(|moved| moved.slot.offset + moved.slot.bytes <= 8192));
+        }
+    }
+
+    #[test]
+    fn blocks_without_elements_may_be_anywhere() {
+        let pieces = uneven(0, |_, _| 0);
+        assert_eq!(pieces.len(), 1);
+        let memory = Stretch { offset: 0, bytes: 8 };
+        let counts = Ragged { send: vec![(0, 1 << 60)], receive: vec![(0, 7)] };
+        let batch = [OperationOn::AllToAllV {
             datatype: DataType::Int64,
             counts,
             input: memory,
             output: memory,
-        };
-        let cutter = Cutter { me: Rank(0), ranks: 3, slot_bytes: 64 };
-        assert_eq!(cutter.count(std::slice::from_ref(&operation)).unwrap(), 1);
-        let piece = cutter.piece(std::slice::from_ref(&operation), 0).unwrap();
-        let places = |moves: &[Move<Stretch>]| -> Vec<(usize, usize, usize)> {
-            moves.iter().map(|m| (m.device.offset, m.slot.offset, m.slot.bytes)).collect()
-        };
-        assert_eq!(places(&piece.into), [(0, 0, 16), (72, 16, 8)]);
-        assert_eq!(places(&piece.out_of), [(32, 24, 8), (64, 32, 8), (0, 40, 24)]);
-        piece.operations[0].validate(Rank(0), 3).unwrap();
-        let small = Cutter { slot_bytes: 63, ..cutter };
-        assert!(small.count(&[operation]).is_err());
+        }];
+        let cutter = Cutter { me: Rank(0), ranks: 1, slot_bytes: 4096 };
+        assert_eq!(cutter.count(&batch).unwrap(), 1);
+        assert!(cutter.piece(&batch, 0).unwrap().into.iter().all(|moved| moved.slot.bytes == 0));
     }
 }

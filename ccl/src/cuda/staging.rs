@@ -15,6 +15,7 @@ use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
 use super::direct::overdue;
 use super::error::error as from_device;
 use super::pieces::{Piece, Stretch};
+use super::uneven::{Aside, Census};
 use crate::driver::lock;
 use crate::operation::{Operation, OperationOn};
 
@@ -105,6 +106,7 @@ impl Gate {
 pub(crate) struct Job {
     staging: Arc<Staging>,
     slot: usize,
+    census: Option<Census>,
     operations: Vec<OperationOn<Stretch>>,
     gate: Arc<Gate>,
     /// Happens when the slot is filled; fails if the device does.
@@ -113,8 +115,9 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Waits for the stream and runs the operations; what ended the communicator, which `fault` tells,
-    /// ends it too. A device that fails ends the communicator through `fail`.
+    /// Waits for the stream and runs the operations, of which the last collective has the number `sequence`; what ended
+    /// the communicator, which `fault` tells, ends it too. A device that fails ends the communicator through `fail`,
+    /// and so do ranks that disagree.
     ///
     /// # Errors
     /// Whatever ended it, which is kept.
@@ -122,7 +125,8 @@ impl Job {
         self,
         fault: &dyn Fn() -> Option<Error>,
         fail: &dyn Fn(&Error),
-        run: impl FnOnce(&[Operation<'_>]) -> Result<(), Error>,
+        sequence: &dyn Fn() -> u64,
+        mut run: impl FnMut(&[Operation<'_>]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let mut first_look = None;
         let hopeless = || {
@@ -132,7 +136,10 @@ impl Job {
         };
         // What has ended the communicator may have let the stream come here with nothing.
         let arrived = self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err));
-        let result = arrived.inspect_err(fail).and_then(|()| {
+        let census = || self.census.as_ref();
+        let told = arrived
+            .and_then(|()| census().map_or(Ok(()), |census| census.take(sequence, &mut run)));
+        let result = told.inspect_err(fail).and_then(|()| {
             let mut lent = self.staging.slots[self.slot].lend();
             let region = lent.region();
             let part = |stretch: Stretch| region.part(stretch.offset, stretch.bytes);
@@ -171,11 +178,13 @@ pub(crate) struct Issue {
     ends: [Option<Arc<Event>>; SLOTS],
     /// When the last call had ended, whichever way it went.
     pub(crate) last: Option<Arc<Event>>,
+    pub(super) aside: Aside,
 }
 
 impl Issue {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
-        Self { staging, number: 0, next_slot: 0, ends: [const { None }; SLOTS], last: None }
+        let (ends, aside) = ([const { None }; SLOTS], Aside::default());
+        Self { staging, number: 0, next_slot: 0, ends, last: None, aside }
     }
 
     /// Lets the stream fill the next slot, and gives what is left to do for the stream and the driver.
@@ -199,7 +208,8 @@ impl Issue {
         self.next_slot = (slot + 1) % SLOTS;
         self.number = self.number.wrapping_add(1);
         let (staging, number) = (Arc::clone(&self.staging), self.number);
-        let job = Job { staging, slot, operations: piece.operations, gate, entered, number };
+        let Piece { census, operations, .. } = piece;
+        let job = Job { staging, slot, census, operations, gate, entered, number };
         Ok((Begun { slot, number, out_of: piece.out_of }, Box::new(job)))
     }
 

@@ -10,7 +10,6 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_kernels::cuda::Module;
@@ -33,8 +32,8 @@ const STOP_PAUSE: Duration = Duration::from_millis(1);
 pub(super) enum Step {
     /// They map each other's regions.
     Open,
-    /// They load the kernels of a type.
-    Kernels(DataType),
+    /// They load the kernels of a module.
+    Kernels(Module),
     /// They compare the calls up to this one, and map buffers of the program.
     Show(u64),
 }
@@ -171,7 +170,7 @@ impl Host {
     fn act(&mut self, step: Step, agenda: &Agenda) -> Result<(), Error> {
         match step {
             Step::Open => self.open(agenda),
-            Step::Kernels(datatype) => self.load(datatype, agenda),
+            Step::Kernels(module) => self.load(module, agenda),
             Step::Show(number) => self.show(number, agenda),
         }
     }
@@ -223,19 +222,19 @@ impl Host {
         Ok(())
     }
 
-    fn load(&mut self, datatype: DataType, agenda: &Agenda) -> Result<(), Error> {
+    fn load(&mut self, module: Module, agenda: &Agenda) -> Result<(), Error> {
         if self.exchange().is_none() {
             return Ok(());
         }
-        let loaded = self.gpu.prepare_from(&self.supply, Module::Elements(datatype));
+        let loaded = self.gpu.prepare_from(&self.supply, module);
         let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
-        let said = said.map(|()| datatype.name().to_owned());
+        let said = said.map(|()| module.name().to_owned());
         let all: Vec<Result<String, String>> = self.gather(&said, agenda)?;
         for (rank, said) in all.into_iter().enumerate() {
             let reason = match said {
-                Ok(name) if name == datatype.name() => continue,
+                Ok(name) if name == module.name() => continue,
                 Ok(name) => {
-                    format!("it loads kernels for {name}, this one for {}", datatype.name())
+                    format!("it loads kernels for {name}, this one for {}", module.name())
                 }
                 Err(reason) => reason,
             };
@@ -252,10 +251,10 @@ impl Host {
         }
         let calls = settled?;
         let latest = calls.into_iter().max().unwrap_or(u64::MAX);
-        routes.behind.insert(datatype.name(), latest);
+        routes.behind.insert(module.name(), latest);
         tracing::info!(
             rank = self.me,
-            kernels = datatype.name(),
+            kernels = module.name(),
             latest,
             "collectives without the host"
         );

@@ -10,32 +10,34 @@ mod buffers;
 mod meeting;
 mod parts;
 mod watch;
+mod wish;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ccl_core::collective::{Collective, Request, Signature};
-use ccl_core::datatype::DataType;
+use ccl_core::ids::Rank;
 use ccl_core::settings::CudaPeers;
 use ccl_kernels::cuda::gpu::{
     self, DeviceRegion, Event, Exchange, Gpu, Layout, Own, Part, Protocol, Shown, Side, Stream,
     Supply, Told,
 };
-use ccl_kernels::cuda::{Entry, Family, MOST_RANKS};
+use ccl_kernels::cuda::{Entry, Family, MOST_RANKS, Module};
 
 use super::Operation;
 use super::staging::Staging;
+use super::uneven::Party;
 use crate::communicator::Communicator;
 use crate::driver::lock;
 use crate::hosts::HostIdentity;
-use crate::operation::OperationOn;
 use agreement::Facts;
 use buffers::Buffers;
 use meeting::{Host, Meeting, Step};
 use parts::{Cast, Roles, Spot, Stretch, Work};
 pub(crate) use watch::Watch;
 pub(super) use watch::overdue;
+use wish::{Wish, module_of};
 
 /// Calls with low latency are not larger.
 const MOST_SMALL_BYTES: usize = 32 << 10;
@@ -53,6 +55,8 @@ pub struct Paths {
     pub low_latency: u64,
     /// By kernels alone, on mapped memory.
     pub push: u64,
+    /// By kernels alone, as messages between all ranks.
+    pub pull: u64,
     /// Buffers of these that others worked on where they are; all other ones were staged.
     pub mapped_buffers: u64,
 }
@@ -64,9 +68,9 @@ pub(crate) struct Routes {
     calls: u64,
     /// Those that have not been compared.
     untold: VecDeque<Signature>,
-    /// Types whose kernels were asked for.
+    /// Modules of kernels that were asked for.
     asked: BTreeSet<&'static str>,
-    /// For types whose kernels all ranks have: the last call that goes through the host.
+    /// For modules that all ranks have: the last call that goes through the host.
     behind: BTreeMap<&'static str, u64>,
     exchange: Option<Arc<Exchange>>,
     buffers: Buffers,
@@ -75,11 +79,11 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    fn count(&mut self, request: &Request) {
+    fn count(&mut self, call: Signature) {
         self.calls += 1;
         // Without an exchange nobody compares, and the host does it for every call.
         if self.refused.is_none() {
-            self.untold.push_back(request.signature(0));
+            self.untold.push_back(call);
         }
     }
 
@@ -186,17 +190,16 @@ impl Direct {
         stream: &Stream,
         last: &mut Option<Arc<Event>>,
     ) -> Result<Option<Box<Watch>>, gpu::Error> {
-        let [OperationOn::Collective { request, input, output }] = batch else { return Ok(None) };
-        let work = Work::of(request, self.me, self.ranks).filter(|_| is_possible(self.ranks));
-        let Some(work) = work.filter(|_| request.count > 0) else { return Ok(None) };
+        let Some(wish) = Wish::of(batch, self.me, self.ranks) else { return Ok(None) };
         let mut routes = lock(&self.routes);
-        routes.count(request);
-        self.ask(&mut routes, work.datatype);
-        let is_open = |behind: &u64| routes.calls > *behind;
+        routes.count(wish.signature());
+        self.ask(&mut routes, wish.module());
+        let sequence = routes.calls;
+        let is_open = |behind: &u64| sequence > *behind;
         let exchange = routes
             .exchange
             .clone()
-            .filter(|_| routes.behind.get(work.datatype.name()).is_some_and(is_open));
+            .filter(|_| routes.behind.get(wish.module().name()).is_some_and(is_open));
         let Some(exchange) = exchange else {
             routes.paths.host += 1;
             return Ok(None);
@@ -205,27 +208,47 @@ impl Direct {
             stream.wait(last)?;
         }
         let entered = stream.mark()?;
-        let cast = Cast { request: *request, me: self.me, ranks: self.ranks };
-        let call = Call { exchange: &exchange, cast, work, input: *input, output: *output };
-        let protocol = call.protocol();
-        match protocol {
-            Protocol::LowLatency => call.low_latency(stream)?,
-            Protocol::Push => {
-                let grounds = call.grounds(&self.gpu, &mut routes);
-                call.push(stream, &grounds)?;
-            }
-        }
+        let (protocol, party) = self.launch(&wish, &exchange, &mut routes, stream)?;
         routes.paths.count(protocol);
         let ended = Arc::new(stream.mark()?);
         *last = Some(Arc::clone(&ended));
-        let (staging, name) = (Arc::clone(&self.staging), request.collective.name());
-        Ok(Some(Box::new(Watch { exchange, staging, call: name, protocol, entered, ended })))
+        let (staging, call) = (Arc::clone(&self.staging), wish.name());
+        Ok(Some(Box::new(Watch { exchange, staging, call, protocol, party, entered, ended })))
+    }
+
+    /// Puts the kernels on the stream.
+    fn launch(
+        &self,
+        wish: &Wish<'_, '_>,
+        exchange: &Exchange,
+        routes: &mut Routes,
+        stream: &Stream,
+    ) -> Result<(Protocol, Option<Party>), gpu::Error> {
+        match wish {
+            Wish::Even { request, work, input, output } => {
+                let cast = Cast { request: *request, me: self.me, ranks: self.ranks };
+                let call = Call { exchange, cast, work: *work, input: *input, output: *output };
+                let protocol = call.protocol();
+                if protocol == Protocol::LowLatency {
+                    call.low_latency(stream)?;
+                } else {
+                    let grounds = call.grounds(&self.gpu, routes);
+                    call.push(stream, &grounds)?;
+                }
+                Ok((protocol, None))
+            }
+            Wish::Uneven(uneven) => {
+                let (sequence, me) = (routes.calls, Rank(self.me as u32));
+                uneven.pull(exchange, (&self.gpu, routes), stream, self.me)?;
+                Ok((Protocol::Pull, Some(Party { sequence, me, datatype: uneven.datatype })))
+            }
+        }
     }
 
     /// Asks for what later calls of the type need. The same calls ask for the same on all ranks.
-    fn ask(&self, routes: &mut Routes, datatype: DataType) {
+    fn ask(&self, routes: &mut Routes, module: Module) {
         let number = routes.calls;
-        let is_new = routes.asked.insert(datatype.name());
+        let is_new = routes.asked.insert(module.name());
         let shows = number.is_power_of_two() && number < SHOW_INTERVAL
             || number.is_multiple_of(SHOW_INTERVAL);
         if !is_new && !shows {
@@ -236,7 +259,7 @@ impl Direct {
             meeting.ask(Step::Open);
         }
         if is_new {
-            meeting.ask(Step::Kernels(datatype));
+            meeting.ask(Step::Kernels(module));
         }
         if shows {
             meeting.ask(Step::Show(number));
@@ -254,16 +277,15 @@ impl Direct {
         let (wait, number) = {
             let mut routes = lock(&self.routes);
             for request in requests {
-                let work = Work::of(request, self.me, self.ranks);
-                if let Some(work) = work.filter(|_| is_possible(self.ranks)) {
+                if let Some(module) = module_of(request, self.me, self.ranks) {
                     let is_first = routes.asked.is_empty();
-                    let is_new = routes.asked.insert(work.datatype.name());
+                    let is_new = routes.asked.insert(module.name());
                     let mut meeting = lock(&self.meeting);
                     if is_first {
                         meeting.ask(Step::Open);
                     }
                     if is_new {
-                        meeting.ask(Step::Kernels(work.datatype));
+                        meeting.ask(Step::Kernels(module));
                     }
                 }
             }
@@ -311,6 +333,7 @@ impl Paths {
         match protocol {
             Protocol::LowLatency => self.low_latency += 1,
             Protocol::Push => self.push += 1,
+            Protocol::Pull => self.pull += 1,
         }
     }
 }

@@ -5,11 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
+use ccl_core::ids::Rank;
 use ccl_kernels::cuda::gpu::{Event, Exchange, Protocol};
 use ccl_transport::clock;
 
 use crate::cuda::error::error as from_device;
 use crate::cuda::staging::Staging;
+use crate::cuda::uneven::Party;
 
 /// Looks at an event before the first pause.
 const LOOKS: u32 = 64;
@@ -25,6 +27,8 @@ pub(crate) struct Watch {
     pub(super) staging: Arc<Staging>,
     pub(super) call: &'static str,
     pub(super) protocol: Protocol,
+    /// Of a call in which ranks may expect other sizes than they get.
+    pub(super) party: Option<Party>,
     /// Happens when the stream comes to the call.
     pub(super) entered: Event,
     /// Happens when the call is over.
@@ -60,10 +64,17 @@ impl Watch {
         let begin = clock::now();
         until(&self.ended, || {
             let is_late = || clock::now().saturating_duration_since(begin) > timeout;
-            fault().or_else(|| is_late().then(|| self.late(timeout)))
+            let quarrel = || fault().or_else(|| self.quarrel());
+            quarrel().or_else(|| is_late().then(|| self.late(timeout)))
         })?;
         // Kernels that were let go have ended with nothing.
         fault().map_or(Ok(()), Err)
+    }
+
+    /// A rank that sends something else than is expected of it.
+    fn quarrel(&self) -> Option<Error> {
+        let (party, quarrel) = (self.party?, self.exchange.quarrel()?);
+        Some(party.disagreement(Rank(quarrel.sender as u32), quarrel.sent, quarrel.expected))
     }
 
     /// Who has not come.

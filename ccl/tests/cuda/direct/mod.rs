@@ -5,6 +5,7 @@
 
 mod endings;
 mod results;
+mod uneven;
 mod ways;
 
 use ccl::cuda::{self, DeviceRegion, Paths};
