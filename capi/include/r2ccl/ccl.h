@@ -470,9 +470,8 @@ ccl_result_t ccl_cuda_reduce(const void *send, void *recv, size_t count, ccl_dat
 ccl_result_t ccl_cuda_alltoall(const void *send, void *recv, size_t count,
                                ccl_datatype_t datatype, ccl_comm_t comm, void *stream);
 
-/* The arrays are memory of the host. What a rank sends and receives must fit into
- * R2CCL_CUDA_STAGING_BYTES together (else CCL_INVALID_ARGUMENT on this rank): nobody knows all counts, so
- * the call is not cut. */
+/* The arrays are memory of the host, and are read before the call returns. Blocks may be larger than
+ * R2CCL_CUDA_STAGING_BYTES. In place the communicator keeps memory of the device that is as large as the input. */
 ccl_result_t ccl_cuda_alltoallv(const void *send, const size_t *send_counts,
                                 const size_t *send_displacements, void *recv,
                                 const size_t *recv_counts, const size_t *recv_displacements,

@@ -168,6 +168,24 @@ def test_calls_that_are_cut_into_pieces() -> None:
     run_world(2, large, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
 
 
+def experts() -> None:
+    """Tokens to experts and back, of which most go to one: far more than the staging memory."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for popular in range(size):
+        sent = [90_001 if other == popular else 7 * other for other in range(size)]
+        received = [90_001 if rank == popular else 7 * rank] * size
+        x = values(sum(sent), torch.float32)
+        there = torch.zeros(sum(received))
+        same(lambda i, o, s=sent, r=received: dist.all_to_all_single(o[0], i[0], r, s), [x], [there])
+        y = values(sum(received), torch.float32)
+        back = torch.zeros(sum(sent))
+        same(lambda i, o, s=sent, r=received: dist.all_to_all_single(o[0], i[0], s, r), [y], [back])
+
+
+def test_uneven_calls_that_are_larger_than_what_is_pinned() -> None:
+    run_world(3, experts, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
+
+
 def by_kernels() -> None:
     """The first calls go through the host; then all ranks change to kernels."""
     for _ in range(3):

@@ -208,20 +208,19 @@ def test_what_is_impossible_is_a_value_error() -> None:
     run_world(2, impossible)
 
 
-def too_large_for_what_is_pinned() -> None:
-    size, rank = dist.get_world_size(), dist.get_rank()
-    x = ones(20_000)
-    counts = [x.numel() - 1, 1] if rank == 0 else [1, x.numel() - 1]
-    received = [x.numel() - 1, 1] if rank == 0 else [1, x.numel() - 1]
-    with pytest.raises(ValueError, match="R2CCL_CUDA_STAGING_BYTES"):
-        dist.all_to_all_single(torch.empty_like(x), x, received, counts)
-    y = ones(4)
-    dist.all_reduce(y)
-    assert bits(y) == bits(torch.full((4,), float(size)))
+def splits_that_do_not_fit() -> None:
+    rank = dist.get_rank()
+    x = ones(50)
+    # Rank 1 sends what rank 0 does not expect.
+    sent, received = ([20, 30], [20, 10]) if rank == 0 else ([11, 39], [30, 39])
+    dist.all_to_all_single(ones(sum(received)), x, received, sent)
+    text = failure_of_next_call()
+    assert "rank 0 called alltoallv(count=10 from rank 1" in text
+    assert "rank 1 called alltoallv(count=11 to rank 0)" in text
 
 
-def test_what_does_not_fit_is_a_value_error() -> None:
-    run_world(2, too_large_for_what_is_pinned, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
+def test_splits_that_do_not_fit_are_named() -> None:
+    run_world(2, splits_that_do_not_fit)
 
 
 def captured() -> None:
