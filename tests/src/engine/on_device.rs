@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use ccl::Collective;
+
 use super::{Case, Engine, Plan};
 use crate::Outcome;
 use crate::benchmark::{Call, request};
@@ -12,8 +14,9 @@ impl Engine<'_> {
     /// Loads kernels for a row, so that none of its calls has to go another way.
     pub(super) fn prepare(&self, case: Case) -> Outcome<()> {
         let sizes = self.sizes();
-        let (Some(gpu), Some(collective), Some(bytes)) =
-            (&self.gpu, self.benchmark.collective, sizes.last())
+        let uneven = self.benchmark.uneven.then_some(Collective::AllToAllV);
+        let collective = self.benchmark.collective.or(uneven);
+        let (Some(gpu), Some(collective), Some(bytes)) = (&self.gpu, collective, sizes.last())
         else {
             return Ok(());
         };
