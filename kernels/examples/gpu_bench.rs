@@ -142,6 +142,9 @@ fn check(device: &Device, small: bool) -> Outcome<()> {
         }
         println!("{family:?}: {scenes} series of AllReduce are right");
     }
+    let scenes = suite::pulls(device, 0..if small { 1 } else { 20 })?;
+    suite::pulls_in_vain(device, 0..2)?;
+    println!("Pull: {scenes} series of messages are right");
     suite::flags_return(device, 2)?;
     suite::all_give_up(device)?;
     suite::relays(device, DataType::Bfloat16, Operation::Sum, 2)?;

@@ -128,6 +128,8 @@ fn ranks_on_a_device_meet() {
         }
         right(suite::relays(&device, datatype, operation, 3));
     }
+    right(suite::pulls(&device, 0..4));
+    right(suite::pulls_in_vain(&device, 0..2));
     right(suite::flags_return(&device, 2));
     right(suite::all_give_up(&device));
 }

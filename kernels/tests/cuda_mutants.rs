@@ -138,13 +138,13 @@ const PROTOCOLS: [Mutant; 34] = [
 
 #[rustfmt::skip]
 const MESSAGES: [Mutant; 23] = [
-    ("the last part is cut off", "rest < each ? rest : each, block() < parts", "rest < each ? rest / 2 : each, block() < parts", Pulls),
+    ("the last part is cut off", "rest < each ? rest : each};", "rest < each ? rest / 2 : each};", Pulls),
     ("parts overlap", "begin = each * block(), first", "begin = each / 2 * block(), first", Pulls),
-    ("a message without bytes has no part", "block() < parts};", "block() < parts && length > 0};", Quarrels),
+    ("a message without bytes has no part", "block() == 0 || block() * p.part_bytes", "block() * p.part_bytes", Quarrels),
     ("another message than is meant", "p.sources[peer] + (p.staging", "p.sources[p.rank] + (p.staging", Pulls),
     ("pieces come from the beginning", "p.inputs[peer] + now.offset", "p.inputs[peer]", Pulls),
     ("parts share their staging memory", "/ VECTOR_BYTES * VECTOR_BYTES * block();", "/ VECTOR_BYTES * VECTOR_BYTES;", Pulls),
-    ("a piece too few", "round == 0 || rest > 0), rest <= most};", "round == 0 || rest > 0), true};", Pulls),
+    ("a piece too few", "round == 0 || rest > 0, rest <= most};", "round == 0 || rest > 0, true};", Pulls),
     ("pieces are put there before those before are taken",
      "const bool is_taken = !sends || wait_for(&row[peer].taken, told, p.abort);", "const bool is_taken = true;", Pulls),
     ("a piece is told before all threads have put it there",
@@ -160,7 +160,7 @@ const MESSAGES: [Mutant; 23] = [
     ("the place of another rank", "copy_alone(p.destinations[peer] + offset", "copy_alone(p.destinations[p.rank] + offset", Pulls),
     ("all pieces go to the same place", "p.destinations[peer] + offset,", "p.destinations[peer],", Pulls),
     ("a rank is waited for once", "if (offset + bytes >= own.first + own.bytes) rest", "rest", Pulls),
-    ("nothing for oneself", "if (own.is_there)\n        copy_alone(p.destinations[p.rank]", "if (false)\n        copy_alone(p.destinations[p.rank]", Pulls),
+    ("nothing for oneself", "if (has_part(p, p.received[p.rank])) {", "if (false) {", Pulls),
     ("every length will do", "if (length == p.received[peer]) return true;", "if (true) return true;", Quarrels),
     ("shorter messages will do", "if (length == p.received[peer]) return true;", "if (length <= p.received[peer]) return true;", Quarrels),
     ("who quarrels goes on", "while (patience.goes_on()) {}", "", Quarrels),

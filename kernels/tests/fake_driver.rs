@@ -143,6 +143,8 @@ fn the_protocols() {
             assert!(right(suite::all_reduces(&device, family, DataType::Float32, sum, 0..2)) > 0);
         }
         right(suite::relays(&device, DataType::Bfloat16, Operation::Scaled, 2));
+        assert!(right(suite::pulls(&device, 0..2)) > 0);
+        right(suite::pulls_in_vain(&device, 0..1));
         right(suite::flags_return(&device, 1));
         right(suite::all_give_up(&device));
     });

@@ -19,17 +19,24 @@ namespace r2ccl {
 // The bytes of a message that this block moves.
 struct Share {
     u64 first, bytes;
-    bool is_there;
 };
 
+// Whether it moves a part of the message, if only an empty one.
+R2CCL_FN bool has_part(const PullParameters &p, u64 length)
+{
+    return block() < p.most_parts && (block() == 0 || block() * p.part_bytes < length);
+}
+
+// Of a message of which it has a part.
 R2CCL_FN Share share(const PullParameters &p, u64 length)
 {
+    if (length <= p.part_bytes) return {0, length};
     const u64 wanted = (length + p.part_bytes - 1) / p.part_bytes;
-    const u64 parts = wanted < 1 ? 1 : wanted < p.most_parts ? wanted : p.most_parts;
+    const u64 parts = wanted < p.most_parts ? wanted : p.most_parts;
     const u64 each = (length / parts / VECTOR_BYTES + 1) * VECTOR_BYTES;
     const u64 begin = each * block(), first = begin < length ? begin : length;
     const u64 rest = length - first;
-    return {first, rest < each ? rest : each, block() < parts};
+    return {first, rest < each ? rest : each};
 }
 
 // The piece of a share that comes in this round; the first may be empty.
@@ -40,13 +47,14 @@ struct Piece {
 
 R2CCL_FN Piece piece(const PullParameters &p, u32 peer, u64 round)
 {
+    if (!has_part(p, p.sent[peer])) return {0, 0, false, true};
     const Share own = share(p, p.sent[peer]);
-    if (!p.staging[peer]) return {own.first, own.bytes, own.is_there && round == 0, true};
+    if (!p.staging[peer]) return {own.first, own.bytes, round == 0, true};
     const u64 most = p.staging_bytes / p.most_parts / VECTOR_BYTES * VECTOR_BYTES;
     const u64 begin = round * most;
     const u64 rest = begin < own.bytes ? own.bytes - begin : 0;
     return {own.first + begin, rest < most ? rest : most,
-            own.is_there && (round == 0 || rest > 0), rest <= most};
+            round == 0 || rest > 0, rest <= most};
 }
 
 R2CCL_FN u64 slot(const PullParameters &p)
@@ -69,9 +77,9 @@ R2CCL_FN bool put_pieces(const PullParameters &p, u64 round)
 {
     bool has_more = false;
     R2CCL_KEEP_LOOP for (u32 peer = 0; peer < p.ranks; peer++) {
-        if (peer == p.rank) continue;
+        if (!p.staging[peer]) continue;
         const Piece now = piece(p, peer, round);
-        if (now.is_there && p.staging[peer])
+        if (now.is_there)
             copy_alone(p.staging[peer] + slot(p), p.inputs[peer] + now.offset, now.bytes);
         has_more = has_more || (now.is_there && !now.is_last);
     }
@@ -140,7 +148,7 @@ R2CCL_FN bool pull_rounds(const PullParameters &p, u64 call)
     u64 heard = is_clerk ? number_at(&row[peer].read) : 0;
     u32 open = 0;
     for (u32 rank = 0; rank < p.ranks; rank++)
-        if (rank != p.rank && share(p, p.received[rank]).is_there) open |= 1u << rank;
+        if (rank != p.rank && has_part(p, p.received[rank])) open |= 1u << rank;
     bool has_more = true;
     R2CCL_KEEP_LOOP for (u64 round = 0; has_more || open; round++) {
         has_more = put_pieces(p, round);
@@ -166,10 +174,11 @@ R2CCL_FN bool pull_rounds(const PullParameters &p, u64 call)
 R2CCL_FN void pull(const PullParameters &p)
 {
     const u64 call = p.state->calls + 1;
-    const Share own = share(p, p.received[p.rank]);
-    if (own.is_there)
+    if (has_part(p, p.received[p.rank])) {
+        const Share own = share(p, p.received[p.rank]);
         copy_alone(p.destinations[p.rank] + own.first,
                    reinterpret_cast<const u8 *>(p.sources[p.rank]) + own.first, own.bytes);
+    }
     pull_rounds(p, call);
     if (is_last_of_grid(p.state)) p.state->calls = call;
 }
