@@ -171,15 +171,16 @@ def test_calls_that_are_cut_into_pieces() -> None:
 def experts() -> None:
     """Tokens to experts and back, of which most go to one: far more than the staging memory."""
     rank, size = dist.get_rank(), dist.get_world_size()
+
+    def exchange(sent: list[int], received: list[int]) -> None:
+        x, y = values(sum(sent), torch.float32), torch.zeros(sum(received))
+        same(lambda i, o: dist.all_to_all_single(o[0], i[0], received, sent), [x], [y])
+
     for popular in range(size):
         sent = [90_001 if other == popular else 7 * other for other in range(size)]
         received = [90_001 if rank == popular else 7 * rank] * size
-        x = values(sum(sent), torch.float32)
-        there = torch.zeros(sum(received))
-        same(lambda i, o, s=sent, r=received: dist.all_to_all_single(o[0], i[0], r, s), [x], [there])
-        y = values(sum(received), torch.float32)
-        back = torch.zeros(sum(sent))
-        same(lambda i, o, s=sent, r=received: dist.all_to_all_single(o[0], i[0], s, r), [y], [back])
+        exchange(sent, received)
+        exchange(received, sent)
 
 
 def test_uneven_calls_that_are_larger_than_what_is_pinned() -> None:
