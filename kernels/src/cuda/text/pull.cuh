@@ -143,7 +143,7 @@ R2CCL_FN bool pull_rounds(const PullParameters &p, u64 call)
 {
     Letter *const row = p.letters[p.rank] + block() * MOST_RANKS;
     const u32 peer = thread();
-    const bool is_clerk = peer < p.ranks && peer != p.rank;
+    const bool is_clerk = peer != p.rank && peer < p.ranks;
     u64 told = is_clerk ? number_at(&row[peer].taken) : 0;
     u64 heard = is_clerk ? number_at(&row[peer].read) : 0;
     u32 open = 0;
