@@ -74,6 +74,7 @@
 mod devices;
 mod domain;
 mod drill;
+mod end;
 mod error;
 mod event;
 mod introduction;

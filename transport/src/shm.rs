@@ -357,3 +357,53 @@ impl Drop for Map {
         debug_assert!(result.is_ok(), "munmap of an own mapping");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// Of each page of a mapping, whether this process has entered it (`/proc/self/pagemap`, bit 63).
+    fn entered(map: &Map) -> Vec<bool> {
+        let page = rustix::param::page_size();
+        let pages = File::open("/proc/self/pagemap").unwrap();
+        let first = map.start.addr().get() / page;
+        let is_entered = |index: usize| {
+            let mut entry = [0; 8];
+            pages.read_exact_at(&mut entry, 8 * (first + index) as u64).unwrap();
+            u64::from_le_bytes(entry) >> 63 == 1
+        };
+        (0..map.bytes / page).map(is_entered).collect()
+    }
+
+    #[test]
+    fn pages_of_a_range_are_entered_before_anybody_touches_them() {
+        let page = rustix::param::page_size();
+        let map = Map::of(anonymous_file("r2ccl-test", 8 * page).unwrap(), 8 * page).unwrap();
+        assert_eq!(entered(&map), [false; 8], "nobody has touched them");
+        map.populate(2 * page + 100..4 * page + 1);
+        let only =
+            |range: Range<usize>| (0..8).map(|page| range.contains(&page)).collect::<Vec<_>>();
+        assert_eq!(entered(&map), only(2..5));
+        map.populate(7 * page..usize::MAX);
+        assert_eq!(entered(&map)[5..], [false, false, true]);
+    }
+
+    #[test]
+    fn both_ends_of_a_link_have_entered_its_rings() {
+        let shape = RingShape { tile_bytes: 1 << 16, slots: 4, tiles: 8 };
+        let segments = [0, 1].map(|_| Segment::create(2, shape, shape).unwrap());
+        let theirs = segments[0].open(1, &segments[1].address()).unwrap();
+        let count = |map: &Map| entered(map).into_iter().filter(|is_entered| *is_entered).count();
+        let _link = segments[0].link(0, &theirs);
+        let pages = (4 << 16) / rustix::param::page_size();
+        assert!(count(&segments[0].file.map) >= pages, "what it writes");
+        assert!(count(&theirs.map) >= pages, "what it reads");
+        let _both =
+            [segments[0].multicast(std::slice::from_ref(&theirs)), segments[0].listen(0, &theirs)];
+        assert!(count(&segments[0].file.map) >= 2 * pages, "what it writes to all");
+        assert!(count(&theirs.map) >= 2 * pages, "what it reads of all");
+    }
+}

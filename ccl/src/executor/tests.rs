@@ -6,6 +6,9 @@
     reason = "tests; the kinds that matter are named"
 )]
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use ccl_algorithms::{choose, names};
 use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::CostModel;
@@ -14,8 +17,9 @@ use ccl_core::layout::Layout;
 use ccl_core::program::{Program, lower};
 use ccl_core::topology::Topology;
 use ccl_kernels::{Combine, Kernel};
-use ccl_transport::memory;
 use ccl_transport::ring::RingShape;
+use ccl_transport::shm::Allocation;
+use ccl_transport::{Tile, memory};
 
 use super::*;
 
@@ -298,4 +302,89 @@ fn a_peer_in_another_call_is_noticed_behind_one_that_is_missing() {
     assert_eq!(first.waiting(), "waiting for data from rank 1, rank 2");
     let failure = first.inspect();
     assert!(matches!(&failure, Err(Failure::Mismatch { peer: Rank(2), .. })), "{failure:?}");
+}
+
+/// A link on which a rank sends to all others: remembers how, and has every byte taken at once.
+#[derive(Debug)]
+struct Remembering {
+    slot: Vec<u8>,
+    lent: u64,
+    copied: Arc<AtomicU64>,
+}
+
+impl Link for Remembering {
+    fn tile_bytes(&self) -> usize {
+        self.slot.len()
+    }
+
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
+        Ok(Some(&mut self.slot))
+    }
+
+    fn commit(&mut self, _: &Stamp, bytes: usize) -> Result<(), TransportError> {
+        self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn lends(&self) -> bool {
+        true
+    }
+
+    fn lend(&mut self, _: &Stamp, _: &Loan) -> Result<Option<u64>, TransportError> {
+        self.lent += 1;
+        Ok(Some(self.lent))
+    }
+
+    fn returned(&mut self) -> u64 {
+        self.lent
+    }
+
+    fn peek(&self) -> Option<Tile<'_>> {
+        None
+    }
+
+    fn release(&mut self) -> Result<(), TransportError> {
+        unreachable!("nothing arrives")
+    }
+}
+
+#[test]
+fn what_goes_to_all_is_lent_unless_a_buffer_exceeds_all_caches() {
+    const BYTES: usize = 1 << 20;
+    let request = Case::new(Collective::Broadcast, 3, BYTES / 4, 0).request;
+    let topology = Topology::single_host(3, 2);
+    let choice = choose(&request, &topology, &CostModel::default_for(&topology), Some("direct"));
+    let choice = choice.unwrap();
+    let layout = Layout::new(&request, 3, choice.partition);
+    let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+    assert!(program.sends.iter().all(|lane| lane.port == Port::Multicast(Rank(0))));
+    let allocation = Allocation::new(BYTES).unwrap();
+    allocation.publish();
+    let loan = Allocation::loan(allocation.start().addr().get(), BYTES).unwrap();
+    let loans = [Some(loan); 2];
+    let mut data = vec![0u8; BYTES];
+    let stamp = Stamp { sequence: 1, signature: request.signature(0) };
+    for (all, copies) in [(BYTES, 0), (BYTES - 1, BYTES)] {
+        let copied = Arc::new(AtomicU64::new(0));
+        let mut links: Links = (0..6).map(|_| None).collect();
+        let link = Remembering { slot: vec![0; 1 << 16], lent: 0, copied: Arc::clone(&copied) };
+        links[3] = Some(Box::new(link));
+        let mut executor = Executor::new(Rank(0), links).caching(Caches { share: 0, all });
+        let buffers = [Region::of_mut(&mut data); 2];
+        let task = Task {
+            program: &program,
+            buffers: &buffers,
+            stamp,
+            arithmetic: None,
+            is_straight: false,
+        };
+        let mut run = executor.begin(&task, &loans);
+        for _ in 0..SWEEPS {
+            if run.finished() {
+                break;
+            }
+            run.sweep().unwrap();
+        }
+        assert_eq!(copied.load(Ordering::Relaxed), copies as u64, "{all} bytes of caches");
+    }
 }

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::devices::Nature;
 use super::drill::Careful;
+use super::end::End;
 use super::meeting::Deadline;
-use super::pair::End;
 use super::{Error, Meeting, QueuePair, Side};
 
 /// What evidence is called where there is none.

@@ -4,14 +4,15 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use ccl_transport::clock;
-use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Readiness, SendState, VirtualQp};
+use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Readiness, VirtualQp};
 use ccl_transport::verbs::{
     Completion, Opcode, QueuePair as _, ReceiveRequest, State, WorkRequest,
 };
 use ccl_transport::{TransportError, verbs};
 
 use super::domain::Wiring;
-use super::event::{Chronicle, Event, Snapshot};
+use super::end::End;
+use super::event::{Chronicle, Event};
 use super::meeting::Deadline;
 use super::plain::Plain;
 use super::{Domain, Error, Meeting, Terms, introduction};
@@ -46,13 +47,6 @@ pub struct QueuePair {
     early: Vec<Completion>,
     /// Why atomics are impossible.
     pub(super) lacking: Option<String>,
-}
-
-/// What it is made of.
-#[derive(Debug)]
-pub(super) enum End {
-    Surviving(Box<VirtualQp>),
-    Plain(Plain),
 }
 
 impl QueuePair {
@@ -425,13 +419,7 @@ impl QueuePair {
             let text = format!("there is no rail {rail}; there are {}", self.rails);
             return Err(Error::InvalidArgument(text));
         }
-        match &mut self.end {
-            End::Surviving(pair) => pair.suspect(rail),
-            End::Plain(plain) if rail == 0 => {
-                plain.give_up(TransportError::PeerGone("its rail was said to have failed".into()));
-            }
-            End::Plain(_) => {}
-        }
+        self.end.give_up(rail, "its rail was said to have failed");
         Ok(())
     }
 
@@ -458,49 +446,11 @@ impl QueuePair {
             if !is_severed || was_severed {
                 continue;
             }
-            match &mut self.end {
-                End::Surviving(pair) => pair.suspect(rail),
-                End::Plain(plain) if rail == 0 => {
-                    plain.give_up(TransportError::PeerGone("its NIC is off on purpose".into()));
-                }
-                End::Plain(_) => {}
-            }
+            self.end.give_up(rail, "its NIC is off on purpose");
         }
     }
 
     fn lost(&self) -> Error {
         Error::PeerLost(self.fault().unwrap_or_else(|| "the queue pair has failed".to_owned()))
-    }
-}
-
-impl End {
-    pub(super) fn pair(&mut self) -> &mut dyn verbs::QueuePair {
-        match self {
-            Self::Surviving(pair) => &mut **pair,
-            Self::Plain(plain) => &mut *plain.pair,
-        }
-    }
-
-    fn snapshot(&self) -> Snapshot {
-        match self {
-            Self::Surviving(pair) => Snapshot {
-                is_running: pair.is_running(),
-                has_failed: pair.state() == State::Error,
-                is_returning: matches!(
-                    pair.send_state(),
-                    SendState::WaitSignaled | SendState::WaitDrained
-                ),
-                rail: pair.active(),
-                repairs: pair.counters().repairs,
-            },
-            Self::Plain(plain) => {
-                let state = plain.pair.state();
-                Snapshot {
-                    is_running: state == State::ReadyToSend,
-                    has_failed: state == State::Error,
-                    ..Snapshot::default()
-                }
-            }
-        }
     }
 }

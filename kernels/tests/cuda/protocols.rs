@@ -292,17 +292,28 @@ pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), Strin
     let roles = Roles::draw(scene, &mut random);
     let launches: Vec<Launch> =
         (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank, &roles)).collect();
+    let outcome = end_when_told(machine, &launches, stage.abort, scene.seed);
+    outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))
+}
+
+/// Runs launches that wait in vain, and after a while tells them to give up, by the word at `abort`.
+pub(super) fn end_when_told(
+    machine: &dyn Machine,
+    launches: &[Launch],
+    abort: u64,
+    seed: u64,
+) -> Result<(), String> {
     let mut turns = 0;
     let mut meanwhile = || {
         turns += 1;
         if turns == 100 {
-            machine.write(stage.abort, &1u32.to_le_bytes());
+            machine.write(abort, &1u32.to_le_bytes());
         }
     };
-    let job = Job { meanwhile: Some(&mut meanwhile), ..Job::new(&launches, scene.seed) };
+    let job = Job { meanwhile: Some(&mut meanwhile), ..Job::new(launches, seed) };
     let ended = machine.run(job);
     machine.release();
-    ended.map_err(|wrong| format!("{wrong}: {scene:?}"))?;
+    ended?;
     if turns < 100 { Err("a rank did not wait".into()) } else { Ok(()) }
 }
 

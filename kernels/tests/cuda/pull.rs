@@ -6,7 +6,7 @@ use ccl_kernels::cuda::{
 };
 
 use super::machine::{Job, Launch, Machine};
-use super::protocols::{compare, copy};
+use super::protocols::{compare, copy, end_when_told};
 use crate::inputs::Random;
 
 const LENGTHS: [usize; 9] = [0, 0, 1, 15, 16, 17, 64, 100, 333];
@@ -235,16 +235,6 @@ pub(crate) fn gives_up(machine: &dyn Machine, scene: &Pulls) -> Result<(), Strin
     let parts = draw_parts(scene, &mut random);
     let launches: Vec<Launch> =
         (1..scene.ranks).map(|rank| stage.launch(scene, rank, &parts[rank])).collect();
-    let mut turns = 0;
-    let mut meanwhile = || {
-        turns += 1;
-        if turns == 100 {
-            machine.write(stage.abort, &1u32.to_le_bytes());
-        }
-    };
-    let job = Job { meanwhile: Some(&mut meanwhile), ..Job::new(&launches, scene.seed) };
-    let ended = machine.run(job);
-    machine.release();
-    ended.map_err(|wrong| format!("{wrong}: {scene:?}"))?;
-    if turns < 100 { Err(format!("a rank did not wait: {scene:?}")) } else { Ok(()) }
+    let outcome = end_when_told(machine, &launches, stage.abort, scene.seed);
+    outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))
 }
