@@ -25,7 +25,8 @@ pub fn multicast(shape: RingShape, readers: usize) -> (RingLink, Vec<RingLink>) 
     (writer, (0..readers).map(reader).collect())
 }
 
-fn ring(shape: RingShape, readers: usize) -> Ring {
+/// A ring of this process.
+pub(crate) fn ring(shape: RingShape, readers: usize) -> Ring {
     Ring::new(Arc::new(Heap::zeroed(shape.bytes(readers))), 0, shape, readers)
 }
 

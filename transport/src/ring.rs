@@ -19,19 +19,22 @@
 //! room of a few large ones. Where one begins follows from the lengths of those before it; see
 //! [`Floor`].
 
+mod atomics;
 mod cache;
 mod floor;
 pub(crate) mod loan;
+#[cfg(all(loom, test))]
+mod model;
 mod reader;
 mod writer;
 
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use ccl_core::wire::STAMP_BYTES;
 
+use self::atomics::{AtomicU32, AtomicU64};
 use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
@@ -39,9 +42,9 @@ use crate::bell::Bell;
 use crate::{Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
-const LENGTH_AT: usize = 8;
-const KIND_AT: usize = 12;
-const STAMP_AT: usize = 16;
+const LENGTH_AT: usize = size_of::<AtomicU64>();
+const KIND_AT: usize = LENGTH_AT + size_of::<AtomicU32>();
+const STAMP_AT: usize = KIND_AT + size_of::<AtomicU32>();
 const INLINE_AT: usize = STAMP_AT + STAMP_BYTES;
 const HEADER_BYTES: usize = 2 * LINE_BYTES;
 /// Payloads up to this length travel in the header.

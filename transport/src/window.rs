@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Both begin with a store and then look at what the other one stores, in one order for all: either the peer sees that
-//! the window was taken back, or the owner sees the writer.
+//! the window was taken back, or the owner sees the writer. (No loom model: loom knows no order of all such operations.)
 
 use std::ops::Range;
 use std::ptr::NonNull;

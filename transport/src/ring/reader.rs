@@ -1,8 +1,8 @@
 //! The end of a ring that empties it.
 
 use std::cell::RefCell;
-use std::sync::atomic::Ordering;
 
+use super::atomics::Ordering;
 use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
 use crate::shm::{Map, SegmentAddress, open};
 use crate::{Tile, TransportError};
