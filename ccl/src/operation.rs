@@ -138,6 +138,7 @@ impl<M: Span> OperationOn<M> {
             Self::AllToAllV { datatype, counts, input, output } => {
                 check_counts("send", &counts.send, *datatype, input, ranks)?;
                 check_counts("receive", &counts.receive, *datatype, output, ranks)?;
+                check_own_counts(counts, me)?;
                 let in_place = input.address() == output.address();
                 if !in_place && overlap(span(input), span(output)) {
                     return Err(overlapping());
@@ -150,6 +151,17 @@ impl<M: Span> OperationOn<M> {
             Self::Barrier => Ok(()),
         }
     }
+}
+
+/// What a rank sends to itself is what it receives from itself: no other rank can tell that it is not.
+fn check_own_counts(counts: &Ragged, me: Rank) -> Result<(), Error> {
+    let (sent, received) = (counts.send[me.index()].0, counts.receive[me.index()].0);
+    if sent == received {
+        return Ok(());
+    }
+    Err(Error::InvalidArgument(format!(
+        "rank {me} sends {sent} elements to itself and receives {received}"
+    )))
 }
 
 /// Bytes that one rank must provide for a collective, and the documented in-place form.

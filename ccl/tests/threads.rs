@@ -434,6 +434,13 @@ fn impossible_arguments_are_refused_and_harm_nothing() {
             reduction: Reduction::Builtin(ReduceOp::Sum),
             root: Rank(0),
         };
+        let mut counts = blocks(communicator.rank().0, 2, |_, _| 3);
+        counts.receive[communicator.rank().index()].0 = 2;
+        let (datatype, output) = (DataType::Uint32, region.part(200, 200));
+        let exchange =
+            Operation::AllToAllV { datatype, counts, input: region.part(0, 200), output };
+        let refused = communicator.run(exchange).unwrap_err().to_string();
+        assert!(refused.contains("sends 3 elements to itself and receives 2"), "{refused}");
         let shifted = region.part(40, region.bytes() - 40);
         let overlapping =
             Operation::Collective { request, input: Some(region), output: Some(shifted) };

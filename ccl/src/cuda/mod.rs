@@ -28,7 +28,6 @@ use std::sync::{Arc, Mutex};
 
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
-use ccl_core::ids::Rank;
 use ccl_core::layout::Ragged;
 
 use crate::driver::{Pending, Work, lock};
@@ -316,7 +315,6 @@ impl Communicator {
 
     fn check_call(&self, operation: &Operation<'_>) -> Result<(), Error> {
         operation.validate(self.host.rank(), self.host.size())?;
-        check_own(operation, self.host.rank())?;
         memory(operation).into_iter().try_for_each(|region| self.check_place(region))
     }
 
@@ -371,18 +369,6 @@ impl Drop for Communicator {
         }
         self.direct.stop();
     }
-}
-
-/// What a rank sends to itself is what it receives from itself: no other rank can tell that it is not.
-fn check_own(operation: &Operation<'_>, me: Rank) -> Result<(), Error> {
-    let OperationOn::AllToAllV { counts, .. } = operation else { return Ok(()) };
-    let (sent, received) = (counts.send[me.index()].0, counts.receive[me.index()].0);
-    if sent == received {
-        return Ok(());
-    }
-    Err(Error::InvalidArgument(format!(
-        "rank {me} sends {sent} elements to itself and receives {received}"
-    )))
 }
 
 /// The memory of a call.
