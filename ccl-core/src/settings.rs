@@ -41,6 +41,8 @@ pub struct Settings {
     pub tile_bytes: usize,
     /// Tiles in flight in each direction between two ranks of a host.
     pub shm_slots: usize,
+    /// Connections between two ranks over each pair of NICs.
+    pub net_connections: usize,
     /// Payload of a tile between hosts, in bytes.
     pub net_tile_bytes: usize,
     /// Tiles in flight in each direction between two hosts' ranks.
@@ -155,6 +157,7 @@ impl Settings {
             bootstrap_timeout: Duration::ZERO,
             tile_bytes: 0,
             shm_slots: 0,
+            net_connections: 0,
             net_tile_bytes: 0,
             net_slots: 0,
             cuda_staging_bytes: 0,

@@ -152,7 +152,7 @@ impl Group<'_> {
     }
 
     fn connect(&self) -> Result<Connected, Error> {
-        let rails = nics(self.settings)?;
+        let rails = connections(&nics(self.settings)?, self.settings.net_connections);
         let introductions = self.introductions(&rails)?;
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
@@ -350,6 +350,17 @@ fn slots(settings: &Settings, rails: usize) -> usize {
         0 => (SLOTS_PER_RAIL * rails).max(LEAST_SLOTS),
         slots => slots.max(2),
     }
+}
+
+/// As many rails over each NIC, each with its part of the speed. Two hosts that differ in this or in their NICs
+/// pair rails by number: so a NIC comes again only after all others.
+fn connections(nics: &[Nic], each: usize) -> Vec<Nic> {
+    let part = |connection: usize, nic: &Nic| Nic {
+        name: if each == 1 { nic.name.clone() } else { format!("{}/{connection}", nic.name) },
+        speed_bytes_per_second: nic.speed_bytes_per_second / each as u64,
+        ..nic.clone()
+    };
+    (0..each).flat_map(|connection| nics.iter().map(move |nic| part(connection, nic))).collect()
 }
 
 /// The rails of this rank, as the transport knows them.

@@ -8,10 +8,12 @@
 mod benchmarks;
 mod support;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use benchmarks::{ALL_REDUCE, OTHERS};
 use ccl_tests::testbed::journal::Event;
+use serde_json::Value;
 use support::bed::{Finished, Testbed};
 use support::note;
 
@@ -89,4 +91,25 @@ fn one_cut_of_every_kind_in_the_middle_of_a_large_operation_is_survived() {
         finished.assert_right(&format!("all_reduce_perf --fault {first} --fault {second}"));
         assert_eq!(cuts, 2, "{kind}");
     }
+}
+
+#[test]
+fn a_nic_with_several_connections_fails_and_returns_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let timeline = folder.path().join("timeline");
+    let fault = "carrier:host=0,rail=1,at=100ms,heal=100ms";
+    let flags = [&FLAGS[..], &["--fault", fault]].concat();
+    let calls = ["-b", "256K", "-e", "256K", "-n", "5", "-c", "500", "-T", DEADLINE_S];
+    let program = ["env", "R2CCL_NET_CONNECTIONS=2", ALL_REDUCE];
+    let command = [&program, &calls[..], &["--timeline", timeline.to_str().unwrap()]].concat();
+    let Some(finished) = Testbed::start(&flags, &command, "repair").finish() else { return };
+    finished.assert_right(fault);
+    let text = std::fs::read_to_string(&timeline).unwrap();
+    let lost = |line: &str| -> Option<u64> {
+        let event: Value = serde_json::from_str(line).unwrap();
+        (event["event"] == "given-up" && event["rank"] == 0).then(|| event["rail"].as_u64())?
+    };
+    // Each of the four NICs has two rails: its number, and four more.
+    let lost: BTreeSet<u64> = text.lines().filter_map(lost).collect();
+    assert_eq!(lost, BTreeSet::from([1, 5]), "{text}");
 }

@@ -111,6 +111,14 @@ pub const TABLE: &[Setting] = &[
         field: Field::Count { of: |s| &mut s.shm_slots, least: 2, most: 64 },
     },
     Setting {
+        name: "R2CCL_NET_CONNECTIONS",
+        default: "1",
+        help: "Connections between two ranks over each pair of NICs, where one does not fill them: where a network gives \
+               one flow less than a NIC, as bonded links do. Each is a rail of its own, in faults and reports too. Of \
+               two ranks that say different numbers the larger one counts.",
+        field: Field::Count { of: |s| &mut s.net_connections, least: 1, most: 16 },
+    },
+    Setting {
         name: "R2CCL_NET_TILE_BYTES",
         default: "131072",
         help: "Payload of one tile between hosts.",
