@@ -12,7 +12,8 @@ use ccl_core::topology::Topology;
 use crate::allreduce::{OneShot, recursive_doubling};
 use crate::binary_tree::BinaryTree;
 use crate::combine::{
-    InSequence, Items, Reversed, Shared, Subgroup, Together, in_order, reduction, there_and_back,
+    InSequence, Items, Reversed, Shared, Staggered, Subgroup, Together, in_order, reduction,
+    there_and_back,
 };
 use crate::degraded::hubs::direct_seconds;
 use crate::degraded::pipeline::Pipeline;
@@ -22,7 +23,7 @@ use crate::degraded::{Between, real};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
 use crate::scene::Scene;
-use crate::shares::hub_shares;
+use crate::shares::{hub_shares, sliced};
 use crate::spread::{AllGather, AllToAll, Broadcast, Scatter};
 
 /// Largest number of blocks in one message of `pat`.
@@ -55,6 +56,15 @@ impl Plan {
         self.unsliced.as_ref().map_or(own, |(schedule, partition)| (schedule, partition))
     }
 }
+
+/// A smaller share of two ranks of a host is still in a cache when it is given back.
+const LEAST_SLICED_BYTES: usize = 16 << 20;
+
+/// A slice of a larger one: small beside caches, long beside a tile.
+const PAIR_SLICE_BYTES: usize = 1 << 20;
+
+/// More slices than this gain nothing, and make a program long.
+const MOST_PAIR_SLICES: u32 = 256;
 
 /// The algorithms of AllReduce that are of use where hosts are alike.
 const PLAIN: [&str; 11] = [
@@ -156,13 +166,7 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
     match name {
         "one_shot" => cut(Arc::new(OneShot { ranks: n }), 1),
         "recursive_doubling" => cut(folding_slowest(topology), 1),
-        "two_shot" => {
-            let shares = hub_shares(&per_rank(topology));
-            let is_flat = topology.nodes() == n;
-            let plan = Plan::new(shards(Pattern::Direct, n), weighted(request, &shares));
-            let network = if is_flat { one_slice(scene, &shares) } else { Network::Rounds };
-            Some(Plan { network, ..plan })
-        }
+        "two_shot" => Some(two_shot(scene)),
         "rabenseifner" => {
             cut(in_order(shards(Pattern::Doubling, n), by_host(topology), Items::Same), n)
         }
@@ -171,6 +175,35 @@ fn allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {
         _ if strategies::NAMES.contains(&name) => degraded(name, scene),
         _ => hierarchical_allreduce(name, scene),
     }
+}
+
+/// Everybody reduces a share and gives it back.
+///
+/// Two ranks of a host have one link in each direction. The result of a share would leave behind the contribution to
+/// the whole of the other one, and be read from memory again. Hence slices, of which each is given back while the next
+/// is contributed. Where there are more ranks, results have a link of their own, to all.
+fn two_shot(scene: &Scene<'_>) -> Plan {
+    let (request, topology) = (scene.request, scene.topology);
+    let n = topology.ranks();
+    let shares = hub_shares(&per_rank(topology));
+    let whole = (shards(Pattern::Direct, n), weighted(request, &shares));
+    let slices = pair_slices(request.bytes() / 2);
+    if (n, topology.nodes()) == (2, 1) && slices > 1 {
+        let schedule = Arc::new(Staggered { inner: Arc::clone(&whole.0), slices, lag: 1 });
+        let plan = Plan::new(schedule, weighted(request, &sliced(&shares, slices)));
+        return Plan { unsliced: Some(whole), ..plan };
+    }
+    let is_flat = topology.nodes() == n;
+    let network = if is_flat { one_slice(scene, &shares) } else { Network::Rounds };
+    Plan { network, ..Plan::new(whole.0, whole.1) }
+}
+
+/// Into how many slices a share of so many bytes is cut between two ranks of a host.
+fn pair_slices(bytes: usize) -> u32 {
+    if bytes < LEAST_SLICED_BYTES {
+        return 1;
+    }
+    u32::try_from(bytes / PAIR_SLICE_BYTES).unwrap_or(u32::MAX).min(MOST_PAIR_SLICES)
 }
 
 fn hierarchical_allreduce(name: &str, scene: &Scene<'_>) -> Option<Plan> {

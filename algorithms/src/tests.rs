@@ -294,6 +294,27 @@ fn inside_a_host_one_shot_gives_way_to_two_shot() {
 }
 
 #[test]
+fn two_ranks_of_a_host_give_slices_back_while_they_contribute_the_next() {
+    let host = Topology::single_host(2, 2);
+    for (mebibytes, slices) in [(1, 1), (31, 1), (32, 16), (101, 50), (4096, 256)] {
+        let request = request(Collective::AllReduce, (mebibytes << 18) + 1, Rank(0));
+        let plan = built("two_shot", &request, &host).unwrap();
+        assert_eq!(plan.schedule.rounds(), slices + 1, "{mebibytes} MiB");
+        let layout = Layout::new(&request, 2, plan.partition.clone());
+        assert_eq!(verify(&*plan.schedule, &layout), Ok(()), "{mebibytes} MiB");
+        assert!(bits_agree(&*plan.schedule, &layout));
+        let lowered =
+            [Rank(0), Rank(1)].map(|rank| lower(&*plan.schedule, &layout, rank, 4, &host));
+        assert_eq!(check(&lowered, &layout, 4, &host), Ok(()), "{mebibytes} MiB");
+    }
+    let (one, two) = (
+        chosen(Collective::AllReduce, 3 << 20, &host),
+        chosen(Collective::AllReduce, 6 << 20, &host),
+    );
+    assert_eq!((one.name, two.name), ("two_shot", "two_shot"));
+}
+
+#[test]
 fn between_hosts_size_decides() {
     let winners = |collective, hosts, sizes: &[usize]| -> Vec<&str> {
         let topology = one_rank_each(hosts);
