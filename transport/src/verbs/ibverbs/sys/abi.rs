@@ -1,7 +1,10 @@
 //! The part of the binary interface of libibverbs that is used here: `infiniband/verbs.h` of rdma-core.
 //!
 //! Fields have the names of the header. Of what the library allocates only the beginning is described, up
-//! to the last field that is read here; such types are never made, only looked at through pointers.
+//! to the last field that is read here; such types are made by the library and by its imitation only, and
+//! looked at through pointers. That of libmlx5 is in [`mlx5`].
+
+pub(super) mod mlx5;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -23,16 +26,22 @@ pub(super) struct Context {
 }
 
 /// A function that is not called this way.
-type Unused = *const c_void;
+pub(super) type Unused = *const c_void;
 
 /// `struct ibv_context_ops`: what is called without the library, on the path of the data.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct ContextOps {
-    _before_poll: [Unused; 11],
+    pub(super) _before_poll: [Unused; 11],
     pub(super) poll_cq: unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut Completion) -> c_int,
     pub(super) req_notify_cq: unsafe extern "C" fn(*mut CompletionQueue, c_int) -> c_int,
-    _before_post: [Unused; 12],
+    pub(super) _before_shared: [Unused; 7],
+    pub(super) post_srq_recv: unsafe extern "C" fn(
+        *mut SharedQueue,
+        *mut ReceiveRequest,
+        *mut *mut ReceiveRequest,
+    ) -> c_int,
+    pub(super) _before_post: [Unused; 4],
     pub(super) post_send:
         unsafe extern "C" fn(*mut QueuePair, *mut SendRequest, *mut *mut SendRequest) -> c_int,
     pub(super) post_recv: unsafe extern "C" fn(
@@ -40,7 +49,7 @@ pub(super) struct ContextOps {
         *mut ReceiveRequest,
         *mut *mut ReceiveRequest,
     ) -> c_int,
-    _after: [Unused; 5],
+    pub(super) _after: [Unused; 5],
 }
 
 /// `struct ibv_pd`, of which only pointers exist.
@@ -79,6 +88,20 @@ pub(super) struct CompletionQueue {
     _opaque: [u8; 0],
 }
 
+/// `struct ibv_srq`, of which only pointers exist: receives that wait for whoever is attached to them.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct SharedQueue {
+    _opaque: [u8; 0],
+}
+
+/// `struct ibv_ah`, of which only pointers exist: how an address is reached.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct AddressHandle {
+    _opaque: [u8; 0],
+}
+
 /// The beginning of `struct ibv_qp`.
 #[repr(C)]
 #[derive(Debug)]
@@ -88,7 +111,7 @@ pub(super) struct QueuePair {
     pub(super) pd: *mut ProtectionDomain,
     pub(super) send_cq: *mut CompletionQueue,
     pub(super) recv_cq: *mut CompletionQueue,
-    pub(super) srq: *mut c_void,
+    pub(super) srq: *mut SharedQueue,
     pub(super) handle: u32,
     pub(super) qp_num: u32,
 }
@@ -206,10 +229,20 @@ pub(super) struct InitAttributes {
     pub(super) qp_context: *mut c_void,
     pub(super) send_cq: *mut CompletionQueue,
     pub(super) recv_cq: *mut CompletionQueue,
-    pub(super) srq: *mut c_void,
+    pub(super) srq: *mut SharedQueue,
     pub(super) cap: Capacities,
     pub(super) qp_type: c_uint,
     pub(super) sq_sig_all: c_int,
+}
+
+/// `struct ibv_srq_init_attr`.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct SharedQueueAttributes {
+    pub(super) srq_context: *mut c_void,
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    pub(super) srq_limit: u32,
 }
 
 /// `struct ibv_global_route`.
@@ -381,12 +414,14 @@ constants! {
     IBV_WC_REM_INV_REQ_ERR = 9;
     IBV_WC_REM_ACCESS_ERR = 10;
     IBV_WC_REM_OP_ERR = 11;
+    IBV_WC_RETRY_EXC_ERR = 12;
     IBV_WC_RECV_RDMA_WITH_IMM = 129;
     IBV_ACCESS_LOCAL_WRITE = 1;
     IBV_ACCESS_REMOTE_WRITE = 2;
     IBV_ACCESS_REMOTE_READ = 4;
     IBV_ACCESS_REMOTE_ATOMIC = 8;
     IBV_QPT_RC = 2;
+    IBV_QPT_DRIVER = 255;
     IBV_QP_STATE = 1;
     IBV_QP_ACCESS_FLAGS = 8;
     IBV_QP_PKEY_INDEX = 16;
@@ -402,6 +437,7 @@ constants! {
     IBV_QP_SQ_PSN = 65536;
     IBV_QP_MAX_DEST_RD_ATOMIC = 131_072;
     IBV_QP_DEST_QPN = 1_048_576;
+    IBV_QPS_RESET = 0;
     IBV_QPS_INIT = 1;
     IBV_QPS_RTR = 2;
     IBV_QPS_RTS = 3;
@@ -412,32 +448,47 @@ constants! {
     IBV_WR_RDMA_READ = 4;
     IBV_WR_ATOMIC_CMP_AND_SWP = 5;
     IBV_WR_ATOMIC_FETCH_AND_ADD = 6;
+    IBV_QP_INIT_ATTR_PD = 1;
+    IBV_QP_INIT_ATTR_SEND_OPS_FLAGS = 64;
+    IBV_QP_EX_WITH_RDMA_WRITE = 1;
+    IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM = 2;
+    IBV_QP_EX_WITH_SEND = 4;
+    IBV_QP_EX_WITH_RDMA_READ = 16;
+    IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP = 32;
+    IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD = 64;
     IBV_SEND_SIGNALED = 2;
     IBV_SEND_INLINE = 8;
+    MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS = 1;
+    MLX5DV_QP_INIT_ATTR_MASK_DC = 2;
+    MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE = 8;
+    MLX5DV_DCTYPE_DCT = 1;
+    MLX5DV_DCTYPE_DCI = 2;
 }
+
+/// Expressions in C, and what they are here: offsets of fields, and sizes of what is made here or
+/// filled in by the library.
+#[cfg(test)]
+macro_rules! layout {
+    ($($c:literal $rust:ident $({ $($field:ident).+ })? ;)*) => {
+        [$(layout!(@ $c, $rust $(, $($field).+)?)),*]
+    };
+    (@ $c:literal, $rust:ident) => {
+        (format!("sizeof({})", $c), std::mem::size_of::<$rust>())
+    };
+    (@ $c:literal, $rust:ident, $($field:ident).+) => {
+        (format!("offsetof({}, {})", $c, stringify!($($field).+)), std::mem::offset_of!($rust, $($field).+))
+    };
+}
+#[cfg(test)]
+use layout;
 
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
     use std::io::Write as _;
-    use std::mem::{offset_of, size_of};
     use std::process::Command;
 
     use super::*;
-
-    /// Expressions in C, and what they are here: offsets of fields, and sizes of what is made here or
-    /// filled in by the library.
-    macro_rules! layout {
-        ($($c:literal $rust:ident $({ $($field:ident).+ })? ;)*) => {
-            [$(layout!(@ $c, $rust $(, $($field).+)?)),*]
-        };
-        (@ $c:literal, $rust:ident) => {
-            (format!("sizeof({})", $c), size_of::<$rust>())
-        };
-        (@ $c:literal, $rust:ident, $($field:ident).+) => {
-            (format!("offsetof({}, {})", $c, stringify!($($field).+)), offset_of!($rust, $($field).+))
-        };
-    }
 
     /// What the library makes and fills in.
     fn objects() -> Vec<(String, usize)> {
@@ -446,6 +497,7 @@ mod tests {
             "struct ibv_context" Context { cmd_fd };
             "struct ibv_context" Context { ops.poll_cq };
             "struct ibv_context" Context { ops.req_notify_cq };
+            "struct ibv_context" Context { ops.post_srq_recv };
             "struct ibv_context" Context { ops.post_send };
             "struct ibv_context" Context { ops.post_recv };
             "struct ibv_context_ops" ContextOps;
@@ -485,6 +537,7 @@ mod tests {
             "struct ibv_qp_init_attr" InitAttributes { cap };
             "struct ibv_qp_init_attr" InitAttributes { cap.max_inline_data };
             "struct ibv_qp_init_attr" InitAttributes { qp_type };
+            "struct ibv_srq_init_attr" SharedQueueAttributes;
             "struct ibv_qp_attr" Attributes;
             "struct ibv_qp_attr" Attributes { path_mtu };
             "struct ibv_qp_attr" Attributes { rq_psn };
@@ -532,7 +585,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [source, program] = ["ask.c", "ask"].map(|name| folder.path().join(name));
         let mut text = String::from(
-            "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
+            "#include <infiniband/mlx5dv.h>\n#include <stddef.h>\n#include <stdio.h>\nint main(void) {\n",
         );
         for (expression, _) in expressions {
             writeln!(text, "printf(\"%zu\\n\", (size_t)({expression}));").unwrap();
@@ -542,8 +595,8 @@ mod tests {
         let compiled = Command::new("cc").arg(&source).arg("-o").arg(&program).output();
         let compiled = compiled.map_err(|cause| format!("there is no cc: {cause}"))?;
         let complaint = String::from_utf8_lossy(&compiled.stderr);
-        if complaint.contains("infiniband/verbs.h: No such file") {
-            return Err("there is no infiniband/verbs.h (libibverbs-dev)".into());
+        if complaint.contains("infiniband/mlx5dv.h: No such file") {
+            return Err("there is no infiniband/mlx5dv.h (libibverbs-dev)".into());
         }
         assert!(compiled.status.success(), "{complaint}");
         let output = Command::new(&program).output().unwrap();
@@ -554,7 +607,7 @@ mod tests {
     #[test]
     fn everything_is_where_the_header_says() {
         let constants = CONSTANTS.iter().map(|&(name, value)| (name.to_owned(), value as usize));
-        let expected = [objects(), requests(), constants.collect()].concat();
+        let expected = [objects(), requests(), constants.collect(), mlx5::places()].concat();
         match ask_the_header(&expected) {
             Ok(said) => {
                 let differing: Vec<_> = expected

@@ -6,10 +6,17 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::abi;
+use super::abi::mlx5::{ExtendedInitAttributes, ExtendedPair, Mlx5Attributes, Mlx5Pair};
 use crate::TransportError;
 
 /// The name of the library since 2005; its symbols have versions.
 const NAME: &CStr = c"libibverbs.so.1";
+
+/// That of the driver of mlx5, which is in the same package as the driver itself.
+const MLX5_NAME: &CStr = c"libmlx5.so.1";
+/// What they are called in messages.
+const VERBS: &str = "libibverbs";
+const MLX5: &str = "libmlx5";
 
 /// The library, loaded.
 #[derive(Debug)]
@@ -17,6 +24,8 @@ pub(in super::super) struct Library {
     pub(super) functions: Functions,
     /// Since rdma-core 34.
     pub(super) register_dmabuf: Option<RegisterDmabuf>,
+    /// libmlx5, or why it cannot be used.
+    pub(super) mlx5: Result<Mlx5Functions, TransportError>,
 }
 
 /// `ibv_reg_dmabuf_mr`: offset, length, address by which devices know it, descriptor, access.
@@ -42,21 +51,16 @@ impl Library {
     }
 
     fn open(name: &CStr) -> Result<Arc<Self>, TransportError> {
-        // SAFETY: the name ends with a zero; what the library does when it is loaded is up to whoever
-        // installed it, as with every library.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        let handle = NonNull::new(handle).ok_or_else(|| {
-            let text = format!("{} (rdma-core has it)", loader_error());
-            TransportError::system("load libibverbs", text)
-        })?;
+        let loaded = loaded(name, VERBS)?;
         // The handle is never closed: drivers that the library loads register themselves in it.
-        let functions = Functions::find(handle)?;
-        let register_dmabuf = symbol(handle, REGISTER_DMABUF.0, REGISTER_DMABUF.1).ok();
+        let functions = Functions::find(loaded)?;
+        let register_dmabuf = symbol(loaded, REGISTER_DMABUF.0, REGISTER_DMABUF.1).ok();
         let register_dmabuf = register_dmabuf.map(|address| {
             // SAFETY: this version of the symbol is a function of this type.
             unsafe { std::mem::transmute::<NonNull<c_void>, RegisterDmabuf>(address) }
         });
-        Ok(Arc::new(Self { functions, register_dmabuf }))
+        let mlx5 = loaded_mlx5(MLX5_NAME);
+        Ok(Arc::new(Self { functions, register_dmabuf, mlx5 }))
     }
 }
 
@@ -128,8 +132,30 @@ fn loader_error() -> String {
     text(reason)
 }
 
-fn symbol(
+/// A library that is open, and what it is called.
+#[derive(Clone, Copy)]
+struct Loaded {
     handle: NonNull<c_void>,
+    called: &'static str,
+}
+
+fn loaded(name: &CStr, called: &'static str) -> Result<Loaded, TransportError> {
+    // SAFETY: the name ends with a zero; what the library does when it is loaded is up to whoever
+    // installed it, as with every library.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    let handle = NonNull::new(handle).ok_or_else(|| {
+        let text = format!("{} (rdma-core has it)", loader_error());
+        TransportError::system(format!("load {called}"), text)
+    })?;
+    Ok(Loaded { handle, called })
+}
+
+fn loaded_mlx5(name: &CStr) -> Result<Mlx5Functions, TransportError> {
+    Mlx5Functions::find(loaded(name, MLX5)?)
+}
+
+fn symbol(
+    Loaded { handle, called }: Loaded,
     name: &str,
     version: &str,
 ) -> Result<NonNull<c_void>, TransportError> {
@@ -141,24 +167,25 @@ fn symbol(
     };
     NonNull::new(address).ok_or_else(|| {
         let text = format!("it is too old: it has no {name} of {version}");
-        TransportError::system("load libibverbs", text)
+        TransportError::system(format!("load {called}"), text)
     })
 }
 
 macro_rules! functions {
-    ($($name:ident of $version:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used, by their names.
-        #[derive(Debug)]
-        pub(super) struct Functions {
+    ($(#[$about:meta])* $set:ident:
+        $($name:ident of $version:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug)]
+        pub(super) struct $set {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
-        impl Functions {
-            fn find(handle: NonNull<c_void>) -> Result<Self, TransportError> {
+        impl $set {
+            fn find(library: Loaded) -> Result<Self, TransportError> {
                 Ok(Self {
                     $($name: {
                         type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
-                        let address = symbol(handle, stringify!($name), $version)?;
+                        let address = symbol(library, stringify!($name), $version)?;
                         // SAFETY: this version of the symbol is a function of this type.
                         unsafe { std::mem::transmute::<NonNull<c_void>, Function>(address) }
                     },)*
@@ -169,6 +196,8 @@ macro_rules! functions {
 }
 
 functions! {
+    /// The functions of libibverbs that are used, by their names.
+    Functions:
     ibv_get_device_list of "IBVERBS_1.1" (*mut c_int) -> *mut *mut abi::Device;
     ibv_free_device_list of "IBVERBS_1.1" (*mut *mut abi::Device);
     ibv_get_device_name of "IBVERBS_1.1" (*mut abi::Device) -> *const c_char;
@@ -198,10 +227,26 @@ functions! {
         (*mut abi::ProtectionDomain, *mut abi::InitAttributes) -> *mut abi::QueuePair;
     ibv_modify_qp of "IBVERBS_1.1" (*mut abi::QueuePair, *mut abi::Attributes, c_int) -> c_int;
     ibv_destroy_qp of "IBVERBS_1.1" (*mut abi::QueuePair) -> c_int;
+    ibv_create_srq of "IBVERBS_1.1"
+        (*mut abi::ProtectionDomain, *mut abi::SharedQueueAttributes) -> *mut abi::SharedQueue;
+    ibv_destroy_srq of "IBVERBS_1.1" (*mut abi::SharedQueue) -> c_int;
+    ibv_create_ah of "IBVERBS_1.1"
+        (*mut abi::ProtectionDomain, *mut abi::AddressAttributes) -> *mut abi::AddressHandle;
+    ibv_destroy_ah of "IBVERBS_1.1" (*mut abi::AddressHandle) -> c_int;
+    ibv_qp_to_qp_ex of "IBVERBS_1.6" (*mut abi::QueuePair) -> *mut ExtendedPair;
     ibv_get_async_event of "IBVERBS_1.1" (*mut abi::Context, *mut abi::AsyncEvent) -> c_int;
     ibv_ack_async_event of "IBVERBS_1.1" (*mut abi::AsyncEvent);
     ibv_event_type_str of "IBVERBS_1.1" (c_uint) -> *const c_char;
     ibv_wc_status_str of "IBVERBS_1.1" (c_uint) -> *const c_char;
+}
+
+functions! {
+    /// The functions of libmlx5 that are used, by their names.
+    Mlx5Functions:
+    mlx5dv_is_supported of "MLX5_1.8" (*mut abi::Device) -> bool;
+    mlx5dv_create_qp of "MLX5_1.3"
+        (*mut abi::Context, *mut ExtendedInitAttributes, *mut Mlx5Attributes) -> *mut abi::QueuePair;
+    mlx5dv_qp_ex_from_ibv_qp_ex of "MLX5_1.10" (*mut ExtendedPair) -> *mut Mlx5Pair;
 }
 
 #[cfg(test)]
@@ -215,5 +260,8 @@ mod tests {
         let error = Library::open(c"libc.so.6").unwrap_err().to_string();
         let expected = "it is too old: it has no ibv_get_device_list of IBVERBS_1.1";
         assert_eq!(error, format!("load libibverbs: {expected}"));
+        let error = loaded_mlx5(c"libc.so.6").unwrap_err().to_string();
+        let expected = "it is too old: it has no mlx5dv_is_supported of MLX5_1.8";
+        assert_eq!(error, format!("load libmlx5: {expected}"));
     }
 }
