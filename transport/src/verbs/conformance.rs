@@ -50,6 +50,22 @@ const VARIANTS: &[Variant] = &[
     ("virtual, handshake", || Some(virtual_soft(Evidence::Handshake)), |plain| plain),
     ("virtual, log", || Some(virtual_soft(Evidence::Log)), |plain| plain),
     #[cfg(feature = "rdma")]
+    ("imitation", || ibverbs::imitation(false), |plain| plain),
+    #[cfg(feature = "rdma")]
+    ("imitation of mlx5", || ibverbs::imitation(true), |plain| plain),
+    #[cfg(feature = "rdma")]
+    ("imitation, seed 1", || ibverbs::imitation(false), |plain| wrap(plain, Script::benign(1))),
+    #[cfg(feature = "rdma")]
+    ("virtual over imitation, resend", || ibverbs::imitated_rails(Evidence::Resend), |plain| plain),
+    #[cfg(feature = "rdma")]
+    (
+        "virtual over imitation, handshake",
+        || ibverbs::imitated_rails(Evidence::Handshake),
+        |plain| plain,
+    ),
+    #[cfg(feature = "rdma")]
+    ("virtual over imitation, log", || ibverbs::imitated_rails(Evidence::Log), |plain| plain),
+    #[cfg(feature = "rdma")]
     ("ibverbs", ibverbs::plain, |plain| plain),
     #[cfg(feature = "rdma")]
     ("ibverbs, seed 1", ibverbs::plain, |plain| wrap(plain, Script::benign(1))),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ccl_core::settings::HcaFilter;
 
-use super::super::ibverbs::{IbDevice, devices};
+use super::super::ibverbs::{IbDevice, devices, imitated};
 use super::*;
 
 /// The devices of the two ends, one for each rail; a single device is that of both.
@@ -20,14 +20,29 @@ pub(super) fn plain() -> Devices {
     Some(halves()?.map(|mut half| Box::new(half.swap_remove(0)) as Box<dyn Device>))
 }
 
+/// Two devices of the imitation.
+pub(super) fn imitation(is_mlx5: bool) -> Devices {
+    let hosts = imitated::hosts(1, is_mlx5);
+    Some(hosts.map(|mut host| Box::new(host.swap_remove(0)) as Box<dyn Device>))
+}
+
+/// Virtual devices over two rails of the imitation.
+pub(super) fn imitated_rails(evidence: Evidence) -> Devices {
+    Some(both_virtual(imitated::hosts(2, true), evidence))
+}
+
 /// Virtual devices over two rails, or over one twice.
 pub(super) fn rails(evidence: Evidence) -> Devices {
-    Some(halves()?.map(|half| {
+    Some(both_virtual(halves()?, evidence))
+}
+
+fn both_virtual(halves: [Vec<IbDevice>; 2], evidence: Evidence) -> [Box<dyn Device>; 2] {
+    halves.map(|half| {
         let half: Vec<Arc<dyn Device>> =
             half.into_iter().map(|device| Arc::new(device) as _).collect();
         let rails = half.iter().cycle().take(2).cloned().collect();
         virtual_over(rails, evidence)
-    }))
+    })
 }
 
 /// Where there are devices each of them can be opened; where there are none it is said why.

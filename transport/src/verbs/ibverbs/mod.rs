@@ -25,6 +25,8 @@ mod domain;
 mod ending;
 mod gid;
 mod hello;
+#[cfg(test)]
+pub(super) mod imitated;
 mod parley;
 mod posted;
 mod queue_pair;
@@ -78,8 +80,11 @@ impl Inventory {
     /// # Errors
     /// There is no libibverbs, or no RDMA device.
     pub fn take() -> Result<Self, TransportError> {
-        let list = DeviceList::new(Library::load()?)?;
-        Ok(Self { names: list.names(), list: Arc::new(list) })
+        Ok(Self::of(DeviceList::new(Library::load()?)?))
+    }
+
+    fn of(list: DeviceList) -> Self {
+        Self { names: list.names(), list: Arc::new(list) }
     }
 
     /// Names of all devices, whether they can be used or not.

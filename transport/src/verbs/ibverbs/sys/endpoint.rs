@@ -6,11 +6,11 @@ use std::os::fd::BorrowedFd;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-use super::super::super::{Depth, Memory};
+use super::super::super::Depth;
 use super::abi;
 use super::context::{Gid, ProtectionDomain, error};
-use super::library::text;
 use super::objects::{INLINE_BYTES, Pair, Queue};
+use super::work::{Post, Reported, Source, Target, What, inline_segment, reported, segment};
 use crate::TransportError;
 
 /// Operations posted at once.
@@ -52,67 +52,6 @@ pub(in super::super) struct Path {
     /// Reads and atomics under way that this end answers, and that it asks for.
     pub(in super::super) reads_answered: u8,
     pub(in super::super) reads_asked: u8,
-}
-
-/// An operation to post.
-#[derive(Debug)]
-pub(in super::super) struct Post<'a> {
-    pub(in super::super) id: u64,
-    /// Whether it completes also if it succeeds.
-    pub(in super::super) is_reported: bool,
-    pub(in super::super) what: What,
-    pub(in super::super) source: Option<Source<'a>>,
-    pub(in super::super) target: Target,
-}
-
-/// What it does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum What {
-    Send,
-    Write,
-    WriteWithImmediate(u32),
-    Read,
-    CompareAndSwap { expected: u64, new: u64 },
-    FetchAdd { addend: u64 },
-}
-
-/// Memory at this end.
-#[derive(Debug)]
-pub(in super::super) struct Source<'a> {
-    pub(in super::super) key: u32,
-    pub(in super::super) memory: &'a Memory,
-    pub(in super::super) offset: usize,
-    pub(in super::super) bytes: u32,
-}
-
-/// Memory at the other end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in super::super) struct Target {
-    pub(in super::super) address: u64,
-    pub(in super::super) key: u32,
-}
-
-/// A completion, as the device reports it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Reported {
-    pub(in super::super) id: u64,
-    pub(in super::super) outcome: Outcome,
-    pub(in super::super) bytes: usize,
-    pub(in super::super) immediate: Option<u32>,
-}
-
-/// How an operation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) enum Outcome {
-    Success,
-    LocalLength,
-    LocalOperation,
-    LocalProtection,
-    Flushed,
-    RemoteInvalidRequest,
-    RemoteAccess,
-    /// Everything else is a connection that is lost, for the reason that the library gives.
-    Lost(String),
 }
 
 impl Endpoint {
@@ -246,17 +185,6 @@ impl Endpoint {
         Err(TransportError::system(call, cause))
     }
 
-    /// Whether the bytes travel in the request.
-    fn is_inline(&self, what: What, source: &Source<'_>) -> bool {
-        let carries = match what {
-            What::Send | What::Write | What::WriteWithImmediate(_) => true,
-            What::Read | What::CompareAndSwap { .. } | What::FetchAdd { .. } => false,
-        };
-        // Bytes of another device are not there to be copied.
-        let is_here = source.memory.dmabuf().is_none();
-        carries && is_here && source.bytes as usize <= self.inline_bytes
-    }
-
     /// Posts a list of operations, with one doorbell. At most [`LIST`] are taken at
     /// once: returns how many.
     ///
@@ -274,7 +202,7 @@ impl Endpoint {
             *request = send_request(post);
             let Some(source) = &post.source else { continue };
             segments[index] = segment(source);
-            if self.is_inline(post.what, source) {
+            if post.is_inline(source, self.inline_bytes) {
                 segments[index] = inline_segment(source, &mut inline[index]);
                 request.send_flags |= abi::IBV_SEND_INLINE;
             }
@@ -334,7 +262,8 @@ impl Endpoint {
             let count = unsafe { poll_cq(queue, BATCH as c_int, found.as_mut_ptr()) };
             let count = usize::try_from(count)
                 .map_err(|_| io::Error::other("the completion queue cannot be polled"))?;
-            into.extend(found[..count.min(BATCH)].iter().map(|found| self.reported(found)));
+            let library = self.pair.domain.context().library();
+            into.extend(found[..count.min(BATCH)].iter().map(|found| reported(library, found)));
             if count < BATCH {
                 return Ok(into.len() > before);
             }
@@ -362,48 +291,10 @@ impl Endpoint {
         // functions is not changed after that.
         unsafe { &(*context).ops }
     }
-
-    fn reported(&self, found: &abi::Completion) -> Reported {
-        let outcome = match found.status {
-            abi::IBV_WC_SUCCESS => Outcome::Success,
-            abi::IBV_WC_LOC_LEN_ERR => Outcome::LocalLength,
-            abi::IBV_WC_LOC_QP_OP_ERR => Outcome::LocalOperation,
-            abi::IBV_WC_LOC_PROT_ERR => Outcome::LocalProtection,
-            abi::IBV_WC_WR_FLUSH_ERR => Outcome::Flushed,
-            abi::IBV_WC_REM_INV_REQ_ERR | abi::IBV_WC_REM_OP_ERR => Outcome::RemoteInvalidRequest,
-            abi::IBV_WC_REM_ACCESS_ERR => Outcome::RemoteAccess,
-            status => {
-                let functions = &self.pair.domain.context().library().functions;
-                // SAFETY: it returns a constant text for every number.
-                let name = unsafe { (functions.ibv_wc_status_str)(status) };
-                Outcome::Lost(text(name))
-            }
-        };
-        // Only a success says what it was.
-        let is_immediate =
-            outcome == Outcome::Success && found.opcode == abi::IBV_WC_RECV_RDMA_WITH_IMM;
-        let immediate = is_immediate.then(|| u32::from_be(found.imm_data));
-        Reported { id: found.wr_id, outcome, bytes: found.byte_len as usize, immediate }
-    }
 }
 
 fn errno(result: c_int) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(error(result)) }
-}
-
-fn segment(source: &Source<'_>) -> abi::ScatterGather {
-    abi::ScatterGather { addr: source.offset as u64, length: source.bytes, lkey: source.key }
-}
-
-/// What is inline is copied by this process.
-///
-/// # Panics
-/// It is not inside of the memory, or too long.
-fn inline_segment(source: &Source<'_>, room: &mut [u8]) -> abi::ScatterGather {
-    let bytes = &mut room[..source.bytes as usize];
-    source.memory.read(source.offset, bytes);
-    let start = bytes.as_ptr().expose_provenance();
-    abi::ScatterGather { addr: start as u64, length: source.bytes, lkey: 0 }
 }
 
 fn blank_request() -> abi::SendRequest {

@@ -14,11 +14,15 @@
 mod abi;
 mod context;
 mod endpoint;
+#[cfg(test)]
+pub(super) mod imitation;
 mod library;
 mod objects;
+mod work;
 
 pub(super) use context::{
     Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState, ProtectionDomain, Registration,
 };
-pub(super) use endpoint::{Endpoint, LIST, Outcome, Path, Post, Reported, Source, Target, What};
+pub(super) use endpoint::{Endpoint, LIST, Path};
 pub(super) use library::{DeviceList, Library};
+pub(super) use work::{Outcome, Post, Reported, Source, Target, What};

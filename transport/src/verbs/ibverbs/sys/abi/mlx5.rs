@@ -3,11 +3,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
+#[cfg(test)]
+use super::layout;
 use super::{
     AddressHandle, Capacities, CompletionQueue, ProtectionDomain, QueuePair, SharedQueue, Unused,
 };
-#[cfg(test)]
-use super::layout;
 
 /// `struct ibv_qp_init_attr_ex`.
 #[repr(C)]
@@ -67,7 +67,8 @@ pub(in super::super) struct ExtendedPair {
 pub(in super::super) struct Builders {
     pub(in super::super) wr_atomic_cmp_swp:
         unsafe extern "C" fn(*mut ExtendedPair, u32, u64, u64, u64),
-    pub(in super::super) wr_atomic_fetch_add: unsafe extern "C" fn(*mut ExtendedPair, u32, u64, u64),
+    pub(in super::super) wr_atomic_fetch_add:
+        unsafe extern "C" fn(*mut ExtendedPair, u32, u64, u64),
     pub(in super::super) _windows: [Unused; 2],
     pub(in super::super) wr_rdma_read: unsafe extern "C" fn(*mut ExtendedPair, u32, u64),
     pub(in super::super) wr_rdma_write: unsafe extern "C" fn(*mut ExtendedPair, u32, u64),

@@ -1,0 +1,303 @@
+//! What a network consists of.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_uint;
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::super::abi;
+use super::super::context::Gid;
+use super::super::work::What;
+
+/// Devices, and all that was made of them.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) ports: Vec<Port>,
+    pub(super) is_mlx5: bool,
+    pub(super) makes_targets: bool,
+    pub(super) is_held: bool,
+    pub(super) contexts: BTreeMap<usize, Events>,
+    pub(super) channels: BTreeMap<usize, OwnedFd>,
+    /// Context and device of each domain.
+    pub(super) domains: BTreeMap<usize, (usize, usize)>,
+    pub(super) regions: BTreeMap<u32, Region>,
+    pub(super) queues: BTreeMap<usize, Completions>,
+    pub(super) receives: BTreeMap<usize, Receives>,
+    pub(super) pairs: BTreeMap<usize, Pair>,
+    /// Address of whoever is reached by a handle.
+    pub(super) handles: BTreeMap<usize, Gid>,
+    next: usize,
+    /// Whose turn it is.
+    pub(super) turn: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) gid: Gid,
+    pub(super) is_up: bool,
+    pub(super) is_cut: bool,
+}
+
+/// What happened to the device of a context.
+#[derive(Debug)]
+pub(super) struct Events {
+    pub(super) device: usize,
+    pub(super) bell: OwnedFd,
+    pub(super) waiting: VecDeque<(Subject, c_uint)>,
+}
+
+/// What an event is about: a port, or a queue pair by its address in this process.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Subject {
+    Port,
+    Pair(usize),
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub(super) domain: usize,
+    pub(super) start: usize,
+    pub(super) bytes: u64,
+    pub(super) address: u64,
+    pub(super) access: c_uint,
+}
+
+/// What has completed.
+#[derive(Debug)]
+pub(super) struct Completions {
+    pub(super) capacity: usize,
+    pub(super) bell: Option<OwnedFd>,
+    pub(super) is_armed: bool,
+    pub(super) entries: VecDeque<Entry>,
+}
+
+/// A completion, and which place in a ring it frees.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) completion: abi::Completion,
+    pub(super) pair: usize,
+    pub(super) frees: Place,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// Of a request, and all before it.
+    Sent(u64),
+    /// Of a receive of this queue.
+    Received(usize),
+}
+
+/// Receives: those of a queue pair, or shared.
+#[derive(Debug)]
+pub(super) struct Receives {
+    pub(super) capacity: usize,
+    /// Posted, and not polled.
+    pub(super) used: usize,
+    pub(super) waiting: VecDeque<Receive>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Receive {
+    pub(super) id: u64,
+    pub(super) target: Option<Part>,
+}
+
+/// Part of a region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) key: u32,
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Reliable,
+    /// Sends to dynamic targets.
+    Initiator,
+    /// Is sent to by whoever knows its key.
+    Target(u64),
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct Pair {
+    pub(super) kind: Kind,
+    pub(super) device: usize,
+    pub(super) context: usize,
+    pub(super) domain: usize,
+    pub(super) number: u32,
+    /// Where it lies in this process.
+    pub(super) address: usize,
+    pub(super) state: c_uint,
+    pub(super) sent: usize,
+    pub(super) received: usize,
+    pub(super) receives: usize,
+    pub(super) capacity: usize,
+    pub(super) inline_bytes: usize,
+    /// Requests posted, and those whose places are free again.
+    pub(super) posted: u64,
+    pub(super) freed: u64,
+    pub(super) works: VecDeque<Work>,
+    pub(super) access: c_uint,
+    pub(super) peer: Option<(Gid, u32)>,
+    pub(super) mtu: c_uint,
+    pub(super) first_sent: u32,
+    pub(super) first_received: u32,
+    pub(super) patience_ns: u64,
+    pub(super) unanswered_since: Option<Instant>,
+    /// Small messages lie in completions.
+    pub(super) scatters: bool,
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub(super) struct Work {
+    pub(super) number: u64,
+    pub(super) id: u64,
+    pub(super) is_signalled: bool,
+    pub(super) what: What,
+    pub(super) data: Data,
+    pub(super) remote: (u32, u64),
+    /// Of a dynamic one: address, number and key of the target.
+    pub(super) target: Option<(Gid, u32, u64)>,
+}
+
+/// What a request carries or fills.
+#[derive(Clone, Debug)]
+pub(super) enum Data {
+    Nothing,
+    Inline(Vec<u8>),
+    Part(Part),
+}
+
+impl Port {
+    pub(super) fn new(gid: Gid) -> Self {
+        Self { gid, is_up: true, is_cut: false }
+    }
+}
+
+impl World {
+    pub(super) fn new(ports: Vec<Port>, is_mlx5: bool) -> Self {
+        Self {
+            ports,
+            is_mlx5,
+            makes_targets: true,
+            is_held: false,
+            contexts: BTreeMap::new(),
+            channels: BTreeMap::new(),
+            domains: BTreeMap::new(),
+            regions: BTreeMap::new(),
+            queues: BTreeMap::new(),
+            receives: BTreeMap::new(),
+            pairs: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            next: 100,
+            turn: 0,
+        }
+    }
+
+    /// A number that nothing else has or had.
+    pub(super) fn number(&mut self) -> usize {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn count(&self) -> [usize; 3] {
+        let mut found = [0; 3];
+        for pair in self.pairs.values() {
+            found[match pair.kind {
+                Kind::Reliable => 0,
+                Kind::Initiator => 1,
+                Kind::Target(_) => 2,
+            }] += 1;
+        }
+        found
+    }
+
+    pub(super) fn set_link(&mut self, device: usize, is_up: bool) {
+        self.ports[device].is_up = is_up;
+        let what = if is_up { abi::IBV_EVENT_PORT_ACTIVE } else { abi::IBV_EVENT_PORT_ERR };
+        for events in self.contexts.values_mut().filter(|events| events.device == device) {
+            events.waiting.push_back((Subject::Port, what));
+            ring(&events.bell);
+        }
+    }
+
+    pub(super) fn tell(&mut self, context: usize, subject: Subject, what: c_uint) {
+        let Some(events) = self.contexts.get_mut(&context) else { return };
+        events.waiting.push_back((subject, what));
+        ring(&events.bell);
+    }
+
+    /// Adds a completion.
+    pub(super) fn complete(&mut self, queue: usize, entry: Entry) {
+        let queue = self.queues.get_mut(&queue).expect("the queue of a queue pair");
+        assert!(queue.entries.len() < queue.capacity, "a completion queue is overrun");
+        queue.entries.push_back(entry);
+        if std::mem::take(&mut queue.is_armed)
+            && let Some(bell) = &queue.bell
+        {
+            ring(bell);
+        }
+    }
+
+    /// Hands out completions, and frees what they say.
+    pub(super) fn poll(&mut self, queue: usize, count: usize) -> Vec<abi::Completion> {
+        let queue = self.queues.get_mut(&queue).expect("a queue that exists");
+        let count = count.min(queue.entries.len());
+        let entries: Vec<_> = queue.entries.drain(..count).collect();
+        for entry in &entries {
+            match entry.frees {
+                Place::Sent(number) => {
+                    if let Some(pair) = self.pairs.get_mut(&entry.pair) {
+                        pair.freed = pair.freed.max(number + 1);
+                    }
+                }
+                Place::Received(receives) => {
+                    if let Some(receives) = self.receives.get_mut(&receives) {
+                        receives.used -= 1;
+                    }
+                }
+            }
+        }
+        entries.into_iter().map(|entry| entry.completion).collect()
+    }
+
+    /// A queue pair is gone, and with it what of its completions nobody has polled.
+    pub(super) fn remove(&mut self, id: usize) {
+        let Some(pair) = self.pairs.remove(&id) else { return };
+        for queue in [pair.sent, pair.received] {
+            if let Some(queue) = self.queues.get_mut(&queue) {
+                queue.entries.retain(|entry| entry.pair != id);
+            }
+        }
+        if pair.kind == Kind::Reliable {
+            self.receives.remove(&pair.receives);
+        }
+    }
+
+    /// Where part of a region lies in this process, if it may be used so.
+    pub(super) fn find(&self, domain: usize, part: Part, access: c_uint) -> Option<*mut u8> {
+        let region = self.regions.get(&part.key)?;
+        let offset = part.address.checked_sub(region.address)?;
+        let end = offset.checked_add(part.bytes)?;
+        let is_allowed =
+            region.domain == domain && region.access & access == access && end <= region.bytes;
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(region.start);
+        is_allowed.then(|| start.wrapping_add(usize::try_from(offset).expect("inside")))
+    }
+}
+
+/// A counter whose descriptor is readable as long as it is not 0.
+pub(super) fn bell() -> OwnedFd {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).expect("a descriptor more")
+}
+
+pub(super) fn ring(bell: &OwnedFd) {
+    let rung = rustix::io::write(bell, &1u64.to_ne_bytes());
+    rung.expect("a counter that is far from full");
+}
