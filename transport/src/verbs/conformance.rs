@@ -16,6 +16,8 @@ use std::sync::Arc;
 use bench::{Bench, DEPTH, End, Wrap, pattern, success};
 
 use super::fault::{Faulty, Interrupted, Loss, Lossy, Script};
+#[cfg(feature = "rdma")]
+use super::ibverbs::imitated::Make;
 use super::soft::SoftDevice;
 use super::virtual_qp::{Evidence, Limits, VirtualDevice, VirtualSettings};
 use super::*;
@@ -50,11 +52,37 @@ const VARIANTS: &[Variant] = &[
     ("virtual, handshake", || Some(virtual_soft(Evidence::Handshake)), |plain| plain),
     ("virtual, log", || Some(virtual_soft(Evidence::Log)), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation", || ibverbs::imitation(false), |plain| plain),
+    ("imitation", || ibverbs::imitation(Make::Plain), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation of mlx5", || ibverbs::imitation(true), |plain| plain),
+    ("imitation of mlx5", || ibverbs::imitation(Make::Mlx5), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation, seed 1", || ibverbs::imitation(false), |plain| wrap(plain, Script::benign(1))),
+    (
+        "imitation, seed 1",
+        || ibverbs::imitation(Make::Plain),
+        |plain| wrap(plain, Script::benign(1)),
+    ),
+    #[cfg(feature = "rdma")]
+    ("imitation, dynamic", || ibverbs::dynamic(Make::Mlx5), |plain| plain),
+    #[cfg(feature = "rdma")]
+    ("imitation, dynamic at one end", || ibverbs::dynamic(Make::Plain), |plain| plain),
+    #[cfg(feature = "rdma")]
+    (
+        "imitation, dynamic, seed 2",
+        || ibverbs::dynamic(Make::Mlx5),
+        |plain| wrap(plain, Script::benign(2)),
+    ),
+    #[cfg(feature = "rdma")]
+    (
+        "virtual over dynamic imitation, resend",
+        || ibverbs::dynamic_rails(Evidence::Resend),
+        |plain| plain,
+    ),
+    #[cfg(feature = "rdma")]
+    (
+        "virtual over dynamic imitation, log",
+        || ibverbs::dynamic_rails(Evidence::Log),
+        |plain| plain,
+    ),
     #[cfg(feature = "rdma")]
     ("virtual over imitation, resend", || ibverbs::imitated_rails(Evidence::Resend), |plain| plain),
     #[cfg(feature = "rdma")]

@@ -78,6 +78,21 @@ pub trait Domain: Send + fmt::Debug {
     /// # Errors
     /// The device refused.
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError>;
+
+    /// A queue pair for a connection that is a spare: of what the device keeps ready, if it keeps any
+    /// ([`Self::keep_ready`]). Otherwise one as every other.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn spare_queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        self.queue_pair(depth)
+    }
+
+    /// Has so many ends for queue pairs of this depth ready, before it is known whom they are for; tells how
+    /// many there are. A device that can make none without knowing the peer has none.
+    fn keep_ready(&self, _depth: Depth, _count: usize) -> usize {
+        0
+    }
 }
 
 /// How many operations a queue pair holds.
@@ -206,6 +221,25 @@ pub enum Connection {
     /// An authenticated connection over the NIC of the device: the software device sends everything
     /// over it.
     Stream(TcpStream),
+    /// The same, of a pool that many queue pairs share.
+    Spare(TcpStream),
+}
+
+impl Connection {
+    /// Whether it is one of a pool.
+    #[must_use]
+    pub fn is_spare(&self) -> bool {
+        match self {
+            Self::Stream(_) => false,
+            Self::Spare(_) => true,
+        }
+    }
+
+    pub(crate) fn into_stream(self) -> TcpStream {
+        match self {
+            Self::Stream(stream) | Self::Spare(stream) => stream,
+        }
+    }
 }
 
 /// Names an operation in its completion; chosen by whoever posts it.

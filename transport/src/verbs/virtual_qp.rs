@@ -140,6 +140,24 @@ impl VirtualDomain {
         opened.fold(Ok(()), Result::and)
     }
 
+    /// Has the device of each backup keep so many ends ready for connections of a [`SparePool`], for queue pairs
+    /// of this depth and the evidence of the settings: dynamic ones of mlx5, which are made before it is known
+    /// whom they are for. It opens devices that are not open. To be called again when some have been taken, as
+    /// by whoever fills a pool.
+    ///
+    /// Returns how many the backup has that has fewest: 0 where a device makes none. Spares then get queue pairs
+    /// that are made when they are needed.
+    ///
+    /// # Errors
+    /// A device cannot be opened.
+    pub fn keep_ready(&self, depth: Depth, count: usize) -> Result<usize, TransportError> {
+        self.open_backups()?;
+        let depth = device_depth(depth, self.settings.evidence == Evidence::Log);
+        let ready = (1..self.shared.rails())
+            .map(|rail| self.shared.opened(rail).domain().keep_ready(depth, count));
+        Ok(ready.min().unwrap_or(0))
+    }
+
     /// Why backups cannot be used, as of the last attempt to open them: a rail that stands here is down, and
     /// tried again as long as a queue pair wants it.
     #[must_use]

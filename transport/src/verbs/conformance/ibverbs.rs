@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use ccl_core::settings::HcaFilter;
 
-use super::super::ibverbs::{IbDevice, devices, imitated};
+use super::super::ibverbs::imitated::{self, Make, Spares};
+use super::super::ibverbs::{IbDevice, devices};
 use super::*;
 
 /// The devices of the two ends, one for each rail; a single device is that of both.
@@ -20,15 +21,35 @@ pub(super) fn plain() -> Devices {
     Some(halves()?.map(|mut half| Box::new(half.swap_remove(0)) as Box<dyn Device>))
 }
 
-/// Two devices of the imitation.
-pub(super) fn imitation(is_mlx5: bool) -> Devices {
-    let hosts = imitated::hosts(1, is_mlx5);
+/// Two devices of the imitation, of no maker in particular or of mlx5.
+pub(super) fn imitation(make: Make) -> Devices {
+    let hosts = imitated::hosts(1, make);
     Some(hosts.map(|mut host| Box::new(host.swap_remove(0)) as Box<dyn Device>))
+}
+
+/// Two devices of the imitation with dynamic queue pairs, or one such and one that has none.
+pub(super) fn dynamic(right: Make) -> Devices {
+    let (_, mut found) = imitated::devices(2, Make::Mlx5);
+    let dynamic = |device| Box::new(Spares(device)) as Box<dyn Device>;
+    let other = found.pop()?;
+    let other: Box<dyn Device> = match right {
+        Make::Mlx5 => dynamic(other),
+        Make::Plain => Box::new(other),
+    };
+    Some([dynamic(found.pop()?), other])
 }
 
 /// Virtual devices over two rails of the imitation.
 pub(super) fn imitated_rails(evidence: Evidence) -> Devices {
-    Some(both_virtual(imitated::hosts(2, true), evidence))
+    Some(both_virtual(imitated::hosts(2, Make::Mlx5), evidence))
+}
+
+/// The same over dynamic queue pairs.
+pub(super) fn dynamic_rails(evidence: Evidence) -> Devices {
+    Some(imitated::hosts(2, Make::Mlx5).map(|host| {
+        let rails = host.into_iter().map(|device| Arc::new(Spares(device)) as Arc<dyn Device>);
+        virtual_over(rails.collect(), evidence)
+    }))
 }
 
 /// Virtual devices over two rails, or over one twice.

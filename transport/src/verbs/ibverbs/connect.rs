@@ -98,8 +98,7 @@ impl IbQueuePair {
         let Some(endpoint) = &self.endpoint else {
             return Err(TransportError::system("connect a queue pair", "it was destroyed"));
         };
-        let packet = first_packet()?;
-        let (own, gid_index) = self.domain.describe(endpoint.number(), packet)?;
+        let (own, gid_index) = self.introduction(endpoint)?;
         let mut parley = Parley::new(stream)?;
         let watched = self.watch(parley.descriptor(), token::PARLEY);
         watched.map_err(|cause| TransportError::system("watch a connection", cause))?;
@@ -110,6 +109,12 @@ impl IbQueuePair {
         self.address = gid_index.map(|index| (index, own.gid));
         self.stage = Stage::Greeting { own, gid_index };
         Ok(())
+    }
+
+    /// What it says of itself, and the row of its address.
+    fn introduction(&self, endpoint: &Endpoint) -> Result<(Hello, Option<u8>), TransportError> {
+        let (own, place) = self.domain.describe(endpoint, first_packet()?)?;
+        Ok((own, place.gid_index))
     }
 
     /// Takes what the peer says; tells whether it said anything.
@@ -146,7 +151,7 @@ impl IbQueuePair {
     fn heard(&mut self, message: Message) {
         match (message, &mut self.stage) {
             (Message::Hello(peer), &mut Stage::Greeting { own, gid_index }) => {
-                self.resolve(&own, gid_index, peer);
+                self.meet(&own, gid_index, peer);
             }
             (Message::Ready, Stage::Resolving { is_peer_ready, .. }) if !*is_peer_ready => {
                 *is_peer_ready = true;
@@ -182,6 +187,37 @@ impl IbQueuePair {
         };
         self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
         true
+    }
+
+    /// Finds out what both ends can use. An end that has offered a dynamic one, and hears that this is not what
+    /// it will be, makes a reliable one and introduces itself again.
+    fn meet(&mut self, own: &Hello, gid_index: Option<u8>, peer: Hello) {
+        match agree(own, &peer) {
+            Agreement::Reached => self.resolve(own, gid_index, peer),
+            Agreement::Later => {}
+            Agreement::Otherwise => match self.become_reliable() {
+                Ok((own, gid_index)) => {
+                    self.address = gid_index.map(|index| (index, own.gid));
+                    self.stage = Stage::Greeting { own, gid_index };
+                    self.meet(&own, gid_index, peer);
+                }
+                Err(fault) => self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost),
+            },
+        }
+    }
+
+    fn become_reliable(&mut self) -> Result<(Hello, Option<u8>), TransportError> {
+        let endpoint = self.make_reliable()?;
+        let (own, gid_index) = self.introduction(&endpoint)?;
+        self.endpoint = Some(endpoint);
+        self.receives.posted = 0;
+        for _ in 0..self.receives.len() {
+            self.hand_over_receive();
+        }
+        if let Some(parley) = &mut self.parley {
+            parley.say(&Message::Hello(own));
+        }
+        Ok((own, gid_index))
     }
 
     /// Has the device told about the peer, by a thread: it may wait for an address to be resolved.
@@ -272,6 +308,26 @@ impl IbQueuePair {
     }
 }
 
+/// What two introductions amount to.
+enum Agreement {
+    /// Both ends know what they need.
+    Reached,
+    /// The peer will introduce itself again.
+    Later,
+    /// This end has to be another one.
+    Otherwise,
+}
+
+/// Dynamic ends need one another, and packets of the same size: those of an initiator were set when it was made.
+fn agree(own: &Hello, peer: &Hello) -> Agreement {
+    match (own.target, peer.target) {
+        (Some(_), Some(_)) if own.mtu == peer.mtu => Agreement::Reached,
+        (Some(_), _) => Agreement::Otherwise,
+        (None, _) if peer.number == 0 => Agreement::Later,
+        (None, _) => Agreement::Reached,
+    }
+}
+
 /// A random number, so that packets of an earlier connection are not taken for those of this one.
 fn first_packet() -> Result<u32, TransportError> {
     let mut bytes = [0; 4];
@@ -297,6 +353,7 @@ fn path_to(port: u8, own: &Hello, gid_index: Option<u8>, peer: &Hello) -> Path {
         own_packet: own.packet,
         reads_answered: own.reads_answered.min(peer.reads_asked),
         reads_asked: own.reads_asked.min(peer.reads_answered),
+        target: own.target.and(peer.target),
     }
 }
 

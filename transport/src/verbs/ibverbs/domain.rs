@@ -8,9 +8,11 @@ use super::super::{
 };
 use super::gid;
 use super::hello::Hello;
-use super::queue_pair::IbQueuePair;
+use super::queue_pair::{IbQueuePair, at_the_device};
+use super::stock::Stock;
 use super::sys::{
-    Context, DeviceLimits, Endpoint, Gid, GidEntry, PortState, ProtectionDomain, Registration,
+    Context, DeviceLimits, Endpoint, Gid, GidEntry, Place, PortState, ProtectionDomain,
+    Registration,
 };
 use super::watch::Watch;
 use crate::TransportError;
@@ -31,6 +33,8 @@ pub(super) struct Shared {
     pub(super) watch: Watch,
     /// The registered memory, by its local key.
     regions: RwLock<BTreeMap<u32, Memory>>,
+    /// Dynamic ends that are ready.
+    stock: Stock,
 }
 
 impl IbDomain {
@@ -45,6 +49,7 @@ impl IbDomain {
             limits,
             watch: Watch::new(Arc::clone(context)),
             regions: RwLock::default(),
+            stock: Stock::default(),
         })))
     }
 }
@@ -65,7 +70,15 @@ impl Domain for IbDomain {
     }
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
-        Ok(Box::new(IbQueuePair::new(Arc::clone(&self.0), depth)?))
+        Ok(Box::new(IbQueuePair::new(Arc::clone(&self.0), depth, false)?))
+    }
+
+    fn spare_queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        Ok(Box::new(IbQueuePair::new(Arc::clone(&self.0), depth, true)?))
+    }
+
+    fn keep_ready(&self, depth: Depth, count: usize) -> usize {
+        self.0.keep_ready(at_the_device(depth), count)
     }
 }
 
@@ -93,6 +106,49 @@ impl Shared {
 
     pub(super) fn endpoint(&self, depth: Depth) -> Result<Arc<Endpoint>, TransportError> {
         let limits = self.limits;
+        self.check(depth)?;
+        let endpoint = Endpoint::reliable(&self.protection, self.port, depth, limits.has_atomics)?;
+        Ok(Arc::new(endpoint))
+    }
+
+    /// A dynamic end that is ready, or one that is made now; none if the device makes none, or has no link.
+    pub(super) fn take_ready(&self, depth: Depth) -> Option<Arc<Endpoint>> {
+        let place = self.place_for_dynamic()?;
+        let ready = self.stock.take(depth, place);
+        ready.or_else(|| self.make_dynamic(depth, place))
+    }
+
+    /// Has so many dynamic ends ready; tells how many there are.
+    pub(super) fn keep_ready(&self, depth: Depth, count: usize) -> usize {
+        let Some(place) = self.place_for_dynamic() else { return 0 };
+        self.stock.fill(depth, place, count, || self.make_dynamic(depth, place))
+    }
+
+    /// Where this end is, if its device is one that has dynamic queue pairs.
+    fn place_for_dynamic(&self) -> Option<Place> {
+        let context = self.protection.context();
+        context.is_mlx5().then(|| self.place().ok().map(|(place, _)| place)).flatten()
+    }
+
+    fn make_dynamic(&self, depth: Depth, place: Place) -> Option<Arc<Endpoint>> {
+        // A message is two requests.
+        let requests = Depth { sends: 2 * depth.sends, ..depth };
+        let has_atomics = self.limits.has_atomics;
+        let made = self
+            .check(requests)
+            .and_then(|()| Endpoint::dynamic(&self.protection, place, depth, has_atomics));
+        match made {
+            Ok(endpoint) => Some(Arc::new(endpoint)),
+            Err(reason) => {
+                tracing::debug!(device = self.name(), %reason, "spares get reliable queue pairs");
+                None
+            }
+        }
+    }
+
+    /// Whether the device has queues of this depth.
+    fn check(&self, depth: Depth) -> Result<(), TransportError> {
+        let limits = self.limits;
         if depth.sends.max(depth.receives) > limits.queue_entries
             || depth.sends + depth.receives > limits.completions
         {
@@ -104,8 +160,7 @@ impl Shared {
                 text,
             ));
         }
-        let endpoint = Endpoint::new(&self.protection, self.port, depth, limits.has_atomics)?;
-        Ok(Arc::new(endpoint))
+        Ok(())
     }
 
     pub(super) fn name(&self) -> &str {
@@ -116,22 +171,37 @@ impl Shared {
     /// anew each time, because it may have changed while the port was down.
     pub(super) fn describe(
         &self,
-        number: u32,
+        endpoint: &Endpoint,
         packet: u32,
-    ) -> Result<(Hello, Option<u8>), TransportError> {
-        let (port, gid) = look_up(self.protection.context(), self.port)?;
+    ) -> Result<(Hello, Place), TransportError> {
+        let (place, is_ethernet) = self.place()?;
+        let target = endpoint.target();
         let hello = Hello {
-            mtu: port.mtu,
-            is_ethernet: port.is_ethernet,
+            mtu: place.mtu,
+            is_ethernet,
             has_atomics: self.limits.has_atomics,
             reads_answered: self.limits.reads_answered.min(MOST_READS),
             reads_asked: self.limits.reads_asked.min(MOST_READS),
-            lid: port.lid,
-            number,
+            lid: place.lid,
+            number: if target.is_some() { 0 } else { endpoint.numbers()[0] },
             packet,
-            gid: gid.map_or([0; 16], |entry| entry.gid),
+            gid: place.gid,
+            target,
         };
-        Ok((hello, gid.map(|entry| entry.index)))
+        Ok((hello, place))
+    }
+
+    /// Where this end is now, and whether on Ethernet.
+    fn place(&self) -> Result<(Place, bool), TransportError> {
+        let (port, gid) = look_up(self.protection.context(), self.port)?;
+        let place = Place {
+            port: self.port,
+            gid_index: gid.map(|entry| entry.index),
+            gid: gid.map_or([0; 16], |entry| entry.gid),
+            lid: port.lid,
+            mtu: port.mtu,
+        };
+        Ok((place, port.is_ethernet))
     }
 
     /// Whether the port has a link now: an event may be about one that was lost and is back.

@@ -13,16 +13,20 @@
 //! | 11 | 1 if atomics work |
 //! | 12, 13 | reads and atomics at a time that it answers, and that it asks for |
 //! | 14–15 | local identifier of the port, on InfiniBand |
-//! | 16–19 | number of the queue pair |
+//! | 16–19 | number of the queue pair; 0 of an end that is dynamic |
 //! | 20–23 | number of its first packet |
 //! | 24–39 | address of the port |
+//! | 40–43 | number of a dynamic target; 0 if there is none |
+//! | 44–51 | its key |
+//! | 52–55 | key of its ledger |
+//! | 56–59 | entries of the ledger |
 //!
 //! A farewell has its reason in byte 9.
 
-use super::sys::Gid;
+use super::sys::{Gid, TargetAddress};
 
-pub(super) const MESSAGE_BYTES: usize = 40;
-const MAGIC: [u8; 8] = *b"r2ccl-i1";
+pub(super) const MESSAGE_BYTES: usize = 60;
+const MAGIC: [u8; 8] = *b"r2ccl-i2";
 /// Numbers of queue pairs and packets have 24 bits.
 const LIMIT: u32 = 1 << 24;
 const MTUS: std::ops::RangeInclusive<u8> = 1..=5;
@@ -39,6 +43,8 @@ pub(super) struct Hello {
     pub(super) number: u32,
     pub(super) packet: u32,
     pub(super) gid: Gid,
+    /// Of a dynamic end, which has no other number.
+    pub(super) target: Option<TargetAddress>,
 }
 
 /// Why an end stops.
@@ -105,10 +111,22 @@ impl Hello {
         bytes[16..20].copy_from_slice(&self.number.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.packet.to_le_bytes());
         bytes[24..40].copy_from_slice(&self.gid);
+        if let Some(target) = &self.target {
+            bytes[40..44].copy_from_slice(&target.number.to_le_bytes());
+            bytes[44..52].copy_from_slice(&target.key.to_le_bytes());
+            bytes[52..56].copy_from_slice(&target.ledger.to_le_bytes());
+            bytes[56..60].copy_from_slice(&target.entries.to_le_bytes());
+        }
     }
 
     fn read(bytes: &[u8; MESSAGE_BYTES]) -> Option<Self> {
         let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let target = TargetAddress {
+            number: number(40),
+            key: u64::from_le_bytes(bytes[44..52].try_into().expect("8 bytes")),
+            ledger: number(52),
+            entries: number(56),
+        };
         let hello = Self {
             mtu: bytes[9],
             is_ethernet: bytes[10] == 1,
@@ -119,12 +137,17 @@ impl Hello {
             number: number(16),
             packet: number(20),
             gid: bytes[24..40].try_into().expect("16 bytes"),
+            target: (target.number != 0).then_some(target),
+        };
+        let is_addressed = match hello.target {
+            None => (1..LIMIT).contains(&hello.number),
+            Some(target) => hello.number == 0 && target.number < LIMIT && target.entries > 0,
         };
         let is_reachable = if hello.is_ethernet { hello.gid != [0; 16] } else { hello.lid != 0 };
         let is_sound = bytes[10] <= 1
             && bytes[11] <= 1
             && MTUS.contains(&hello.mtu)
-            && (1..LIMIT).contains(&hello.number)
+            && is_addressed
             && hello.packet < LIMIT;
         (is_sound && is_reachable).then_some(hello)
     }
@@ -146,13 +169,18 @@ mod tests {
         number: 17,
         packet: 0xff_ffff,
         gid: [7; 16],
+        target: None,
     };
+    const TARGET: TargetAddress =
+        TargetAddress { number: 18, key: u64::MAX - 1, ledger: 19, entries: 65 };
 
     #[test]
     fn messages_survive_the_journey() {
         let infiniband = Hello { is_ethernet: false, lid: 0x1234, gid: [0; 16], ..HELLO };
+        let dynamic = Hello { number: 0, target: Some(TARGET), ..HELLO };
         let farewells = FAREWELLS.map(Message::Farewell);
-        let messages = [Message::Hello(HELLO), Message::Hello(infiniband), Message::Ready];
+        let hellos = [HELLO, infiniband, dynamic].map(Message::Hello);
+        let messages = hellos.into_iter().chain([Message::Ready]);
         for message in messages.into_iter().chain(farewells) {
             assert_eq!(Message::decode(&message.encode()), Some(message));
         }
@@ -168,6 +196,9 @@ mod tests {
             Hello { packet: 1 << 24, ..HELLO },
             Hello { gid: [0; 16], ..HELLO },
             Hello { is_ethernet: false, ..HELLO },
+            Hello { target: Some(TARGET), ..HELLO },
+            Hello { number: 0, target: Some(TargetAddress { number: 1 << 24, ..TARGET }), ..HELLO },
+            Hello { number: 0, target: Some(TargetAddress { entries: 0, ..TARGET }), ..HELLO },
         ];
         for lie in lies {
             assert_eq!(Message::decode(&Message::Hello(lie).encode()), None, "{lie:?}");

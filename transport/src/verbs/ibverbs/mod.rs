@@ -30,6 +30,7 @@ pub(super) mod imitated;
 mod parley;
 mod posted;
 mod queue_pair;
+mod stock;
 mod sys;
 #[cfg(test)]
 mod tests;

@@ -38,7 +38,9 @@ pub(super) mod token {
 #[derive(Debug)]
 pub(super) struct IbQueuePair {
     pub(super) domain: Arc<Shared>,
-    depth: Depth,
+    pub(super) depth: Depth,
+    /// It is for a spare: dynamic, where both ends can.
+    is_spare: bool,
     pub(super) state: State,
     pub(super) fault: Option<TransportError>,
     /// At the device; none when it has been destroyed, or could not be made.
@@ -63,7 +65,11 @@ pub(super) struct IbQueuePair {
 }
 
 impl IbQueuePair {
-    pub(super) fn new(domain: Arc<Shared>, depth: Depth) -> Result<Self, TransportError> {
+    pub(super) fn new(
+        domain: Arc<Shared>,
+        depth: Depth,
+        is_spare: bool,
+    ) -> Result<Self, TransportError> {
         let failed = |cause| TransportError::system("watch a queue pair", cause);
         let mailbox = domain.watch.subscribe()?;
         let readiness = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
@@ -76,6 +82,7 @@ impl IbQueuePair {
         let mut pair = Self {
             domain,
             depth,
+            is_spare,
             state: State::Reset,
             fault: None,
             endpoint: None,
@@ -97,11 +104,23 @@ impl IbQueuePair {
         Ok(pair)
     }
 
-    /// A queue pair of the device, watched.
+    /// What it has at the device, watched.
     fn make_endpoint(&self) -> Result<Arc<Endpoint>, TransportError> {
-        let depth = Depth { sends: ring(self.depth.sends), ..self.depth };
-        let endpoint = self.domain.endpoint(depth)?;
-        self.mailbox.assign(endpoint.number());
+        let depth = at_the_device(self.depth);
+        let ready = if self.is_spare { self.domain.take_ready(depth) } else { None };
+        match ready {
+            Some(endpoint) => self.watched(endpoint),
+            None => self.make_reliable(),
+        }
+    }
+
+    /// A reliable one, watched.
+    pub(super) fn make_reliable(&self) -> Result<Arc<Endpoint>, TransportError> {
+        self.watched(self.domain.endpoint(at_the_device(self.depth))?)
+    }
+
+    fn watched(&self, endpoint: Arc<Endpoint>) -> Result<Arc<Endpoint>, TransportError> {
+        self.mailbox.assign(endpoint.numbers());
         let watched = self.watch(endpoint.descriptor(), token::COMPLETIONS);
         watched.map_err(|cause| TransportError::system("watch a queue pair", cause))?;
         endpoint.arm().map_err(|cause| TransportError::system("watch a queue pair", cause))?;
@@ -247,7 +266,7 @@ impl IbQueuePair {
         (!is_sound).then_some(Status::LocalProtection)
     }
 
-    fn hand_over_receive(&mut self) {
+    pub(super) fn hand_over_receive(&mut self) {
         let Some(endpoint) = &self.endpoint else { return };
         let Some((number, &mut request)) = self.receives.unposted() else { return };
         let memory = request.target.and_then(|segment| self.domain.memory(segment));
@@ -354,6 +373,11 @@ impl IbQueuePair {
     }
 }
 
+/// How many operations the device is given at a time.
+pub(super) fn at_the_device(depth: Depth) -> Depth {
+    Depth { sends: ring(depth.sends), ..depth }
+}
+
 impl QueuePair for IbQueuePair {
     fn state(&self) -> State {
         self.state
@@ -368,8 +392,7 @@ impl QueuePair for IbQueuePair {
     }
 
     fn connect(&mut self, connection: Connection) -> Result<(), TransportError> {
-        let Connection::Stream(stream) = connection;
-        self.greet(stream)
+        self.greet(connection.into_stream())
     }
 
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {

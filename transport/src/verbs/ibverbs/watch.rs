@@ -22,8 +22,8 @@ pub(super) struct Watch {
 /// What a queue pair has not looked at yet.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    /// Number of the queue pair.
-    number: AtomicU32,
+    /// Numbers of what it has at the device.
+    numbers: [AtomicU32; 2],
     bell: OwnedFd,
     events: Mutex<Vec<Event>>,
 }
@@ -62,12 +62,14 @@ impl Mailbox {
     fn new() -> Result<Self, TransportError> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|cause| TransportError::system("make an eventfd", cause))?;
-        Ok(Self { number: AtomicU32::new(0), bell, events: Mutex::default() })
+        Ok(Self { numbers: Default::default(), bell, events: Mutex::default() })
     }
 
-    /// From now on it is that of this queue pair.
-    pub(super) fn assign(&self, number: u32) {
-        self.number.store(number, Ordering::Relaxed);
+    /// From now on it is that of a queue pair with these numbers.
+    pub(super) fn assign(&self, numbers: [u32; 2]) {
+        for (own, number) in self.numbers.iter().zip(numbers) {
+            own.store(number, Ordering::Relaxed);
+        }
         lock(&self.events).clear();
     }
 
@@ -75,7 +77,9 @@ impl Mailbox {
     /// does not grow.
     fn put(&self, event: &Event) {
         let is_ours = match event {
-            Event::QueuePair(number, _) => *number == self.number.load(Ordering::Relaxed),
+            Event::QueuePair(number, _) => {
+                self.numbers.iter().any(|own| own.load(Ordering::Relaxed) == *number)
+            }
             Event::PortDown(_) | Event::Addresses(_) | Event::Fatal => true,
             Event::PortUp(_) | Event::Other => false,
         };
@@ -115,7 +119,7 @@ mod tests {
     #[test]
     fn a_mailbox_keeps_what_concerns_its_queue_pair_once() {
         let mailbox = Mailbox::new().unwrap();
-        mailbox.assign(5);
+        mailbox.assign([5, 7]);
         let pair = |number| Event::QueuePair(number, "fatal".into());
         for event in [Event::PortDown(1), pair(4), Event::PortDown(1), Event::PortUp(1), pair(5)] {
             mailbox.put(&event);
@@ -123,7 +127,7 @@ mod tests {
         assert_eq!(mailbox.take(), [Event::PortDown(1), pair(5)]);
         assert_eq!(mailbox.take(), []);
         mailbox.put(&Event::Fatal);
-        mailbox.assign(6);
+        mailbox.assign([6, 6]);
         assert_eq!(mailbox.take(), []);
     }
 }

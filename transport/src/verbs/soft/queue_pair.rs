@@ -289,7 +289,7 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn connect(&mut self, connection: Connection) -> Result<(), TransportError> {
-        let Connection::Stream(stream) = connection;
+        let stream = connection.into_stream();
         let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
         prepared.map_err(|cause| TransportError::system("prepare a connection", cause))?;
         self.transition(Transition::EnableReceive)

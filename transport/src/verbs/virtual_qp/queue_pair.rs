@@ -138,7 +138,7 @@ impl VirtualQp {
             return Err(TransportError::system(format!("attach rail {rail}"), text));
         }
         self.rails[rail].reset();
-        let prepared = self.rails[rail].initialise(self.depth);
+        let prepared = self.rails[rail].initialise(self.depth, connection.is_spare());
         self.shared.note(rail, prepared.as_ref().err());
         prepared?;
         self.open(rail, connection)
@@ -303,7 +303,7 @@ impl QueuePair for VirtualQp {
 
     fn initialise(&mut self) -> Result<(), PostError> {
         self.transition(Transition::Initialise)?;
-        let prepared = self.rails[0].initialise(self.depth);
+        let prepared = self.rails[0].initialise(self.depth, false);
         prepared.map_err(|cause| {
             self.fault = Some(cause);
             self.state = State::Reset;

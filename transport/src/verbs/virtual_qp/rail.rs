@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ccl_core::failover::queue::{LogEntry, Message, Sequence, atomic::Step};
 
 use super::super::{
-    Access, Completion, Connection, Depth, LocalKey, Memory, MemoryRegion, Operation, PostError,
-    QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, Segment, WorkId, WorkRequest,
+    Access, Completion, Connection, Depth, Domain, LocalKey, Memory, MemoryRegion, Operation,
+    PostError, QueuePair, ReceiveRequest, RemoteAddress, RemoteKey, Segment, WorkId, WorkRequest,
 };
 use super::control::{BODY_BYTES, HELLO_BYTES, Hello, Layout, WORD, store_words, write_mail};
 use super::keys::{PeerKeys, TABLE_BYTES};
@@ -108,6 +108,8 @@ pub(super) struct RailEnd {
     shared: Arc<Shared>,
     /// Made when it is first needed.
     pub(super) pair: Option<Box<dyn QueuePair>>,
+    /// It was made for a connection of a pool.
+    is_spare: bool,
     /// The memory through which the two ends manage the queue pair, the same on all rails.
     pub(super) control: Memory,
     /// The same, registered, once it is needed.
@@ -148,6 +150,7 @@ impl RailEnd {
             index,
             shared,
             pair: None,
+            is_spare: false,
             control,
             region: None,
             layout,
@@ -183,13 +186,19 @@ impl RailEnd {
     }
 
     /// Makes it ready for the receives of the application; the first one is for the hello.
-    pub(super) fn initialise(&mut self, depth: Depth) -> Result<(), TransportError> {
+    pub(super) fn initialise(
+        &mut self,
+        depth: Depth,
+        is_spare: bool,
+    ) -> Result<(), TransportError> {
         self.shared.open(self.index)?;
         self.register()?;
-        if self.pair.is_none() {
+        if self.pair.is_none() || self.is_spare != is_spare {
             let domain = self.shared.opened(self.index).domain();
             let depth = device_depth(depth, self.layout.entries > 0);
-            self.pair = Some(domain.queue_pair(depth)?);
+            let make = if is_spare { Domain::spare_queue_pair } else { Domain::queue_pair };
+            self.pair = Some(make(&**domain, depth)?);
+            self.is_spare = is_spare;
         }
         let target = Some(self.segment(self.layout.hello_in(self.index), HELLO_BYTES));
         let Some(pair) = &mut self.pair else { return Ok(()) };
@@ -313,6 +322,8 @@ impl RailEnd {
 
     /// As if it had never been used.
     pub(super) fn reset(&mut self) {
+        // What is made for a spare is made when there is one.
+        self.pair = self.pair.take().filter(|_| !self.is_spare);
         if let Some(pair) = &mut self.pair {
             pair.reset();
         }

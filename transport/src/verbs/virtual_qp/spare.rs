@@ -4,7 +4,8 @@
 //! its two ends in their pools, and one of them may claim it, so that they never want it for different
 //! queue pairs. When a queue pair needs one, the end that leads claims it: it says on it whom it is
 //! for, and attaches it; the other host reads that and attaches its end. From then on the connection
-//! belongs to that queue pair. Whoever fills the pool adds another one.
+//! belongs to that queue pair. Whoever fills the pool adds another one, and has an end of the device made for it
+//! where that does not need to know the peer ([`keep_ready`](super::VirtualDomain::keep_ready)).
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -133,7 +134,7 @@ impl SparePool {
             let claim = Claim { identity, rail }.encode();
             // An idle connection takes so few bytes at once. One that does not is dead.
             if matches!(spare.stream.write(&claim), Ok(CLAIM_BYTES)) {
-                pair.attach(rail, Connection::Stream(spare.stream))?;
+                pair.attach(rail, Connection::Spare(spare.stream))?;
                 return Ok(true);
             }
         }
@@ -153,7 +154,7 @@ impl SparePool {
                 }
                 (Heard::Claim(claim), Owner::There) => {
                     let stream = self.spares.swap_remove(index).stream;
-                    return Some((claim, Connection::Stream(stream)));
+                    return Some((claim, Connection::Spare(stream)));
                 }
             }
         }

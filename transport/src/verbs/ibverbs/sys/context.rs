@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::super::super::{Access, DmaBuf, Memory};
 use super::abi;
-use super::library::{DeviceList, Library, REGISTER_DMABUF, text};
+use super::library::{DeviceList, Library, Mlx5Functions, REGISTER_DMABUF, text};
 use crate::TransportError;
 
 /// Rows of a table of addresses that are looked at one by one.
@@ -25,6 +25,8 @@ const MOST_ENTRIES: usize = 256;
 pub(in super::super) struct Context {
     pointer: NonNull<abi::Context>,
     library: Arc<Library>,
+    /// What libmlx5 does for it, if it is a device of mlx5.
+    mlx5: Option<Mlx5Functions>,
     name: String,
 }
 
@@ -110,7 +112,10 @@ impl Context {
         let pointer = unsafe { (library.functions.ibv_open_device)(device) };
         let pointer =
             NonNull::new(pointer).ok_or_else(|| failed(io::Error::last_os_error().to_string()))?;
-        let context = Self { pointer, library: Arc::clone(library), name: name.into() };
+        // SAFETY: the device is of the list.
+        let is_mlx5 = |mlx5: &Mlx5Functions| unsafe { (mlx5.mlx5dv_is_supported)(device) };
+        let mlx5 = library.mlx5.as_ref().ok().copied().filter(is_mlx5);
+        let context = Self { pointer, library: Arc::clone(library), mlx5, name: name.into() };
         let prepared = without_blocking(context.descriptor());
         prepared.map_err(|cause| failed(cause.to_string()))?;
         Ok(Arc::new(context))
@@ -122,6 +127,22 @@ impl Context {
 
     pub(super) fn library(&self) -> &Library {
         &self.library
+    }
+
+    /// Of a device of mlx5.
+    pub(super) fn mlx5(&self) -> Option<&Mlx5Functions> {
+        self.mlx5.as_ref()
+    }
+
+    /// Whether it is a device of mlx5, whose queue pairs may be dynamic ones.
+    pub(in super::super) fn is_mlx5(&self) -> bool {
+        self.mlx5.is_some()
+    }
+
+    /// What is called without the library, on the path of the data.
+    pub(super) fn operations(&self) -> &abi::ContextOps {
+        // SAFETY: the library made the context, and its table of functions is not changed after that.
+        unsafe { &(*self.pointer()).ops }
     }
 
     pub(super) fn pointer(&self) -> *mut abi::Context {

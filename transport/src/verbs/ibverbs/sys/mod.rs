@@ -13,16 +13,21 @@
 
 mod abi;
 mod context;
+mod dynamic;
 mod endpoint;
 #[cfg(test)]
-pub(super) mod imitation;
+pub(in crate::verbs) mod imitation;
+mod ledger;
 mod library;
 mod objects;
+mod pair;
+mod reliable;
 mod work;
 
 pub(super) use context::{
     Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState, ProtectionDomain, Registration,
 };
-pub(super) use endpoint::{Endpoint, LIST, Path};
+pub(super) use dynamic::Place;
+pub(super) use endpoint::{Endpoint, LIST, Path, TargetAddress};
 pub(super) use library::{DeviceList, Library};
 pub(super) use work::{Outcome, Post, Reported, Source, Target, What};

@@ -1,19 +1,18 @@
-//! The objects behind an endpoint, each of which gives itself back.
+//! What queue pairs need, each of which gives itself back.
 
 use std::ffi::c_int;
-use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-use super::super::super::Depth;
 use super::abi;
 use super::context::{Context, ProtectionDomain, warn_unless_closed, without_blocking};
+use super::pair::errno;
 use crate::TransportError;
 
-/// Bytes that a small write may carry in the request itself, if the device can.
-pub(super) const INLINE_BYTES: u32 = 64;
+/// Completions taken at once.
+const BATCH: usize = 16;
 
 /// Announces completions.
 pub(super) struct Channel {
@@ -82,6 +81,29 @@ impl Queue {
         Ok(Self { pointer, channel })
     }
 
+    /// Hands out what has completed.
+    pub(super) fn poll(&self, mut take: impl FnMut(&abi::Completion)) -> io::Result<()> {
+        let mut found = [abi::Completion::default(); BATCH];
+        let poll_cq = self.channel.context.operations().poll_cq;
+        loop {
+            // SAFETY: the queue exists, and there is room for as many completions as it is told.
+            let count =
+                unsafe { poll_cq(self.pointer.as_ptr(), BATCH as c_int, found.as_mut_ptr()) };
+            let count = usize::try_from(count)
+                .map_err(|_| io::Error::other("the completion queue cannot be polled"))?;
+            found[..count.min(BATCH)].iter().for_each(&mut take);
+            if count < BATCH {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) fn arm(&self) -> io::Result<()> {
+        let request = self.channel.context.operations().req_notify_cq;
+        // SAFETY: the queue exists.
+        errno(unsafe { request(self.pointer.as_ptr(), 0) })
+    }
+
     pub(super) fn take_announcement(&self) -> bool {
         let functions = &self.channel.context.library().functions;
         let (mut queue, mut owner) = (null_mut(), null_mut());
@@ -101,88 +123,94 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let functions = &self.channel.context.library().functions;
-        // SAFETY: its only queue pair keeps it alive, so that is gone.
+        // SAFETY: the queue pairs that use it are dropped before it.
         let closed = unsafe { (functions.ibv_destroy_cq)(self.pointer.as_ptr()) };
         warn_unless_closed(closed, "completion queue");
     }
 }
 
-/// A queue pair of the device.
-pub(super) struct Pair {
-    pub(super) pointer: NonNull<abi::QueuePair>,
-    pub(super) queue: Queue,
-    pub(super) domain: Arc<ProtectionDomain>,
+/// Receives that wait for what arrives at the targets that are attached to it.
+pub(super) struct Shared {
+    pub(super) pointer: NonNull<abi::SharedQueue>,
+    domain: Arc<ProtectionDomain>,
 }
 
 // SAFETY: the library may be used from any thread.
-unsafe impl Send for Pair {}
+unsafe impl Send for Shared {}
 // SAFETY: the library may be used from several threads at once.
-unsafe impl Sync for Pair {}
+unsafe impl Sync for Shared {}
 
-impl Pair {
-    /// A queue pair, and how many bytes its requests carry themselves.
+impl Shared {
     pub(super) fn new(
         domain: &Arc<ProtectionDomain>,
-        queue: Queue,
-        depth: Depth,
-    ) -> Result<(Self, usize), TransportError> {
-        let count = |entries: usize| u32::try_from(entries.max(1)).unwrap_or(u32::MAX);
-        let cap = abi::Capacities {
-            max_send_wr: count(depth.sends),
-            max_recv_wr: count(depth.receives),
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: INLINE_BYTES,
-        };
-        let made = Self::make(domain, &queue, cap)
-            .or_else(|| Self::make(domain, &queue, abi::Capacities { max_inline_data: 0, ..cap }));
-        let (pointer, inline_bytes) = made.ok_or_else(|| {
-            refused(domain.context(), &format!("make a queue pair for {depth:?}"))
-        })?;
-        let pair = Self { pointer, queue, domain: Arc::clone(domain) };
-        Ok((pair, inline_bytes as usize))
-    }
-
-    fn make(
-        domain: &ProtectionDomain,
-        queue: &Queue,
-        cap: abi::Capacities,
-    ) -> Option<(NonNull<abi::QueuePair>, u32)> {
-        let mut attributes = abi::InitAttributes {
-            qp_context: null_mut(),
-            send_cq: queue.pointer.as_ptr(),
-            recv_cq: queue.pointer.as_ptr(),
-            srq: null_mut(),
-            cap,
-            qp_type: abi::IBV_QPT_RC,
-            sq_sig_all: 0,
-        };
+        entries: usize,
+    ) -> Result<Self, TransportError> {
+        let max_wr = u32::try_from(entries.max(1)).unwrap_or(u32::MAX);
+        let srq_context = null_mut();
+        let mut attributes =
+            abi::SharedQueueAttributes { srq_context, max_wr, max_sge: 1, srq_limit: 0 };
         let functions = &domain.context().library().functions;
-        // SAFETY: the domain and the queue are of the same context.
-        let pointer = unsafe { (functions.ibv_create_qp)(domain.pointer(), &raw mut attributes) };
-        // What was granted may be more than was asked for.
-        let inline_bytes = attributes.cap.max_inline_data.min(cap.max_inline_data);
-        Some((NonNull::new(pointer)?, inline_bytes))
+        // SAFETY: the domain exists, and the attributes are filled in.
+        let pointer = unsafe { (functions.ibv_create_srq)(domain.pointer(), &raw mut attributes) };
+        let pointer = NonNull::new(pointer).ok_or_else(|| {
+            refused(domain.context(), &format!("make a shared receive queue of {max_wr} entries"))
+        })?;
+        Ok(Self { pointer, domain: Arc::clone(domain) })
     }
 }
 
-impl fmt::Debug for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pair({:?})", self.pointer)
-    }
-}
-
-impl Drop for Pair {
+impl Drop for Shared {
     fn drop(&mut self) {
         let functions = &self.domain.context().library().functions;
-        // SAFETY: the queue pair exists, and nobody has its pointer any more. When this returns the device
-        // does not execute anything for it.
-        let closed = unsafe { (functions.ibv_destroy_qp)(self.pointer.as_ptr()) };
-        warn_unless_closed(closed, "queue pair");
+        // SAFETY: the targets that are attached to it are dropped before it.
+        let closed = unsafe { (functions.ibv_destroy_srq)(self.pointer.as_ptr()) };
+        warn_unless_closed(closed, "shared receive queue");
     }
 }
 
-fn refused(context: &Context, call: &str) -> TransportError {
+/// How an address is reached.
+pub(super) struct Handle {
+    pub(super) pointer: NonNull<abi::AddressHandle>,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: the library may be used from any thread.
+unsafe impl Send for Handle {}
+// SAFETY: it is only read.
+unsafe impl Sync for Handle {}
+
+impl Handle {
+    /// # Errors
+    /// The device refused, or the address cannot be resolved: the second is [`TransportError::TimedOut`].
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        mut attributes: abi::AddressAttributes,
+    ) -> Result<Self, TransportError> {
+        let functions = &domain.context().library().functions;
+        // SAFETY: the domain exists, and the attributes are filled in.
+        let pointer = unsafe { (functions.ibv_create_ah)(domain.pointer(), &raw mut attributes) };
+        let pointer = NonNull::new(pointer).ok_or_else(|| {
+            let cause = io::Error::last_os_error();
+            let call = format!("find the way to an address with {}", domain.context().name());
+            if cause.kind() == io::ErrorKind::TimedOut {
+                return TransportError::TimedOut(format!("{call}: {cause}"));
+            }
+            TransportError::system(call, cause)
+        })?;
+        Ok(Self { pointer, domain: Arc::clone(domain) })
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let functions = &self.domain.context().library().functions;
+        // SAFETY: whoever uses it for requests owns it.
+        let closed = unsafe { (functions.ibv_destroy_ah)(self.pointer.as_ptr()) };
+        warn_unless_closed(closed, "address handle");
+    }
+}
+
+pub(super) fn refused(context: &Context, call: &str) -> TransportError {
     let cause = io::Error::last_os_error();
     TransportError::system(format!("{call} of {}", context.name()), cause)
 }

@@ -65,6 +65,17 @@ pub(in super::super) enum Outcome {
     Lost(String),
 }
 
+impl What {
+    /// Of what takes a receive of the peer, its immediate if it has one.
+    pub(super) fn message(self) -> Option<Option<u32>> {
+        match self {
+            Self::Send => Some(None),
+            Self::WriteWithImmediate(word) => Some(Some(word)),
+            Self::Write | Self::Read | Self::CompareAndSwap { .. } | Self::FetchAdd { .. } => None,
+        }
+    }
+}
+
 impl Post<'_> {
     /// Whether the bytes travel in the request, which has room for so many.
     pub(super) fn is_inline(&self, source: &Source<'_>, room: usize) -> bool {

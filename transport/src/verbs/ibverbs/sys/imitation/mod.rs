@@ -37,7 +37,7 @@ use world::{Port, World};
 
 /// Devices that reach each other.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Network(Arc<Shared>);
+pub(in crate::verbs) struct Network(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -48,7 +48,7 @@ struct Shared {
 
 /// What the devices of a network are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Make {
+pub(in crate::verbs) enum Make {
     /// Of no maker in particular.
     Plain,
     /// Those of mlx5, with libmlx5.
@@ -57,7 +57,7 @@ pub(in super::super) enum Make {
 
 impl Network {
     /// Devices `name0`, `name1` and so on, all with a link.
-    pub(in super::super) fn new(name: &str, devices: usize, make: Make) -> Self {
+    pub(in crate::verbs) fn new(name: &str, devices: usize, make: Make) -> Self {
         static NETWORKS: AtomicU8 = AtomicU8::new(0);
         let third = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let port = |index: usize| {
@@ -85,32 +85,32 @@ impl Network {
     }
 
     /// Address of a device, by which others reach it.
-    pub(in super::super) fn address(&self, device: usize) -> IpAddr {
+    pub(in crate::verbs) fn address(&self, device: usize) -> IpAddr {
         std::net::Ipv6Addr::from(self.world().ports[device].gid).to_canonical()
     }
 
     /// Its cable is there or not, and everybody on this host is told.
-    pub(in super::super) fn link(&self, device: usize, is_up: bool) {
+    pub(in crate::verbs) fn link(&self, device: usize, is_up: bool) {
         self.world().set_link(device, is_up);
     }
 
     /// Everything that a device sends or should receive is lost, and nobody is told.
-    pub(in super::super) fn cut(&self, device: usize, is_cut: bool) {
+    pub(in crate::verbs) fn cut(&self, device: usize, is_cut: bool) {
         self.world().ports[device].is_cut = is_cut;
     }
 
     /// It makes no more dynamic targets, or does again.
-    pub(in super::super) fn allow_targets(&self, is_so: bool) {
+    pub(in crate::verbs) fn allow_targets(&self, is_so: bool) {
         self.world().makes_targets = is_so;
     }
 
     /// Nothing is executed until it is released.
-    pub(in super::super) fn hold(&self, is_held: bool) {
+    pub(in crate::verbs) fn hold(&self, is_held: bool) {
         self.world().is_held = is_held;
     }
 
     /// Only so many requests are executed from now on.
-    pub(in super::super) fn release(&self, count: usize) {
+    pub(in crate::verbs) fn release(&self, count: usize) {
         let mut world = self.world();
         world.is_held = false;
         let executed = world.progress(count);
@@ -119,7 +119,7 @@ impl Network {
     }
 
     /// Queue pairs that have been made and not destroyed: reliable ones, initiators, targets.
-    pub(in super::super) fn pairs(&self) -> [usize; 3] {
+    pub(in crate::verbs) fn pairs(&self) -> [usize; 3] {
         self.world().count()
     }
 
