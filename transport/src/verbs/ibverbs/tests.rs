@@ -2,6 +2,7 @@
 //!
 //! The tests change the network, so they run one after the other.
 
+mod dynamic;
 mod virtual_qp;
 
 use std::io::Write as _;

@@ -12,7 +12,8 @@
 //!
 //! - a place of a ring is free only when a completion from behind it has been polled;
 //! - destroying a queue pair throws away what it has completed and nobody has polled, as libmlx5 does;
-//! - a dynamic target has a number only when it receives, and no error state;
+//! - a dynamic target has a number only when it receives, which may be that of one that is gone, and no error
+//!   state; requests that arrive while it is being destroyed are executed;
 //! - a device of mlx5 puts small messages into the completion, from where libmlx5 copies them to where the
 //!   receive says *in this process*, unless it is told not to. Registered at address 0 they are lost.
 //!
@@ -27,7 +28,7 @@ mod world;
 
 use std::ffi::CString;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -67,7 +68,7 @@ impl Network {
         let ports = (0..devices).map(port).collect();
         let name = |index| CString::new(format!("{name}{index}")).expect("no zeros");
         let names = (0..devices).map(name).collect();
-        let world = Mutex::new(World::new(ports, make == Make::Mlx5));
+        let world = Mutex::new(World::new(ports));
         Self(Arc::new(Shared { world, names, is_mlx5: make == Make::Mlx5 }))
     }
 
@@ -84,9 +85,9 @@ impl Network {
         DeviceList::new(library).expect("a network has devices")
     }
 
-    /// Address of a device, by which others reach it.
-    pub(in crate::verbs) fn address(&self, device: usize) -> IpAddr {
-        std::net::Ipv6Addr::from(self.world().ports[device].gid).to_canonical()
+    /// Gives a device another address, which everybody on this host is told.
+    pub(in crate::verbs) fn move_to(&self, device: usize, address: Ipv4Addr) {
+        self.world().set_address(device, address.to_ipv6_mapped().octets());
     }
 
     /// Its cable is there or not, and everybody on this host is told.
@@ -116,6 +117,11 @@ impl Network {
         let executed = world.progress(count);
         world.is_held = true;
         assert_eq!(executed, count, "there are not so many requests that can be executed");
+    }
+
+    /// So many requests are executed while the next target is being destroyed.
+    pub(in crate::verbs) fn hurry(&self, count: usize) {
+        self.world().late = count;
     }
 
     /// Queue pairs that have been made and not destroyed: reliable ones, initiators, targets.

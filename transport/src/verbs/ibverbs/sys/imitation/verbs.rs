@@ -458,6 +458,7 @@ unsafe extern "C" fn modify_qp(
     // SAFETY: the caller has filled in what the mask names.
     let attributes = unsafe { *attributes };
     let mut world = network.world();
+    let target_number = world.target_number();
     let pair = world.pair(id);
     let Some((must, may)) = expected(pair.kind, pair.state, attributes.qp_state) else {
         return refuse(libc::EINVAL);
@@ -480,7 +481,7 @@ unsafe extern "C" fn modify_qp(
                 pair.first_received = attributes.rq_psn;
             }
             if let Kind::Target(_) = pair.kind {
-                pair.number = u32::try_from(id).expect("few numbers");
+                pair.number = target_number;
                 // SAFETY: the queue pair exists, and its owner is in this call.
                 unsafe { (*pointer).qp_num = pair.number };
             }

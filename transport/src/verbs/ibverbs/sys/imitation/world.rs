@@ -11,13 +11,17 @@ use super::super::abi;
 use super::super::context::Gid;
 use super::super::work::What;
 
+/// Targets have numbers of their own.
+const FIRST_TARGET: u32 = 0x80_0000;
+
 /// Devices, and all that was made of them.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) ports: Vec<Port>,
-    pub(super) is_mlx5: bool,
     pub(super) makes_targets: bool,
     pub(super) is_held: bool,
+    /// Requests that are executed while the next target is being destroyed.
+    pub(super) late: usize,
     pub(super) contexts: BTreeMap<usize, Events>,
     pub(super) channels: BTreeMap<usize, OwnedFd>,
     /// Context and device of each domain.
@@ -181,10 +185,10 @@ impl Port {
 }
 
 impl World {
-    pub(super) fn new(ports: Vec<Port>, is_mlx5: bool) -> Self {
+    pub(super) fn new(ports: Vec<Port>) -> Self {
         Self {
             ports,
-            is_mlx5,
+            late: 0,
             makes_targets: true,
             is_held: false,
             contexts: BTreeMap::new(),
@@ -218,9 +222,24 @@ impl World {
         found
     }
 
+    /// The lowest number that no target has.
+    pub(super) fn target_number(&self) -> u32 {
+        let is_taken = |number: &u32| self.pairs.values().any(|pair| pair.number == *number);
+        (FIRST_TARGET..).find(|number| !is_taken(number)).expect("few targets")
+    }
+
     pub(super) fn set_link(&mut self, device: usize, is_up: bool) {
         self.ports[device].is_up = is_up;
         let what = if is_up { abi::IBV_EVENT_PORT_ACTIVE } else { abi::IBV_EVENT_PORT_ERR };
+        self.tell_all(device, what);
+    }
+
+    pub(super) fn set_address(&mut self, device: usize, gid: Gid) {
+        self.ports[device].gid = gid;
+        self.tell_all(device, abi::IBV_EVENT_GID_CHANGE);
+    }
+
+    fn tell_all(&mut self, device: usize, what: c_uint) {
         for events in self.contexts.values_mut().filter(|events| events.device == device) {
             events.waiting.push_back((Subject::Port, what));
             ring(&events.bell);
@@ -269,6 +288,12 @@ impl World {
 
     /// A queue pair is gone, and with it what of its completions nobody has polled.
     pub(super) fn remove(&mut self, id: usize) {
+        if matches!(self.pair(id).kind, Kind::Target(_)) {
+            let (late, is_held) = (std::mem::take(&mut self.late), self.is_held);
+            self.is_held = false;
+            self.progress(late);
+            self.is_held = is_held;
+        }
         let Some(pair) = self.pairs.remove(&id) else { return };
         for queue in [pair.sent, pair.received] {
             if let Some(queue) = self.queues.get_mut(&queue) {

@@ -1,0 +1,388 @@
+//! Dynamic ends, on devices that imitate those of mlx5.
+
+use super::super::super::virtual_qp::{
+    Claim, Evidence, Owner, SparePool, VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings,
+};
+use super::super::imitated::{self, Make, Network, Spares};
+use super::*;
+
+const DEPTH: Depth = Depth { sends: 16, receives: 16 };
+
+/// Two ends over queue pairs for spares.
+fn bench() -> (Network, Bench) {
+    let (network, devices) = imitated::devices(2, Make::Mlx5);
+    let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
+    let mut bench = Bench { left, right };
+    bench.connect();
+    (network, bench)
+}
+
+fn both(devices: Vec<IbDevice>) -> [IbDevice; 2] {
+    devices.try_into().unwrap()
+}
+
+#[test]
+fn ends_are_dynamic_where_both_can_be() {
+    let (network, mut bench) = bench();
+    bench.works();
+    assert_eq!(network.pairs(), [0, 2, 2]);
+    bench.left.pair.fail();
+    bench.until(|bench| bench.right.pair.state() == State::Error);
+    network.allow_targets(false);
+    bench.left.pair.reset();
+    network.allow_targets(true);
+    bench.right.pair.reset();
+    bench.left.done.clear();
+    bench.connect();
+    bench.works();
+    assert_eq!(network.pairs(), [2, 0, 0], "one end had to be reliable");
+    drop(bench);
+    assert_eq!(network.pairs(), [0; 3]);
+}
+
+#[test]
+fn devices_that_are_not_of_mlx5_have_none() {
+    let (network, devices) = imitated::devices(2, Make::Plain);
+    let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
+    let mut bench = Bench { left, right };
+    bench.connect();
+    bench.works();
+    assert_eq!(network.pairs(), [2, 0, 0]);
+    assert_eq!(bench.left._domain.keep_ready(DEPTH, 4), 0);
+}
+
+#[test]
+fn what_is_ready_is_used_once_and_where_it_was_made_for() {
+    let (network, devices) = imitated::devices(1, Make::Mlx5);
+    let domain = devices[0].domain().unwrap();
+    assert_eq!(domain.keep_ready(DEPTH, 3), 3);
+    assert_eq!(domain.keep_ready(DEPTH, 2), 3);
+    assert_eq!(network.pairs(), [0, 3, 3]);
+    network.allow_targets(false);
+    let pair = domain.spare_queue_pair(DEPTH).unwrap();
+    assert_eq!((network.pairs(), domain.keep_ready(DEPTH, 3)), ([0, 3, 3], 2));
+    drop(pair);
+    assert_eq!(network.pairs(), [0, 2, 2], "nothing comes back");
+    let deeper = domain.spare_queue_pair(Depth { sends: 40, receives: 40 }).unwrap();
+    assert_eq!(network.pairs(), [1, 2, 2], "of another depth there is none");
+    drop(deeper);
+    network.move_to(0, "10.99.0.1".parse().unwrap());
+    let moved = domain.spare_queue_pair(DEPTH).unwrap();
+    assert_eq!(network.pairs(), [1, 0, 0], "they answer from an address that is gone");
+    drop(moved);
+    network.allow_targets(true);
+    assert_eq!(domain.keep_ready(DEPTH, 1), 1);
+    drop(domain);
+    assert_eq!(network.pairs(), [0; 3]);
+}
+
+/// Nothing is executed at a fenced end, not even by what is there later under the same number.
+#[test]
+fn late_packets_find_nobody() {
+    let (network, mut bench) = bench();
+    bench.works();
+    network.hold(true);
+    bench.left.region.memory().write(0, b"too late");
+    bench.left.done.clear();
+    bench.write(1, 8);
+    bench.right.pair.fail();
+    assert_eq!(network.pairs(), [0, 1, 1]);
+    network.hold(false);
+    // Only this end is polled, so that the other one does not hear of the fence: what it has posted is still
+    // on its way.
+    let poll = |bench: &mut Bench| {
+        for _ in 0..100 {
+            bench.right.pair.poll(&mut bench.right.done);
+        }
+        let mut bytes = [0; 7];
+        bench.right.region.memory().read(0, &mut bytes);
+        assert_eq!(&bytes, b"through");
+    };
+    poll(&mut bench);
+    bench.right.pair.reset();
+    assert_eq!(network.pairs(), [0, 2, 2], "the next target has the number of the one before it");
+    bench.right.pair.initialise().unwrap();
+    poll(&mut bench);
+    assert!(bench.left.done.is_empty());
+    bench.until(|bench| !bench.left.done.is_empty());
+    assert_eq!(bench.left.statuses(), [(1, Status::RetryExceeded)]);
+    poll(&mut bench);
+}
+
+/// However many requests are executed while a target is being destroyed: what the sender was told to be
+/// executed the receiver has taken, each message once and in order.
+#[test]
+fn a_fence_loses_no_message() {
+    let mut whole = 0;
+    for late in 0..=14 {
+        for polled in [0, 3] {
+            let (network, mut bench) = bench();
+            bench.works();
+            bench.left.done.clear();
+            network.hold(true);
+            for id in 0..8 {
+                let segment = bench.right.region.segment(1000 * id as usize, 1000);
+                let request = ReceiveRequest { id: WorkId(id), target: Some(segment) };
+                bench.right.pair.post_receive(request).unwrap();
+            }
+            let pattern: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
+            bench.left.region.memory().write(0, &pattern);
+            for id in 0..7 {
+                bench.left.post(id, message(&bench, id));
+            }
+            if polled > 0 {
+                network.release(polled);
+                bench.right.pair.poll(&mut bench.right.done);
+            }
+            network.hurry(late.min(14 - polled));
+            bench.right.pair.fail();
+            network.hold(false);
+            bench.until(|bench| bench.left.done.len() == 7 && bench.right.done.len() == 8);
+            whole += check(&bench);
+        }
+    }
+    assert!(whole > 50, "{whole}");
+}
+
+/// A message of a size and kind of its own.
+fn message(bench: &Bench, id: u64) -> Operation {
+    let bytes = 100 * id as usize;
+    let source = bench.left.region.segment(id as usize, bytes);
+    if id.is_multiple_of(2) {
+        return Operation::Send { source };
+    }
+    let target = bench.right.region.remote(20_000 + 1000 * id as usize);
+    Operation::WriteWithImmediate { source, target, immediate: id as u32 }
+}
+
+/// Returns how many messages were taken.
+fn check(bench: &Bench) -> usize {
+    let succeeded = |end: &End| {
+        let is_success = |done: &&Completion| done.status == Status::Success;
+        end.done.iter().take_while(is_success).count()
+    };
+    let (sent, taken) = (succeeded(&bench.left), succeeded(&bench.right));
+    assert!(sent <= taken && taken <= 7, "{sent} were sent, {taken} were taken");
+    for (id, done) in (0u64..).zip(&bench.right.done[..taken]) {
+        let immediate = (!id.is_multiple_of(2)).then_some(id as u32);
+        let bytes = 100 * id as usize;
+        assert_eq!((done.id.0, done.bytes, done.immediate), (id, bytes, immediate));
+        let place = if immediate.is_some() { 20_000 } else { 0 } + 1000 * id as usize;
+        let (from, to) = (bench.left.region.memory(), bench.right.region.memory());
+        let [mut sent, mut there] = [vec![0; bytes], vec![0; bytes]];
+        from.read(id as usize, &mut sent);
+        to.read(place, &mut there);
+        assert!(sent == there, "message {id}");
+    }
+    let flushed = |(index, done): (usize, &Completion)| {
+        assert_eq!((done.id.0 as usize, done.status), (index, Status::Flushed));
+    };
+    bench.right.done.iter().enumerate().skip(taken).for_each(flushed);
+    taken
+}
+
+#[test]
+fn a_cable_that_is_cut_ends_it() {
+    let (network, mut bench) = bench();
+    bench.works();
+    network.cut(1, true);
+    bench.dies();
+    network.cut(1, false);
+    bench.begin_anew();
+    bench.works();
+    network.link(0, false);
+    bench.until(|bench| bench.left.pair.state() == State::Error);
+    let fault = bench.left.pair.fault().unwrap().to_string();
+    assert_eq!(fault, "use imitated0: its port has no link any more");
+}
+
+#[test]
+fn the_descriptor_of_a_dynamic_end_announces_everything() {
+    let (_network, mut bench) = bench();
+    bench.works();
+    bench.right.receive(5);
+    while bench.right.pair.poll(&mut bench.right.done) {}
+    bench.left.post(1, Operation::Send { source: bench.left.region.segment(0, 0) });
+    wait_for(&mut bench.right);
+    assert_eq!(bench.right.statuses(), [(5, Status::Success)]);
+    bench.left.pair.fail();
+    wait_for(&mut bench.right);
+    assert_eq!(bench.right.pair.state(), State::Error);
+}
+
+/// Both hosts of a virtual queue pair, whose backup is a spare of a pool.
+struct Hosts {
+    network: Network,
+    ends: [VirtualQp; 2],
+    domains: [VirtualDomain; 2],
+    regions: [MemoryRegion; 2],
+    done: [Vec<Completion>; 2],
+    pools: [SparePool; 2],
+    /// Connections that the other host has claimed.
+    claimed: [Option<(Claim, Connection)>; 2],
+    listener: TcpListener,
+}
+
+impl Hosts {
+    /// Devices 0 and 1 are the NICs of one host, 2 and 3 of the other. Each has two dynamic ends ready.
+    fn new(evidence: Evidence) -> Self {
+        let (network, mut left) = imitated::devices(4, Make::Mlx5);
+        let right = left.split_off(2);
+        let domains = [left, right].map(|rails| {
+            let rails = rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Device>).collect();
+            let settings = VirtualSettings::new(evidence, 2);
+            VirtualDevice::new(rails, settings).virtual_domain().unwrap()
+        });
+        let register = |domain: &VirtualDomain| {
+            domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap()
+        };
+        let regions = domains.each_ref().map(register);
+        for domain in &domains {
+            assert_eq!(domain.keep_ready(DEPTH, 2).unwrap(), 2);
+        }
+        let ends = domains.each_ref().map(|domain| domain.virtual_queue_pair(DEPTH).unwrap());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let pools = [SparePool::new(4), SparePool::new(4)];
+        let (done, claimed) = ([Vec::new(), Vec::new()], [None, None]);
+        let mut hosts = Self { network, ends, domains, regions, done, pools, claimed, listener };
+        let connections = hosts.streams().map(Connection::Stream);
+        for (end, connection) in hosts.ends.iter_mut().zip(connections) {
+            end.initialise().unwrap();
+            end.connect(connection).unwrap();
+        }
+        for owner in [Owner::Here, Owner::There, Owner::Here, Owner::There] {
+            let [near, far] = hosts.streams();
+            let other = if owner == Owner::Here { Owner::There } else { Owner::Here };
+            hosts.pools[0].add(near, owner).unwrap();
+            hosts.pools[1].add(far, other).unwrap();
+        }
+        hosts
+    }
+
+    fn streams(&self) -> [TcpStream; 2] {
+        let near = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
+        [near, self.listener.accept().unwrap().0]
+    }
+
+    fn poll(&mut self) {
+        let mut moved = false;
+        let places = self.pools.iter_mut().zip(&mut self.claimed);
+        for ((end, done), (pool, claimed)) in self.ends.iter_mut().zip(&mut self.done).zip(places) {
+            moved |= end.poll(done);
+            if !end.is_attached(0) {
+                pool.claim(end, 1).unwrap();
+            }
+            *claimed = claimed.take().or_else(|| pool.claimed());
+            if end.wants(1)
+                && let Some((claim, connection)) = claimed.take()
+            {
+                assert_eq!((claim.identity, claim.rail), (end.identity(), 1));
+                end.attach(claim.rail, connection).unwrap();
+            }
+        }
+        if !moved {
+            std::thread::yield_now();
+        }
+    }
+
+    fn until(&mut self, reached: impl Fn(&Self) -> bool) {
+        let deadline = clock::now() + LIMIT;
+        while !reached(self) {
+            let told = self.ends.each_ref().map(|end| (end.fault(), end.active()));
+            assert!(clock::now() < deadline, "{told:?} {:?}", self.done.each_ref().map(Vec::len));
+            self.poll();
+        }
+    }
+
+    /// Messages `from..to`, of which some are executed when `halfway` is called.
+    fn exchange(&mut self, from: usize, to: usize, halfway: impl FnOnce(&mut Self)) {
+        let (mut posted, mut receives, mut halfway) = (from, from, Some(halfway));
+        let deadline = clock::now() + LIMIT;
+        while self.done.iter().any(|done| done.len() < to) {
+            while receives < to && receives < self.done[1].len() + 16 {
+                let request = ReceiveRequest { id: WorkId(receives as u64), target: None };
+                self.ends[1].post_receive(request).unwrap();
+                receives += 1;
+            }
+            while posted < to && posted < self.done[0].len() + 12 {
+                let request = self.request(posted);
+                self.ends[0].post_send(request).unwrap();
+                posted += 1;
+            }
+            if self.done[0].len() > (from + to) / 2
+                && let Some(halfway) = halfway.take()
+            {
+                halfway(self);
+            }
+            self.poll();
+            let told = self.ends.each_ref().map(|end| (end.fault(), end.active()));
+            assert!(clock::now() < deadline, "{told:?} {:?}", self.done.each_ref().map(Vec::len));
+        }
+        let is_success = |done: &Completion| done.status == Status::Success;
+        assert!(self.done.iter().flatten().all(is_success), "{:?}", self.ends[0].fault());
+        let ids = self.done[0].iter().map(|done| done.id.0 as usize);
+        assert!(ids.eq(0..to));
+        let immediates = self.done[1].iter().filter_map(|done| done.immediate);
+        assert!(immediates.eq(0..to as u32), "each message once, in order");
+    }
+
+    /// Message number `index`: a write of its own size that tells its number.
+    fn request(&self, index: usize) -> WorkRequest {
+        let [left, right] = &self.regions;
+        let (source, target) = (left.segment(0, (index * 97) % 5000), right.remote(0));
+        let immediate = index as u32;
+        let operation = Operation::WriteWithImmediate { source, target, immediate };
+        WorkRequest { id: WorkId(index as u64), operation, signalled: true }
+    }
+
+    /// The default rail is given a connection, and becomes the one in use.
+    fn go_back(&mut self) {
+        self.until(|hosts| hosts.ends.iter().all(|end| end.wants(0)));
+        let connections = self.streams().map(Connection::Stream);
+        for (end, connection) in self.ends.iter_mut().zip(connections) {
+            end.attach(0, connection).unwrap();
+        }
+        self.until(|hosts| hosts.ends.iter().all(|end| end.active() == 0));
+    }
+}
+
+/// The default rail fails, a dynamic end that was ready takes over, and it goes back, twice.
+#[test]
+fn a_spare_takes_over_and_is_given_up_again() {
+    for evidence in [Evidence::Handshake, Evidence::Log] {
+        println!("{evidence:?}");
+        let mut hosts = Hosts::new(evidence);
+        assert_eq!(hosts.network.pairs(), [2, 4, 4]);
+        // What is not ready now cannot be made.
+        hosts.network.allow_targets(false);
+        for (round, device) in [(0, 0), (1, 2)] {
+            hosts.exchange(200 * round, 200 * round + 100, |hosts| {
+                hosts.network.link(device, false)
+            });
+            assert_eq!(hosts.ends.each_ref().map(VirtualQp::active), [1, 1]);
+            hosts.network.link(device, true);
+            hosts.exchange(200 * round + 100, 200 * round + 200, Hosts::go_back);
+            assert_eq!(hosts.network.pairs()[1..], [4 - 2 * (round + 1); 2].map(|left| left));
+        }
+    }
+}
+
+/// The spare is lost as well, with messages that are executed at the last moment.
+#[test]
+fn a_spare_that_fails_is_followed_by_another() {
+    for evidence in [Evidence::Handshake, Evidence::Log] {
+        for late in [1, 4, 7] {
+            println!("{evidence:?}, {late}");
+            let mut hosts = Hosts::new(evidence);
+            hosts.exchange(0, 60, |hosts| hosts.network.link(0, false));
+            assert_eq!(hosts.ends.each_ref().map(VirtualQp::active), [1, 1]);
+            hosts.network.link(0, true);
+            hosts.exchange(60, 160, |hosts| {
+                hosts.network.hurry(late);
+                hosts.ends[1].suspect(1);
+            });
+            let ready = hosts.domains.each_ref().map(|domain| domain.keep_ready(DEPTH, 0).unwrap());
+            assert_eq!(ready, [0, 0], "both that were ready have been used");
+        }
+    }
+}
