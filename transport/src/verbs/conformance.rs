@@ -52,47 +52,51 @@ const VARIANTS: &[Variant] = &[
     ("virtual, handshake", || Some(virtual_soft(Evidence::Handshake)), |plain| plain),
     ("virtual, log", || Some(virtual_soft(Evidence::Log)), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation", || ibverbs::imitation(Make::Plain), |plain| plain),
+    ("imitation", || Some(ibverbs::imitation(Make::Plain)), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation of mlx5", || ibverbs::imitation(Make::Mlx5), |plain| plain),
+    ("imitation of mlx5", || Some(ibverbs::imitation(Make::Mlx5)), |plain| plain),
     #[cfg(feature = "rdma")]
     (
         "imitation, seed 1",
-        || ibverbs::imitation(Make::Plain),
+        || Some(ibverbs::imitation(Make::Plain)),
         |plain| wrap(plain, Script::benign(1)),
     ),
     #[cfg(feature = "rdma")]
-    ("imitation, dynamic", || ibverbs::dynamic(Make::Mlx5), |plain| plain),
+    ("imitation, dynamic", || Some(ibverbs::dynamic(Make::Mlx5)), |plain| plain),
     #[cfg(feature = "rdma")]
-    ("imitation, dynamic at one end", || ibverbs::dynamic(Make::Plain), |plain| plain),
+    ("imitation, dynamic at one end", || Some(ibverbs::dynamic(Make::Plain)), |plain| plain),
     #[cfg(feature = "rdma")]
     (
         "imitation, dynamic, seed 2",
-        || ibverbs::dynamic(Make::Mlx5),
+        || Some(ibverbs::dynamic(Make::Mlx5)),
         |plain| wrap(plain, Script::benign(2)),
     ),
     #[cfg(feature = "rdma")]
     (
         "virtual over dynamic imitation, resend",
-        || ibverbs::dynamic_rails(Evidence::Resend),
+        || Some(ibverbs::dynamic_rails(Evidence::Resend)),
         |plain| plain,
     ),
     #[cfg(feature = "rdma")]
     (
         "virtual over dynamic imitation, log",
-        || ibverbs::dynamic_rails(Evidence::Log),
+        || Some(ibverbs::dynamic_rails(Evidence::Log)),
         |plain| plain,
     ),
     #[cfg(feature = "rdma")]
-    ("virtual over imitation, resend", || ibverbs::imitated_rails(Evidence::Resend), |plain| plain),
+    (
+        "virtual over imitation, resend",
+        || Some(ibverbs::imitated_rails(Evidence::Resend)),
+        |plain| plain,
+    ),
     #[cfg(feature = "rdma")]
     (
         "virtual over imitation, handshake",
-        || ibverbs::imitated_rails(Evidence::Handshake),
+        || Some(ibverbs::imitated_rails(Evidence::Handshake)),
         |plain| plain,
     ),
     #[cfg(feature = "rdma")]
-    ("virtual over imitation, log", || ibverbs::imitated_rails(Evidence::Log), |plain| plain),
+    ("virtual over imitation, log", || Some(ibverbs::imitated_rails(Evidence::Log)), |plain| plain),
     #[cfg(feature = "rdma")]
     ("ibverbs", ibverbs::plain, |plain| plain),
     #[cfg(feature = "rdma")]

@@ -22,34 +22,32 @@ pub(super) fn plain() -> Devices {
 }
 
 /// Two devices of the imitation, of no maker in particular or of mlx5.
-pub(super) fn imitation(make: Make) -> Devices {
+pub(super) fn imitation(make: Make) -> [Box<dyn Device>; 2] {
     let hosts = imitated::hosts(1, make);
-    Some(hosts.map(|mut host| Box::new(host.swap_remove(0)) as Box<dyn Device>))
+    hosts.map(|mut host| Box::new(host.swap_remove(0)) as Box<dyn Device>)
 }
 
 /// Two devices of the imitation with dynamic queue pairs, or one such and one that has none.
-pub(super) fn dynamic(right: Make) -> Devices {
-    let (_, mut found) = imitated::devices(2, Make::Mlx5);
-    let dynamic = |device| Box::new(Spares(device)) as Box<dyn Device>;
-    let other = found.pop()?;
+pub(super) fn dynamic(right: Make) -> [Box<dyn Device>; 2] {
+    let [left, other] = imitated::hosts(1, Make::Mlx5).map(|mut host| host.swap_remove(0));
     let other: Box<dyn Device> = match right {
-        Make::Mlx5 => dynamic(other),
+        Make::Mlx5 => Box::new(Spares(other)),
         Make::Plain => Box::new(other),
     };
-    Some([dynamic(found.pop()?), other])
+    [Box::new(Spares(left)), other]
 }
 
 /// Virtual devices over two rails of the imitation.
-pub(super) fn imitated_rails(evidence: Evidence) -> Devices {
-    Some(both_virtual(imitated::hosts(2, Make::Mlx5), evidence))
+pub(super) fn imitated_rails(evidence: Evidence) -> [Box<dyn Device>; 2] {
+    both_virtual(imitated::hosts(2, Make::Mlx5), evidence)
 }
 
 /// The same over dynamic queue pairs.
-pub(super) fn dynamic_rails(evidence: Evidence) -> Devices {
-    Some(imitated::hosts(2, Make::Mlx5).map(|host| {
+pub(super) fn dynamic_rails(evidence: Evidence) -> [Box<dyn Device>; 2] {
+    imitated::hosts(2, Make::Mlx5).map(|host| {
         let rails = host.into_iter().map(|device| Arc::new(Spares(device)) as Arc<dyn Device>);
         virtual_over(rails.collect(), evidence)
-    }))
+    })
 }
 
 /// Virtual devices over two rails, or over one twice.

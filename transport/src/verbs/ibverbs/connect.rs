@@ -10,6 +10,7 @@ use super::super::{State, Status, Transition};
 use super::ending::GRACE;
 use super::hello::{Farewell, Hello, Message};
 use super::parley::{Heard, Parley};
+use super::posted::at_the_device;
 use super::queue_pair::{IbQueuePair, token};
 use super::sys::{Endpoint, Event, Path};
 use super::watch::Mailbox;
@@ -83,6 +84,29 @@ impl Drop for Done {
 }
 
 impl IbQueuePair {
+    /// What it has at the device, watched.
+    pub(super) fn make_endpoint(&self) -> Result<Arc<Endpoint>, TransportError> {
+        let depth = at_the_device(self.depth);
+        let ready = if self.is_spare { self.domain.take_ready(depth) } else { None };
+        match ready {
+            Some(endpoint) => self.watched(endpoint),
+            None => self.make_reliable(),
+        }
+    }
+
+    /// A reliable one, watched.
+    fn make_reliable(&self) -> Result<Arc<Endpoint>, TransportError> {
+        self.watched(self.domain.endpoint(at_the_device(self.depth))?)
+    }
+
+    fn watched(&self, endpoint: Arc<Endpoint>) -> Result<Arc<Endpoint>, TransportError> {
+        self.mailbox.assign(endpoint.numbers());
+        let watched = self.watch(endpoint.descriptor(), token::COMPLETIONS);
+        watched.map_err(|cause| TransportError::system("watch a queue pair", cause))?;
+        endpoint.arm().map_err(|cause| TransportError::system("watch a queue pair", cause))?;
+        Ok(endpoint)
+    }
+
     /// The other end of the connection, for messages.
     pub(super) fn path(&self) -> String {
         let path = self.parley.as_ref().map_or("not connected", Parley::path);

@@ -8,7 +8,8 @@ use super::super::{
 };
 use super::gid;
 use super::hello::Hello;
-use super::queue_pair::{IbQueuePair, at_the_device};
+use super::posted::at_the_device;
+use super::queue_pair::IbQueuePair;
 use super::stock::Stock;
 use super::sys::{
     Context, DeviceLimits, Endpoint, Gid, GidEntry, Place, PortState, ProtectionDomain,

@@ -3,7 +3,8 @@
 //! The library is looked for when [`devices`] is called, so a program with this device builds and runs
 //! where there is none. Its interface is described in `sys`, the only part with `unsafe`.
 //!
-//! A queue pair is a reliable connected one of the device, with a completion queue of its own. Three
+//! A queue pair is a reliable connected one of the device, with a completion queue of its own; or, for a connection of
+//! a pool and where both devices are of mlx5, a dynamic initiator and target that were made before (`stock`). Three
 //! things are added to it:
 //!
 //! - **A connection beside it** (`hello`, `parley`): over it the two ends tell each other where to send,
@@ -81,7 +82,11 @@ impl Inventory {
     /// # Errors
     /// There is no libibverbs, or no RDMA device.
     pub fn take() -> Result<Self, TransportError> {
-        Ok(Self::of(DeviceList::new(Library::load()?)?))
+        let library = Library::load()?;
+        if let Some(reason) = library.lacks_mlx5() {
+            tracing::debug!(%reason, "no dynamic queue pairs");
+        }
+        Ok(Self::of(DeviceList::new(library)?))
     }
 
     fn of(list: DeviceList) -> Self {

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::super::{Memory, Operation, RemoteAddress, Segment, Status, WorkRequest};
+use super::super::{Depth, Memory, Operation, RemoteAddress, Segment, Status, WorkRequest};
 use super::sys::{Post, Source, Target, What};
 
 /// An operation that has not completed.
@@ -92,6 +92,11 @@ impl<T> Queue<T> {
 pub(super) fn ring(entries: usize) -> usize {
     let smaller = (entries + 1).next_power_of_two() / 2 - 1;
     if 4 * smaller >= 3 * entries { smaller } else { entries }
+}
+
+/// How many operations the device is given at a time.
+pub(super) fn at_the_device(depth: Depth) -> Depth {
+    Depth { sends: ring(depth.sends), ..depth }
 }
 
 /// An operation that the device is given.

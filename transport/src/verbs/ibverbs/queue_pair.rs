@@ -40,7 +40,7 @@ pub(super) struct IbQueuePair {
     pub(super) domain: Arc<Shared>,
     pub(super) depth: Depth,
     /// It is for a spare: dynamic, where both ends can.
-    is_spare: bool,
+    pub(super) is_spare: bool,
     pub(super) state: State,
     pub(super) fault: Option<TransportError>,
     /// At the device; none when it has been destroyed, or could not be made.
@@ -102,29 +102,6 @@ impl IbQueuePair {
         };
         pair.endpoint = Some(pair.make_endpoint()?);
         Ok(pair)
-    }
-
-    /// What it has at the device, watched.
-    fn make_endpoint(&self) -> Result<Arc<Endpoint>, TransportError> {
-        let depth = at_the_device(self.depth);
-        let ready = if self.is_spare { self.domain.take_ready(depth) } else { None };
-        match ready {
-            Some(endpoint) => self.watched(endpoint),
-            None => self.make_reliable(),
-        }
-    }
-
-    /// A reliable one, watched.
-    pub(super) fn make_reliable(&self) -> Result<Arc<Endpoint>, TransportError> {
-        self.watched(self.domain.endpoint(at_the_device(self.depth))?)
-    }
-
-    fn watched(&self, endpoint: Arc<Endpoint>) -> Result<Arc<Endpoint>, TransportError> {
-        self.mailbox.assign(endpoint.numbers());
-        let watched = self.watch(endpoint.descriptor(), token::COMPLETIONS);
-        watched.map_err(|cause| TransportError::system("watch a queue pair", cause))?;
-        endpoint.arm().map_err(|cause| TransportError::system("watch a queue pair", cause))?;
-        Ok(endpoint)
     }
 
     /// Lets the descriptor be readable when this one is. A descriptor that is closed leaves by itself.
@@ -371,11 +348,6 @@ impl IbQueuePair {
         }
         self.take_reports()
     }
-}
-
-/// How many operations the device is given at a time.
-pub(super) fn at_the_device(depth: Depth) -> Depth {
-    Depth { sends: ring(depth.sends), ..depth }
 }
 
 impl QueuePair for IbQueuePair {

@@ -342,6 +342,24 @@ fn without_atomics_everything_else_works() {
     });
 }
 
+/// What is there of mlx5 without a device of it: its library, which is asked, and says no.
+#[test]
+fn soft_roce_is_not_of_mlx5_and_gets_reliable_queue_pairs() {
+    in_the_guest(|| {
+        let library = Library::load().unwrap();
+        assert_eq!(library.lacks_mlx5(), None);
+        let list = DeviceList::new(library).unwrap();
+        assert!(!Context::open(&list, "rxe_h0n0").unwrap().is_mlx5());
+        let [left, right] =
+            ["rxe_h0n0", "rxe_h1n0"].map(|name| imitated::Spares(device(name).unwrap()));
+        let [left, right] = [left, right].map(|device| End::new(device.domain().unwrap()));
+        assert_eq!(left._domain.keep_ready(Depth { sends: 16, receives: 16 }, 2), 0);
+        let mut bench = Bench { left, right };
+        bench.connect();
+        bench.works();
+    });
+}
+
 #[test]
 fn more_memory_than_may_be_locked_is_an_error_that_names_the_limit() {
     in_the_guest(|| {

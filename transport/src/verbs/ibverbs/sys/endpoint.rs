@@ -19,7 +19,7 @@ pub(in super::super) const LIST: usize = 8;
 #[derive(Debug)]
 pub(in super::super) enum Endpoint {
     Reliable(Reliable),
-    Dynamic(Dynamic),
+    Dynamic(Box<Dynamic>),
 }
 
 /// What leads to the peer's end.
@@ -79,7 +79,7 @@ impl Endpoint {
         depth: Depth,
         has_atomics: bool,
     ) -> Result<Self, TransportError> {
-        Dynamic::new(domain, place, depth, has_atomics).map(Self::Dynamic)
+        Dynamic::new(domain, place, depth, has_atomics).map(Box::new).map(Self::Dynamic)
     }
 
     /// Number of what sends, and of what is sent to.

@@ -50,6 +50,11 @@ impl Library {
         Self::open(NAME)
     }
 
+    /// Why libmlx5 cannot be used, if so.
+    pub(in super::super) fn lacks_mlx5(&self) -> Option<&TransportError> {
+        self.mlx5.as_ref().err()
+    }
+
     fn open(name: &CStr) -> Result<Arc<Self>, TransportError> {
         let loaded = loaded(name, VERBS)?;
         // The handle is never closed: drivers that the library loads register themselves in it.
@@ -251,7 +256,20 @@ functions! {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
+
+    #[test]
+    fn libmlx5_has_what_is_used_of_it() {
+        match loaded(MLX5_NAME, MLX5) {
+            Ok(library) => drop(Mlx5Functions::find(library).unwrap()),
+            Err(reason) => {
+                let line = format!("skip: functions of libmlx5: {reason}\n");
+                io::stderr().write_all(line.as_bytes()).unwrap();
+            }
+        }
+    }
 
     #[test]
     fn a_library_that_is_missing_or_too_old_is_an_error_that_says_so() {

@@ -93,7 +93,7 @@ pub(in super::super) struct Mlx5Pair {
     pub(in super::super) comp_mask: u64,
     /// How the target is reached, its number and its key.
     pub(in super::super) wr_set_dc_addr:
-        unsafe extern "C" fn(*mut Mlx5Pair, *mut AddressHandle, u32, u64),
+        unsafe extern "C" fn(*mut Self, *mut AddressHandle, u32, u64),
 }
 
 /// Where the header has what is described here.

@@ -8,7 +8,8 @@ use super::super::abi;
 use super::super::abi::mlx5::{Builders, ExtendedPair, Mlx5Pair};
 use super::super::work::What;
 use super::Network;
-use super::verbs::{inline, post, refuse};
+use super::posting::{inline, post};
+use super::verbs::refuse;
 use super::world::{Data, Kind, Part, Work};
 use super::{Object, behind};
 
@@ -98,7 +99,9 @@ unsafe extern "C" fn start(pair: *mut ExtendedPair) {
 
 fn begin(pair: *mut ExtendedPair, what: What, remote: (u32, u64)) {
     // SAFETY: the library gave it out, and its owner is in this call.
-    let (id, flags) = unsafe { ((*pair).wr_id, (*pair).wr_flags) };
+    let id = unsafe { (*pair).wr_id };
+    // SAFETY: as above.
+    let flags = unsafe { (*pair).wr_flags };
     let is_signalled = flags & abi::IBV_SEND_SIGNALED != 0;
     let data = Data::Nothing;
     let work = Work { number: 0, id, is_signalled, what, data, remote, target: None };

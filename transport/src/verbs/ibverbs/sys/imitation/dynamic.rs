@@ -5,7 +5,8 @@ use std::ptr::null_mut;
 use super::super::abi;
 use super::super::abi::mlx5::{ExtendedInitAttributes, Mlx5Attributes};
 use super::super::library::Mlx5Functions;
-use super::verbs::{Parts, make_pair, none};
+use super::pairs::{Parts, make_pair};
+use super::verbs::none;
 use super::world::Kind;
 use super::{behind, calls};
 

@@ -23,6 +23,8 @@
 mod calls;
 mod dynamic;
 mod engine;
+mod pairs;
+mod posting;
 mod verbs;
 mod world;
 

@@ -1,4 +1,4 @@
-//! The functions of libibverbs.
+//! The functions of libibverbs, but for those of queue pairs.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -7,15 +7,9 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr::{null, null_mut};
 
 use super::super::abi;
-use super::super::abi::mlx5::ExtendedPair;
 use super::super::library::Functions;
-use super::super::work::What;
-use super::calls;
-use super::world::{
-    Completions, Data, Events, Kind, Pair, Part, Receive, Receives, Region, Subject, Work, World,
-    bell,
-};
-use super::{Network, behind, give, take_back};
+use super::world::{Completions, Events, Receives, Region, Subject, World, bell};
+use super::{Network, behind, calls, give, pairs, posting, take_back};
 
 pub(super) const FUNCTIONS: Functions = Functions {
     ibv_get_device_list: get_device_list,
@@ -37,9 +31,9 @@ pub(super) const FUNCTIONS: Functions = Functions {
     ibv_destroy_cq: destroy_cq,
     ibv_get_cq_event: get_cq_event,
     ibv_ack_cq_events: ack_cq_events,
-    ibv_create_qp: create_qp,
-    ibv_modify_qp: modify_qp,
-    ibv_destroy_qp: destroy_qp,
+    ibv_create_qp: pairs::create_qp,
+    ibv_modify_qp: pairs::modify_qp,
+    ibv_destroy_qp: pairs::destroy_qp,
     ibv_create_srq: create_srq,
     ibv_destroy_srq: destroy_srq,
     ibv_create_ah: create_ah,
@@ -51,10 +45,8 @@ pub(super) const FUNCTIONS: Functions = Functions {
     ibv_wc_status_str: status_name,
 };
 
-/// Requests of all queue pairs that are executed when one of them is posted to, and when anybody polls.
-const STEPS_PER_POST: usize = 1;
+/// Requests of all queue pairs that are executed when anybody polls.
 const STEPS_PER_POLL: usize = 3;
-const INLINE_BYTES: u32 = 64;
 /// 1024 bytes.
 const MTU: c_uint = 3;
 /// Row of the table of addresses that is in use.
@@ -81,10 +73,6 @@ pub(super) fn none<T>(reason: c_int) -> *mut T {
     // SAFETY: as above.
     unsafe { *place = reason };
     null_mut()
-}
-
-fn behind_pair(pair: *mut abi::QueuePair) -> (Network, usize) {
-    behind(pair.cast::<ExtendedPair>())
 }
 
 fn fail(reason: c_int) -> c_int {
@@ -128,10 +116,10 @@ unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context 
         poll_cq,
         req_notify_cq,
         _before_shared: [null(); 7],
-        post_srq_recv,
+        post_srq_recv: posting::post_srq_recv,
         _before_post: [null(); 4],
-        post_send,
-        post_recv,
+        post_send: posting::post_send,
+        post_recv: posting::post_recv,
         _after: [null(); 5],
     };
     let async_fd = events.bell.as_raw_fd();
@@ -336,172 +324,6 @@ unsafe extern "C" fn get_cq_event(
 
 unsafe extern "C" fn ack_cq_events(_: *mut abi::CompletionQueue, _: c_uint) {}
 
-/// What a queue pair is made of.
-pub(super) struct Parts {
-    pub(super) kind: Kind,
-    pub(super) domain: *mut abi::ProtectionDomain,
-    pub(super) queues: [*mut abi::CompletionQueue; 2],
-    pub(super) shared: *mut abi::SharedQueue,
-    pub(super) cap: abi::Capacities,
-    pub(super) scatters: bool,
-}
-
-/// A queue pair in its first state.
-pub(super) fn make_pair(parts: &Parts) -> *mut abi::QueuePair {
-    let (network, domain) = behind(parts.domain);
-    let mut world = network.world();
-    if parts.cap.max_inline_data > INLINE_BYTES {
-        return none(libc::EINVAL);
-    }
-    let (context, device) = world.domains[&domain];
-    let id = world.number();
-    let receives = if parts.shared.is_null() {
-        let capacity = parts.cap.max_recv_wr as usize;
-        world.receives.insert(id, Receives { capacity, used: 0, waiting: VecDeque::new() });
-        id
-    } else {
-        behind(parts.shared).1
-    };
-    // A target has its number when it receives.
-    let number = match parts.kind {
-        Kind::Reliable | Kind::Initiator => u32::try_from(id).expect("few numbers"),
-        Kind::Target(_) => 0,
-    };
-    let pointer = calls::give_pair(&network, id, number);
-    let pair = Pair {
-        kind: parts.kind,
-        device,
-        context,
-        domain,
-        number,
-        address: pointer.expose_provenance(),
-        state: abi::IBV_QPS_RESET,
-        sent: behind(parts.queues[0]).1,
-        received: behind(parts.queues[1]).1,
-        receives,
-        capacity: parts.cap.max_send_wr as usize,
-        inline_bytes: parts.cap.max_inline_data as usize,
-        posted: 0,
-        freed: 0,
-        works: VecDeque::new(),
-        access: 0,
-        peer: None,
-        mtu: 0,
-        first_sent: 0,
-        first_received: 0,
-        patience_ns: 0,
-        unanswered_since: None,
-        scatters: parts.scatters,
-    };
-    world.pairs.insert(id, pair);
-    pointer
-}
-
-unsafe extern "C" fn create_qp(
-    domain: *mut abi::ProtectionDomain,
-    attributes: *mut abi::InitAttributes,
-) -> *mut abi::QueuePair {
-    // SAFETY: the caller has filled them in.
-    let attributes = unsafe { &*attributes };
-    if attributes.qp_type != abi::IBV_QPT_RC {
-        return none(libc::EINVAL);
-    }
-    make_pair(&Parts {
-        kind: Kind::Reliable,
-        domain,
-        queues: [attributes.send_cq, attributes.recv_cq],
-        shared: attributes.srq,
-        cap: attributes.cap,
-        scatters: behind(domain).0.0.is_mlx5,
-    })
-}
-
-/// What a change of state must name, and may name, for each kind of queue pair: as the kernel checks it.
-fn expected(kind: Kind, from: c_uint, to: c_uint) -> Option<(c_uint, c_uint)> {
-    use abi::{
-        IBV_QP_ACCESS_FLAGS as ACCESS, IBV_QP_AV as AV, IBV_QP_DEST_QPN as DEST,
-        IBV_QP_MAX_DEST_RD_ATOMIC as ANSWERED, IBV_QP_MAX_QP_RD_ATOMIC as ASKED,
-        IBV_QP_MIN_RNR_TIMER as RNR_TIMER, IBV_QP_PATH_MTU as MTU, IBV_QP_PKEY_INDEX as PKEY,
-        IBV_QP_PORT as PORT, IBV_QP_RETRY_CNT as RETRIES, IBV_QP_RNR_RETRY as RNR,
-        IBV_QP_RQ_PSN as RQ_PSN, IBV_QP_SQ_PSN as SQ_PSN, IBV_QP_STATE as STATE,
-        IBV_QP_TIMEOUT as TIMEOUT,
-    };
-    let sending = STATE | SQ_PSN | TIMEOUT | RETRIES | RNR | ASKED;
-    match (kind, from, to) {
-        (Kind::Reliable, abi::IBV_QPS_RESET, abi::IBV_QPS_INIT)
-        | (Kind::Target(_), abi::IBV_QPS_RESET, abi::IBV_QPS_INIT) => {
-            Some((STATE | PKEY | PORT | ACCESS, 0))
-        }
-        (Kind::Initiator, abi::IBV_QPS_RESET, abi::IBV_QPS_INIT) => Some((STATE | PKEY | PORT, 0)),
-        (Kind::Reliable, abi::IBV_QPS_INIT, abi::IBV_QPS_RTR) => {
-            Some((STATE | AV | MTU | DEST | RQ_PSN | ANSWERED | RNR_TIMER, PKEY | ACCESS))
-        }
-        (Kind::Target(_), abi::IBV_QPS_INIT, abi::IBV_QPS_RTR) => {
-            Some((STATE | AV | MTU | RNR_TIMER, 0))
-        }
-        (Kind::Initiator, abi::IBV_QPS_INIT, abi::IBV_QPS_RTR) => Some((STATE | MTU, PKEY | AV)),
-        (Kind::Reliable | Kind::Initiator, abi::IBV_QPS_RTR, abi::IBV_QPS_RTS) => {
-            Some((sending, RNR_TIMER))
-        }
-        (Kind::Reliable, _, abi::IBV_QPS_ERR) => Some((STATE, 0)),
-        (Kind::Initiator, from, abi::IBV_QPS_ERR) if from != abi::IBV_QPS_RESET => Some((STATE, 0)),
-        _ => None,
-    }
-}
-
-unsafe extern "C" fn modify_qp(
-    pointer: *mut abi::QueuePair,
-    attributes: *mut abi::Attributes,
-    mask: c_int,
-) -> c_int {
-    let (network, id) = behind_pair(pointer);
-    // SAFETY: the caller has filled in what the mask names.
-    let attributes = unsafe { *attributes };
-    let mut world = network.world();
-    let target_number = world.target_number();
-    let pair = world.pair(id);
-    let Some((must, may)) = expected(pair.kind, pair.state, attributes.qp_state) else {
-        return refuse(libc::EINVAL);
-    };
-    let mask = mask.cast_unsigned();
-    if mask & must != must || mask & !(must | may) != 0 {
-        return refuse(libc::EINVAL);
-    }
-    if attributes.qp_state == abi::IBV_QPS_ERR {
-        world.break_down(id);
-        return 0;
-    }
-    pair.state = attributes.qp_state;
-    match pair.state {
-        abi::IBV_QPS_INIT => pair.access = attributes.qp_access_flags,
-        abi::IBV_QPS_RTR => {
-            pair.mtu = attributes.path_mtu;
-            if pair.kind == Kind::Reliable {
-                pair.peer = Some((attributes.ah_attr.grh.dgid.raw, attributes.dest_qp_num));
-                pair.first_received = attributes.rq_psn;
-            }
-            if let Kind::Target(_) = pair.kind {
-                pair.number = target_number;
-                // SAFETY: the queue pair exists, and its owner is in this call.
-                unsafe { (*pointer).qp_num = pair.number };
-            }
-        }
-        _ => {
-            pair.first_sent = attributes.sq_psn;
-            let once_ns = 4096u64 << attributes.timeout;
-            pair.patience_ns = once_ns * (u64::from(attributes.retry_cnt) + 1);
-        }
-    }
-    0
-}
-
-unsafe extern "C" fn destroy_qp(pointer: *mut abi::QueuePair) -> c_int {
-    let (network, id) = behind_pair(pointer);
-    network.world().remove(id);
-    calls::take_pair_back(pointer);
-    0
-}
-
 unsafe extern "C" fn create_srq(
     domain: *mut abi::ProtectionDomain,
     attributes: *mut abi::SharedQueueAttributes,
@@ -612,151 +434,5 @@ unsafe extern "C" fn poll_cq(
 unsafe extern "C" fn req_notify_cq(queue: *mut abi::CompletionQueue, _: c_int) -> c_int {
     let (network, id) = behind(queue);
     network.world().queues.get_mut(&id).expect("a queue that exists").is_armed = true;
-    0
-}
-
-unsafe extern "C" fn post_send(
-    pair: *mut abi::QueuePair,
-    first: *mut abi::SendRequest,
-    refused: *mut *mut abi::SendRequest,
-) -> c_int {
-    let (network, id) = behind_pair(pair);
-    let mut world = network.world();
-    if world.pair(id).kind != Kind::Reliable {
-        return refuse(libc::EINVAL);
-    }
-    let mut next = first;
-    while !next.is_null() {
-        // SAFETY: the caller has made a list of requests that are valid for the call.
-        let request = unsafe { &*next };
-        let posted = post(&mut world, id, work_of(request));
-        if let Err(reason) = posted {
-            // SAFETY: the caller has room for a pointer there.
-            unsafe { *refused = next };
-            return refuse(reason);
-        }
-        next = request.next;
-    }
-    world.progress(STEPS_PER_POST);
-    0
-}
-
-fn work_of(request: &abi::SendRequest) -> Work {
-    // SAFETY: requests of every kind have a place there, and every bit pattern is one.
-    let atomic = unsafe { request.wr.atomic };
-    // SAFETY: as above.
-    let rdma = unsafe { request.wr.rdma };
-    let place = (rdma.rkey, rdma.remote_addr);
-    let word = (atomic.rkey, atomic.remote_addr);
-    let (what, remote) = match request.opcode {
-        abi::IBV_WR_SEND => (What::Send, (0, 0)),
-        abi::IBV_WR_RDMA_WRITE => (What::Write, place),
-        abi::IBV_WR_RDMA_WRITE_WITH_IMM => {
-            (What::WriteWithImmediate(u32::from_be(request.imm_data)), place)
-        }
-        abi::IBV_WR_RDMA_READ => (What::Read, place),
-        abi::IBV_WR_ATOMIC_CMP_AND_SWP => {
-            let (expected, new) = (atomic.compare_add, atomic.swap);
-            (What::CompareAndSwap { expected, new }, word)
-        }
-        _ => (What::FetchAdd { addend: atomic.compare_add }, word),
-    };
-    // SAFETY: a request has one segment, or none.
-    let data = unsafe { data(request.sg_list, request.num_sge) };
-    let data = match data {
-        Some(part) if request.send_flags & abi::IBV_SEND_INLINE != 0 => Data::Inline(inline(part)),
-        Some(part) => Data::Part(part),
-        None => Data::Nothing,
-    };
-    let is_signalled = request.send_flags & abi::IBV_SEND_SIGNALED != 0;
-    Work { number: 0, id: request.wr_id, is_signalled, what, data, remote, target: None }
-}
-
-/// The only segment of a list.
-///
-/// # Safety
-/// It has as many as it says.
-unsafe fn data(list: *mut abi::ScatterGather, count: c_int) -> Option<Part> {
-    (count > 0).then(|| {
-        // SAFETY: the caller says that there is one.
-        let segment = unsafe { &*list };
-        Part { key: segment.lkey, address: segment.addr, bytes: u64::from(segment.length) }
-    })
-}
-
-/// What is inline is taken from this process.
-pub(super) fn inline(part: Part) -> Vec<u8> {
-    let start = std::ptr::with_exposed_provenance::<u8>(
-        usize::try_from(part.address).expect("an address of this process"),
-    );
-    let bytes = usize::try_from(part.bytes).expect("64 bits");
-    // SAFETY: whoever posts it says that these bytes are there.
-    unsafe { std::slice::from_raw_parts(start, bytes) }.to_vec()
-}
-
-/// Queues a request where there is room.
-pub(super) fn post(world: &mut World, id: usize, work: Work) -> Result<(), c_int> {
-    let pair = world.pair(id);
-    let used = usize::try_from(pair.posted - pair.freed).expect("few");
-    let is_error = pair.state == abi::IBV_QPS_ERR;
-    if pair.state != abi::IBV_QPS_RTS && !is_error {
-        return Err(libc::EINVAL);
-    }
-    if used >= pair.capacity {
-        return Err(libc::ENOMEM);
-    }
-    if matches!(&work.data, Data::Inline(bytes) if bytes.len() > pair.inline_bytes) {
-        return Err(libc::EINVAL);
-    }
-    pair.works.push_back(Work { number: pair.posted, ..work });
-    pair.posted += 1;
-    if is_error {
-        world.break_down(id);
-    }
-    Ok(())
-}
-
-unsafe extern "C" fn post_recv(
-    pair: *mut abi::QueuePair,
-    request: *mut abi::ReceiveRequest,
-    _: *mut *mut abi::ReceiveRequest,
-) -> c_int {
-    let (network, id) = behind_pair(pair);
-    let mut world = network.world();
-    let (state, receives) = (world.pair(id).state, world.pair(id).receives);
-    if state == abi::IBV_QPS_RESET {
-        return refuse(libc::EINVAL);
-    }
-    // SAFETY: the caller has made it, for the call.
-    let result = unsafe { receive(&mut world, receives, request) };
-    if state == abi::IBV_QPS_ERR {
-        world.break_down(id);
-    }
-    result
-}
-
-unsafe extern "C" fn post_srq_recv(
-    shared: *mut abi::SharedQueue,
-    request: *mut abi::ReceiveRequest,
-    _: *mut *mut abi::ReceiveRequest,
-) -> c_int {
-    let (network, id) = behind(shared);
-    // SAFETY: the caller has made it, for the call.
-    unsafe { receive(&mut network.world(), id, request) }
-}
-
-/// # Safety
-/// The request is valid.
-unsafe fn receive(world: &mut World, id: usize, request: *mut abi::ReceiveRequest) -> c_int {
-    // SAFETY: the caller says that it is valid.
-    let request = unsafe { &*request };
-    let receives = world.receives.get_mut(&id).expect("a queue that exists");
-    if receives.used >= receives.capacity {
-        return refuse(libc::ENOMEM);
-    }
-    receives.used += 1;
-    // SAFETY: a request has one segment, or none.
-    let target = unsafe { data(request.sg_list, request.num_sge) };
-    receives.waiting.push_back(Receive { id: request.wr_id, target });
     0
 }
