@@ -119,9 +119,11 @@ impl IbQueuePair {
             return Err(reason.clone());
         }
         let refused = |cause| TransportError::system("connect a queue pair", cause);
-        let Some(endpoint) = &self.endpoint else {
-            return Err(TransportError::system("connect a queue pair", "it was destroyed"));
-        };
+        let destroyed = || TransportError::system("connect a queue pair", "it was destroyed");
+        if !self.domain.can_use(self.endpoint.as_ref().ok_or_else(destroyed)?)? {
+            self.replace_endpoint(self.make_endpoint()?);
+        }
+        let endpoint = self.endpoint.as_ref().ok_or_else(destroyed)?;
         let (own, gid_index) = self.introduction(endpoint)?;
         let mut parley = Parley::new(stream)?;
         let watched = self.watch(parley.descriptor(), token::PARLEY);
@@ -233,15 +235,20 @@ impl IbQueuePair {
     fn become_reliable(&mut self) -> Result<(Hello, Option<u8>), TransportError> {
         let endpoint = self.make_reliable()?;
         let (own, gid_index) = self.introduction(&endpoint)?;
+        self.replace_endpoint(endpoint);
+        if let Some(parley) = &mut self.parley {
+            parley.say(&Message::Hello(own));
+        }
+        Ok((own, gid_index))
+    }
+
+    /// Before anything is sent or could arrive.
+    fn replace_endpoint(&mut self, endpoint: Arc<Endpoint>) {
         self.endpoint = Some(endpoint);
         self.receives.posted = 0;
         for _ in 0..self.receives.len() {
             self.hand_over_receive();
         }
-        if let Some(parley) = &mut self.parley {
-            parley.say(&Message::Hello(own));
-        }
-        Ok((own, gid_index))
     }
 
     /// Has the device told about the peer, by a thread: it may wait for an address to be resolved.

@@ -192,6 +192,11 @@ impl Shared {
         Ok((hello, place))
     }
 
+    /// Whether what was made for a queue pair can be used where this end is now.
+    pub(super) fn can_use(&self, endpoint: &Endpoint) -> Result<bool, TransportError> {
+        Ok(endpoint.is_for(self.place()?.0))
+    }
+
     /// Where this end is now, and whether on Ethernet.
     fn place(&self) -> Result<(Place, bool), TransportError> {
         let (port, gid) = look_up(self.protection.context(), self.port)?;

@@ -52,6 +52,7 @@ pub(in super::super) struct Place {
 pub(in super::super) struct Dynamic {
     pub(super) initiator: Pair,
     inline_bytes: usize,
+    pub(super) place: Place,
     state: Mutex<State>,
     shared: Shared,
     pub(super) queue: Queue,
@@ -119,6 +120,7 @@ impl Dynamic {
         Ok(Self {
             initiator,
             inline_bytes,
+            place,
             state: Mutex::new(state),
             shared,
             queue,

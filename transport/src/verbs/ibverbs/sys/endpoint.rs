@@ -98,6 +98,14 @@ impl Endpoint {
         }
     }
 
+    /// Whether it can be used there.
+    pub(in super::super) fn is_for(&self, place: Place) -> bool {
+        match self {
+            Self::Reliable(_) => true,
+            Self::Dynamic(own) => own.place == place,
+        }
+    }
+
     /// Readable when completions have been announced.
     pub(in super::super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.queue().channel.descriptor()

@@ -76,6 +76,26 @@ fn what_is_ready_is_used_once_and_where_it_was_made_for() {
     assert_eq!(network.pairs(), [0; 3]);
 }
 
+#[test]
+fn an_end_that_is_not_where_it_was_made_for_is_replaced() {
+    let (network, devices) = imitated::devices(2, Make::Mlx5);
+    let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
+    let mut bench = Bench { left, right };
+    bench.right.pair.initialise().unwrap();
+    bench.right.receive(9);
+    network.move_to(1, "10.99.0.2".parse().unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    bench.left.pair.initialise().unwrap();
+    bench.left.pair.connect(Connection::Spare(near)).unwrap();
+    bench.right.pair.connect(Connection::Spare(listener.accept().unwrap().0)).unwrap();
+    bench.works();
+    assert_eq!(network.pairs(), [0, 2, 2]);
+    bench.left.post(1, Operation::Send { source: bench.left.region.segment(0, 0) });
+    bench.until(|bench| !bench.right.done.is_empty());
+    assert_eq!(bench.right.statuses(), [(9, Status::Success)]);
+}
+
 /// Nothing is executed at a fenced end, not even by what is there later under the same number.
 #[test]
 fn late_packets_find_nobody() {
