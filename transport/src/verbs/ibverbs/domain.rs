@@ -194,7 +194,7 @@ impl Shared {
 
     /// Whether what was made for a queue pair can be used where this end is now.
     pub(super) fn can_use(&self, endpoint: &Endpoint) -> Result<bool, TransportError> {
-        Ok(endpoint.is_for(self.place()?.0))
+        Ok(endpoint.target().is_none() || endpoint.is_for(self.place()?.0))
     }
 
     /// Where this end is now, and whether on Ethernet.

@@ -134,9 +134,11 @@ fn late_packets_find_nobody() {
 #[test]
 fn a_fence_loses_no_message() {
     let mut whole = 0;
-    for late in 0..=14 {
+    for (late, make) in
+        (0..=14).flat_map(|late| [(late, reliable_bench as fn() -> _), (late, bench)])
+    {
         for polled in [0, 3] {
-            let (network, mut bench) = bench();
+            let (network, mut bench): (Network, Bench) = make();
             bench.works();
             bench.left.done.clear();
             network.hold(true);
@@ -201,9 +203,24 @@ fn check(bench: &Bench) -> usize {
     taken
 }
 
+/// The same over reliable queue pairs.
+fn reliable_bench() -> (Network, Bench) {
+    let (network, devices) = imitated::devices(2, Make::Mlx5);
+    let [left, right] = both(devices).map(|device| End::new(device.domain().unwrap()));
+    let mut bench = Bench { left, right };
+    bench.connect();
+    (network, bench)
+}
+
 #[test]
 fn a_cable_that_is_cut_ends_it() {
-    let (network, mut bench) = bench();
+    for make in [reliable_bench, bench] {
+        let (network, bench) = make();
+        cable_is_cut(&network, bench);
+    }
+}
+
+fn cable_is_cut(network: &Network, mut bench: Bench) {
     bench.works();
     network.cut(1, true);
     bench.dies();
@@ -214,11 +231,17 @@ fn a_cable_that_is_cut_ends_it() {
     bench.until(|bench| bench.left.pair.state() == State::Error);
     let fault = bench.left.pair.fault().unwrap().to_string();
     assert_eq!(fault, "use imitated0: its port has no link any more");
+    bench.until(|bench| bench.right.pair.state() == State::Error);
 }
 
 #[test]
-fn the_descriptor_of_a_dynamic_end_announces_everything() {
-    let (_network, mut bench) = bench();
+fn the_descriptor_announces_everything_here_too() {
+    for make in [reliable_bench, bench] {
+        announces_everything(make().1);
+    }
+}
+
+fn announces_everything(mut bench: Bench) {
     bench.works();
     bench.right.receive(5);
     while bench.right.pair.poll(&mut bench.right.done) {}
