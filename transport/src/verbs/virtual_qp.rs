@@ -153,8 +153,12 @@ impl VirtualDomain {
     pub fn keep_ready(&self, depth: Depth, count: usize) -> Result<usize, TransportError> {
         self.open_backups()?;
         let depth = device_depth(depth, self.settings.evidence == Evidence::Log);
-        let ready = (1..self.shared.rails())
-            .map(|rail| self.shared.opened(rail).domain().keep_ready(depth, count));
+        let rails = (1..self.shared.rails()).map(|rail| self.shared.opened(rail));
+        // One at a time: a queue pair that has lost its rail may want the domain meanwhile.
+        let ready = rails.map(|opened| {
+            let there = |wanted| opened.domain().keep_ready(depth, wanted);
+            (1..count).find(|&wanted| there(wanted) < wanted).map_or_else(|| there(count), there)
+        });
         Ok(ready.min().unwrap_or(0))
     }
 

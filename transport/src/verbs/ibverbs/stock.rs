@@ -3,7 +3,7 @@
 //! An end belongs to one queue pair, once: what has been used is destroyed with it, so that nothing of it can
 //! be taken for something of the next.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::super::Depth;
 use super::sys::{Endpoint, Place};
@@ -24,7 +24,7 @@ impl Stock {
     /// One for this depth. What was made for another place, such as an address that the port had, is of no
     /// use any more.
     pub(super) fn take(&self, depth: Depth, place: Place) -> Option<Arc<Endpoint>> {
-        let mut ready = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ready = self.lock();
         ready.retain(|one| one.place == place);
         let index = ready.iter().position(|one| one.depth == depth)?;
         Some(ready.swap_remove(index).endpoint)
@@ -39,15 +39,24 @@ impl Stock {
         count: usize,
         make: impl Fn() -> Option<Arc<Endpoint>>,
     ) -> usize {
-        let mut ready = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ready.retain(|one| one.place == place);
-        let mut there = ready.iter().filter(|one| one.depth == depth).count();
-        while there < count
-            && let Some(endpoint) = make()
-        {
-            ready.push(Ready { depth, place, endpoint });
-            there += 1;
+        loop {
+            let there = self.count(depth, place);
+            if there >= count {
+                return there;
+            }
+            // Devices take their time, and somebody may want one meanwhile.
+            let Some(endpoint) = make() else { return there };
+            self.lock().push(Ready { depth, place, endpoint });
         }
-        there
+    }
+
+    fn count(&self, depth: Depth, place: Place) -> usize {
+        let mut ready = self.lock();
+        ready.retain(|one| one.place == place);
+        ready.iter().filter(|one| one.depth == depth).count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Ready>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

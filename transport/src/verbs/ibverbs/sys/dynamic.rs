@@ -34,7 +34,8 @@ use crate::TransportError;
 
 /// Requests with it in their number are entries of the ledger.
 const ENTRY: u64 = 1 << 62;
-/// Reads and atomics under way, all of which every target answers.
+/// Reads and atomics under way: as many as UCX lets initiators ask for, since the driver does not tell how many a
+/// target answers.
 const READS: u8 = 4;
 
 /// Where an end is in the network.

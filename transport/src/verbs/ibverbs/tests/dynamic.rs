@@ -76,24 +76,70 @@ fn what_is_ready_is_used_once_and_where_it_was_made_for() {
     assert_eq!(network.pairs(), [0; 3]);
 }
 
+/// Because its port has another address, or because the peer has no dynamic end.
 #[test]
-fn an_end_that_is_not_where_it_was_made_for_is_replaced() {
-    let (network, devices) = imitated::devices(2, Make::Mlx5);
-    let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
-    let mut bench = Bench { left, right };
-    bench.right.pair.initialise().unwrap();
-    bench.right.receive(9);
-    network.move_to(1, "10.99.0.2".parse().unwrap());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    bench.left.pair.initialise().unwrap();
-    bench.left.pair.connect(Connection::Spare(near)).unwrap();
-    bench.right.pair.connect(Connection::Spare(listener.accept().unwrap().0)).unwrap();
-    bench.works();
-    assert_eq!(network.pairs(), [0, 2, 2]);
-    bench.left.post(1, Operation::Send { source: bench.left.region.segment(0, 0) });
-    bench.until(|bench| !bench.right.done.is_empty());
-    assert_eq!(bench.right.statuses(), [(9, Status::Success)]);
+fn an_end_that_is_replaced_keeps_its_receives() {
+    for (has_moved, made) in [(true, [0, 2, 2]), (false, [2, 0, 0])] {
+        let (network, devices) = imitated::devices(2, Make::Mlx5);
+        let [left, right] = both(devices).map(|device| Spares(device).domain().unwrap());
+        let right = End::new(right);
+        network.allow_targets(has_moved);
+        let mut bench = Bench { left: End::new(left), right };
+        bench.right.pair.initialise().unwrap();
+        bench.right.receive(9);
+        if has_moved {
+            network.move_to(1, "10.99.0.2".parse().unwrap());
+        }
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        bench.left.pair.initialise().unwrap();
+        bench.left.pair.connect(Connection::Spare(near)).unwrap();
+        bench.right.pair.connect(Connection::Spare(listener.accept().unwrap().0)).unwrap();
+        bench.works();
+        assert_eq!(network.pairs(), made);
+        bench.left.post(1, Operation::Send { source: bench.left.region.segment(0, 0) });
+        bench.until(|bench| !bench.right.done.is_empty());
+        assert_eq!(bench.right.statuses(), [(9, Status::Success)]);
+    }
+}
+
+/// A message is two requests at the device, both of which come back.
+#[test]
+fn a_message_that_fails_is_reported_once() {
+    let network = Network::new("lonely", 1, Make::Mlx5);
+    let context = Context::open(&network.list(), "lonely0").unwrap();
+    let protection = sys::ProtectionDomain::new(&context).unwrap();
+    let (_, gid) = look_up(&context, 1).unwrap();
+    let gid = gid.unwrap();
+    let place = sys::Place { port: 1, gid_index: Some(gid.index), gid: gid.gid, lid: 0, mtu: 3 };
+    let endpoint = sys::Endpoint::dynamic(&protection, place, DEPTH, true).unwrap();
+    let target = endpoint.target().map(|own| sys::TargetAddress { key: !own.key, ..own });
+    let path = sys::Path {
+        port: 1,
+        gid_index: place.gid_index,
+        gid: place.gid,
+        lid: 0,
+        number: 0,
+        mtu: 3,
+        peer_packet: 0,
+        own_packet: 0,
+        reads_answered: 1,
+        reads_asked: 1,
+        target,
+    };
+    endpoint.enable_receive(&path).unwrap();
+    let target = sys::Target::default();
+    let post = |id, is_reported| {
+        let what = sys::What::WriteWithImmediate(7);
+        sys::Post { id, is_reported, what, source: None, target }
+    };
+    let (posted, outcome) = endpoint.post_send(&[post(1, true), post(2, false), post(3, true)]);
+    assert!(posted == 3 && outcome.is_ok());
+    endpoint.fail().unwrap();
+    let mut reported = Vec::new();
+    endpoint.poll(&mut reported).unwrap();
+    let reported = reported.iter().map(|one| (one.id, &one.outcome));
+    assert!(reported.eq([1, 2, 3].map(|id| (id, &sys::Outcome::Flushed))));
 }
 
 /// Nothing is executed at a fenced end, not even by what is there later under the same number.
