@@ -1,8 +1,5 @@
 //! Dynamic ends, on devices that imitate those of mlx5.
 
-use super::super::super::virtual_qp::{
-    Claim, Evidence, Owner, SparePool, VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings,
-};
 use super::super::imitated::{self, Make, Network, Spares};
 use super::*;
 
@@ -175,6 +172,31 @@ fn late_packets_find_nobody() {
     poll(&mut bench);
 }
 
+/// Nothing that was posted leaves an end that is fenced.
+#[test]
+fn what_is_fenced_sends_nothing() {
+    for make in [reliable_bench, bench] {
+        let (network, mut bench) = make();
+        bench.works();
+        network.hold(true);
+        bench.left.region.memory().write(0, b"too late");
+        bench.left.done.clear();
+        bench.write(1, 8);
+        bench.left.pair.fail();
+        network.hold(false);
+        // The other end does not hear of it.
+        let deadline = clock::now() + LIMIT;
+        while bench.left.done.is_empty() {
+            bench.left.pair.poll(&mut bench.left.done);
+            assert!(clock::now() < deadline);
+        }
+        assert_eq!(bench.left.statuses(), [(1, Status::Flushed)]);
+        let mut bytes = [0; 7];
+        bench.right.region.memory().read(0, &mut bytes);
+        assert_eq!(&bytes, b"through");
+    }
+}
+
 /// However many requests are executed while a target is being destroyed: what the sender was told to be
 /// executed the receiver has taken, each message once and in order.
 #[test]
@@ -297,181 +319,4 @@ fn announces_everything(mut bench: Bench) {
     bench.left.pair.fail();
     wait_for(&mut bench.right);
     assert_eq!(bench.right.pair.state(), State::Error);
-}
-
-/// Both hosts of a virtual queue pair, whose backup is a spare of a pool.
-struct Hosts {
-    network: Network,
-    ends: [VirtualQp; 2],
-    domains: [VirtualDomain; 2],
-    regions: [MemoryRegion; 2],
-    done: [Vec<Completion>; 2],
-    pools: [SparePool; 2],
-    /// Connections that the other host has claimed.
-    claimed: [Option<(Claim, Connection)>; 2],
-    listener: TcpListener,
-}
-
-impl Hosts {
-    /// Devices 0 and 1 are the NICs of one host, 2 and 3 of the other. Each has two dynamic ends ready.
-    fn new(evidence: Evidence) -> Self {
-        let (network, mut left) = imitated::devices(4, Make::Mlx5);
-        let right = left.split_off(2);
-        let domains = [left, right].map(|rails| {
-            let rails = rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Device>).collect();
-            let settings = VirtualSettings::new(evidence, 2);
-            VirtualDevice::new(rails, settings).virtual_domain().unwrap()
-        });
-        let register = |domain: &VirtualDomain| {
-            domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap()
-        };
-        let regions = domains.each_ref().map(register);
-        for domain in &domains {
-            assert_eq!(domain.keep_ready(DEPTH, 2).unwrap(), 2);
-        }
-        let ends = domains.each_ref().map(|domain| domain.virtual_queue_pair(DEPTH).unwrap());
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let pools = [SparePool::new(4), SparePool::new(4)];
-        let (done, claimed) = ([Vec::new(), Vec::new()], [None, None]);
-        let mut hosts = Self { network, ends, domains, regions, done, pools, claimed, listener };
-        let connections = hosts.streams().map(Connection::Stream);
-        for (end, connection) in hosts.ends.iter_mut().zip(connections) {
-            end.initialise().unwrap();
-            end.connect(connection).unwrap();
-        }
-        for owner in [Owner::Here, Owner::There, Owner::Here, Owner::There] {
-            let [near, far] = hosts.streams();
-            let other = if owner == Owner::Here { Owner::There } else { Owner::Here };
-            hosts.pools[0].add(near, owner).unwrap();
-            hosts.pools[1].add(far, other).unwrap();
-        }
-        hosts
-    }
-
-    fn streams(&self) -> [TcpStream; 2] {
-        let near = TcpStream::connect(self.listener.local_addr().unwrap()).unwrap();
-        [near, self.listener.accept().unwrap().0]
-    }
-
-    fn poll(&mut self) {
-        let mut moved = false;
-        let places = self.pools.iter_mut().zip(&mut self.claimed);
-        for ((end, done), (pool, claimed)) in self.ends.iter_mut().zip(&mut self.done).zip(places) {
-            moved |= end.poll(done);
-            if !end.is_attached(0) {
-                pool.claim(end, 1).unwrap();
-            }
-            *claimed = claimed.take().or_else(|| pool.claimed());
-            if end.wants(1)
-                && let Some((claim, connection)) = claimed.take()
-            {
-                assert_eq!((claim.identity, claim.rail), (end.identity(), 1));
-                end.attach(claim.rail, connection).unwrap();
-            }
-        }
-        if !moved {
-            std::thread::yield_now();
-        }
-    }
-
-    fn until(&mut self, reached: impl Fn(&Self) -> bool) {
-        let deadline = clock::now() + LIMIT;
-        while !reached(self) {
-            let told = self.ends.each_ref().map(|end| (end.fault(), end.active()));
-            assert!(clock::now() < deadline, "{told:?} {:?}", self.done.each_ref().map(Vec::len));
-            self.poll();
-        }
-    }
-
-    /// Messages `from..to`, of which some are executed when `halfway` is called.
-    fn exchange(&mut self, from: usize, to: usize, halfway: impl FnOnce(&mut Self)) {
-        let (mut posted, mut receives, mut halfway) = (from, from, Some(halfway));
-        let deadline = clock::now() + LIMIT;
-        while self.done.iter().any(|done| done.len() < to) {
-            while receives < to && receives < self.done[1].len() + 16 {
-                let request = ReceiveRequest { id: WorkId(receives as u64), target: None };
-                self.ends[1].post_receive(request).unwrap();
-                receives += 1;
-            }
-            while posted < to && posted < self.done[0].len() + 12 {
-                let request = self.request(posted);
-                self.ends[0].post_send(request).unwrap();
-                posted += 1;
-            }
-            if self.done[0].len() > (from + to) / 2
-                && let Some(halfway) = halfway.take()
-            {
-                halfway(self);
-            }
-            self.poll();
-            let told = self.ends.each_ref().map(|end| (end.fault(), end.active()));
-            assert!(clock::now() < deadline, "{told:?} {:?}", self.done.each_ref().map(Vec::len));
-        }
-        let is_success = |done: &Completion| done.status == Status::Success;
-        assert!(self.done.iter().flatten().all(is_success), "{:?}", self.ends[0].fault());
-        let ids = self.done[0].iter().map(|done| done.id.0 as usize);
-        assert!(ids.eq(0..to));
-        let immediates = self.done[1].iter().filter_map(|done| done.immediate);
-        assert!(immediates.eq(0..to as u32), "each message once, in order");
-    }
-
-    /// Message number `index`: a write of its own size that tells its number.
-    fn request(&self, index: usize) -> WorkRequest {
-        let [left, right] = &self.regions;
-        let (source, target) = (left.segment(0, (index * 97) % 5000), right.remote(0));
-        let immediate = index as u32;
-        let operation = Operation::WriteWithImmediate { source, target, immediate };
-        WorkRequest { id: WorkId(index as u64), operation, signalled: true }
-    }
-
-    /// The default rail is given a connection, and becomes the one in use.
-    fn go_back(&mut self) {
-        self.until(|hosts| hosts.ends.iter().all(|end| end.wants(0)));
-        let connections = self.streams().map(Connection::Stream);
-        for (end, connection) in self.ends.iter_mut().zip(connections) {
-            end.attach(0, connection).unwrap();
-        }
-        self.until(|hosts| hosts.ends.iter().all(|end| end.active() == 0));
-    }
-}
-
-/// The default rail fails, a dynamic end that was ready takes over, and it goes back, twice.
-#[test]
-fn a_spare_takes_over_and_is_given_up_again() {
-    for evidence in [Evidence::Handshake, Evidence::Log] {
-        println!("{evidence:?}");
-        let mut hosts = Hosts::new(evidence);
-        assert_eq!(hosts.network.pairs(), [2, 4, 4]);
-        // What is not ready now cannot be made.
-        hosts.network.allow_targets(false);
-        for (round, device) in [(0, 0), (1, 2)] {
-            hosts.exchange(200 * round, 200 * round + 100, |hosts| {
-                hosts.network.link(device, false)
-            });
-            assert_eq!(hosts.ends.each_ref().map(VirtualQp::active), [1, 1]);
-            hosts.network.link(device, true);
-            hosts.exchange(200 * round + 100, 200 * round + 200, Hosts::go_back);
-            assert_eq!(hosts.network.pairs()[1..], [4 - 2 * (round + 1); 2].map(|left| left));
-        }
-    }
-}
-
-/// The spare is lost as well, with messages that are executed at the last moment.
-#[test]
-fn a_spare_that_fails_is_followed_by_another() {
-    for evidence in [Evidence::Handshake, Evidence::Log] {
-        for late in [1, 4, 7] {
-            println!("{evidence:?}, {late}");
-            let mut hosts = Hosts::new(evidence);
-            hosts.exchange(0, 60, |hosts| hosts.network.link(0, false));
-            assert_eq!(hosts.ends.each_ref().map(VirtualQp::active), [1, 1]);
-            hosts.network.link(0, true);
-            hosts.exchange(60, 160, |hosts| {
-                hosts.network.hurry(late);
-                hosts.ends[1].suspect(1);
-            });
-            let ready = hosts.domains.each_ref().map(|domain| domain.keep_ready(DEPTH, 0).unwrap());
-            assert_eq!(ready, [0, 0], "both that were ready have been used");
-        }
-    }
 }
