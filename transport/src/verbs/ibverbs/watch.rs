@@ -121,10 +121,11 @@ mod tests {
         let mailbox = Mailbox::new().unwrap();
         mailbox.assign([5, 7]);
         let pair = |number| Event::QueuePair(number, "fatal".into());
-        for event in [Event::PortDown(1), pair(4), Event::PortDown(1), Event::PortUp(1), pair(5)] {
-            mailbox.put(&event);
+        let port = Event::PortDown(1);
+        for event in [&port, &pair(4), &port, &Event::PortUp(1), &pair(5), &pair(7)] {
+            mailbox.put(event);
         }
-        assert_eq!(mailbox.take(), [Event::PortDown(1), pair(5)]);
+        assert_eq!(mailbox.take(), [port, pair(5), pair(7)]);
         assert_eq!(mailbox.take(), []);
         mailbox.put(&Event::Fatal);
         mailbox.assign([6, 6]);

@@ -73,6 +73,20 @@ fn what_is_ready_is_used_once_and_where_it_was_made_for() {
     assert_eq!(network.pairs(), [0; 3]);
 }
 
+#[test]
+fn ends_with_packets_of_different_sizes_are_reliable() {
+    for smaller in [0, 1] {
+        let (network, devices) = imitated::devices(2, Make::Mlx5);
+        network.packets(smaller, 1);
+        let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
+        assert_eq!(network.pairs(), [0, 2, 2]);
+        let mut bench = Bench { left, right };
+        bench.connect();
+        bench.works();
+        assert_eq!(network.pairs(), [2, 0, 0]);
+    }
+}
+
 /// Because its port has another address, or because the peer has no dynamic end.
 #[test]
 fn an_end_that_is_replaced_keeps_its_receives() {

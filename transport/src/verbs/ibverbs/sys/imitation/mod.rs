@@ -92,6 +92,11 @@ impl Network {
         self.world().set_address(device, address.to_ipv6_mapped().octets());
     }
 
+    /// Its packets have this size from now on: as the enumeration of the header.
+    pub(in crate::verbs) fn packets(&self, device: usize, mtu: u8) {
+        self.world().ports[device].mtu = mtu.into();
+    }
+
     /// Its cable is there or not, and everybody on this host is told.
     pub(in crate::verbs) fn link(&self, device: usize, is_up: bool) {
         self.world().set_link(device, is_up);

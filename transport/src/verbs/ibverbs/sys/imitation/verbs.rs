@@ -47,8 +47,6 @@ pub(super) const FUNCTIONS: Functions = Functions {
 
 /// Requests of all queue pairs that are executed when anybody polls.
 const STEPS_PER_POLL: usize = 3;
-/// 1024 bytes.
-const MTU: c_uint = 3;
 /// Row of the table of addresses that is in use.
 const ROW: u32 = 3;
 
@@ -170,7 +168,7 @@ unsafe extern "C" fn query_port(
     // SAFETY: the caller has room for them there, and has filled it with zeros.
     let attributes = unsafe { &mut *attributes };
     attributes.state = if port.is_up { abi::IBV_PORT_ACTIVE } else { 1 };
-    attributes.active_mtu = MTU;
+    attributes.active_mtu = port.mtu;
     attributes.gid_tbl_len = 8;
     attributes.link_layer = 2;
     0

@@ -40,6 +40,8 @@ pub(super) struct World {
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) gid: Gid,
+    /// Of packets: as the enumeration of the header.
+    pub(super) mtu: c_uint,
     pub(super) is_up: bool,
     pub(super) is_cut: bool,
 }
@@ -180,7 +182,7 @@ pub(super) enum Data {
 
 impl Port {
     pub(super) fn new(gid: Gid) -> Self {
-        Self { gid, is_up: true, is_cut: false }
+        Self { gid, mtu: 3, is_up: true, is_cut: false }
     }
 }
 
