@@ -1,12 +1,27 @@
 //! Virtual queue pairs whose backups come from a pool, on devices that imitate those of mlx5.
 
 use super::super::super::virtual_qp::{
-    Claim, Evidence, Owner, SparePool, VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings,
+    Claim, Evidence, Limits, Owner, SparePool, VirtualDevice, VirtualDomain, VirtualQp,
+    VirtualSettings,
 };
 use super::super::imitated::{self, Make, Network};
 use super::*;
 
 const DEPTH: Depth = Depth { sends: 16, receives: 16 };
+
+/// Patient, so that it does not matter how much else this machine does.
+fn settings(evidence: Evidence) -> VirtualSettings {
+    let minute = 60_000_000_000;
+    let limits = Limits {
+        answer_ns: minute,
+        repair_ns: minute,
+        patience_ns: minute,
+        retry_ns: 0,
+        settle_ns: 0,
+        ..Limits::default()
+    };
+    VirtualSettings { limits, ..VirtualSettings::new(evidence, 2) }
+}
 
 /// Both hosts of a virtual queue pair, whose backup is a spare of a pool.
 struct Hosts {
@@ -28,8 +43,7 @@ impl Hosts {
         let right = left.split_off(2);
         let domains = [left, right].map(|rails| {
             let rails = rails.into_iter().map(|rail| Arc::new(rail) as Arc<dyn Device>).collect();
-            let settings = VirtualSettings::new(evidence, 2);
-            VirtualDevice::new(rails, settings).virtual_domain().unwrap()
+            VirtualDevice::new(rails, settings(evidence)).virtual_domain().unwrap()
         });
         let register = |domain: &VirtualDomain| {
             domain.register(&Memory::allocate(BYTES).unwrap(), Access::ALL).unwrap()
