@@ -185,6 +185,44 @@ fn a_spare_takes_over_and_is_given_up_again() {
     }
 }
 
+/// Of eight writes three were executed, of which the sender knows nothing, when the default rail is lost. The log,
+/// which is read over the spare, says so.
+#[test]
+fn what_the_log_says_is_not_repeated_over_a_spare() {
+    let expected = [(Evidence::Resend, 8, 0), (Evidence::Handshake, 8, 0), (Evidence::Log, 5, 3)];
+    for (evidence, resent, spared) in expected {
+        let mut hosts = Hosts::new(evidence);
+        hosts.exchange(0, 10, |_| {});
+        (0..1000).for_each(|_| hosts.poll());
+        let [left, right] = hosts.regions.each_ref().map(MemoryRegion::memory);
+        let pattern: Vec<u8> = (0..800).map(|index| (index % 251) as u8).collect();
+        left.write(0, &pattern);
+        right.write(0, &[0; 800]);
+        hosts.network.hold(true);
+        let requests: Vec<_> = (0..8)
+            .map(|index| {
+                let source = hosts.regions[0].segment(100 * index, 100);
+                let target = hosts.regions[1].remote(100 * index);
+                let operation = Operation::Write { source, target };
+                WorkRequest { id: WorkId(100 + index as u64), operation, signalled: index == 7 }
+            })
+            .collect();
+        hosts.ends[0].post_send_list(&requests).unwrap();
+        // A write and its entry are two requests.
+        hosts.network.release(if evidence == Evidence::Log { 6 } else { 3 });
+        hosts.network.link(0, false);
+        hosts.network.hold(false);
+        hosts.until(|hosts| hosts.done[0].len() > 10);
+        let done = hosts.done[0][10];
+        assert_eq!((done.id, done.status), (WorkId(107), Status::Success));
+        assert!(hosts.regions[1].memory().lock().bytes(0..800) == pattern);
+        let counters = hosts.ends[0].counters();
+        assert_eq!((counters.resent, counters.spared), (resent, spared), "{evidence:?}");
+        assert_eq!(hosts.ends.each_ref().map(VirtualQp::active), [1, 1]);
+        assert_eq!(hosts.network.pairs()[1..], [4, 4], "two are in use, two are ready");
+    }
+}
+
 #[test]
 fn a_connection_of_its_own_leaves_the_stock_alone() {
     let mut hosts = Hosts::new(Evidence::Handshake);
