@@ -26,6 +26,7 @@ pub mod bell;
 pub mod clock;
 pub mod memory;
 pub mod network;
+pub mod nics;
 pub mod place;
 pub mod ring;
 pub mod shm;

@@ -5,8 +5,6 @@
 //! end, and that is what a probe wants to know.
 
 pub(super) mod confirmed;
-mod homes;
-pub(super) mod nics;
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use ccl_core::fault::{Cable, Condition, Direction, Fault, Rehearsal, Timed, Turn};
 use ccl_core::ids::Rank;
 
-use super::detect::nics::{Change, ChangeKind};
 use crate::clock;
+use crate::nics::{Change, ChangeKind};
 use crate::verbs::fault::{Interrupted, Loss, Lossy};
 use crate::verbs::{Depth, QueuePair};
 

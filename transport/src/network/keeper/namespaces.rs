@@ -13,13 +13,13 @@ use std::time::Duration;
 use ccl_core::ids::Rank;
 use rustix::thread::{UnshareFlags, gettid, unshare_unsafe};
 
-use super::super::detect::nics::{Look, Nics};
 use super::super::events::{RailEvent, RailEventKind, Witness};
 use super::super::tests::{SHAPE, announced, key, stream};
 use super::super::{Endpoint, PeerLink, RailAddress, Terms};
 use super::tests::{Candidate, Kept, replace, send, soon};
 use super::{Directory, News};
 use crate::clock;
+use crate::nics::{Look, Nics};
 use crate::verbs::soft::socket::Binding;
 
 type Task = Box<dyn FnOnce() + Send>;

@@ -6,6 +6,8 @@
 //! the loss of a carrier late or, where netlink is not permitted, never, the state is looked at every
 //! few milliseconds as well.
 
+mod homes;
+
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -14,14 +16,13 @@ use rustix::net::netdevice::name_to_index;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-use super::homes;
 use crate::TransportError;
 use crate::verbs::soft::socket::{self, Binding};
 
 /// How often to look without having been told. A look at one NIC takes less than a microsecond.
-pub(in super::super) const LOOK_EVERY: Duration = Duration::from_millis(20);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often if nobody uses the links: waking for a look costs a hundred times as much as the look.
-pub(in super::super) const LOOK_SELDOM: Duration = Duration::from_millis(640);
+pub(crate) const LOOK_SELDOM: Duration = Duration::from_millis(640);
 
 /// Looks without having been told from one search for another address to the next: a search takes as long
 /// as there are interfaces.
@@ -33,15 +34,15 @@ const NAME_BYTES: usize = libc::IFNAMSIZ;
 
 /// A NIC that stopped working, or works again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) struct Change {
+pub(crate) struct Change {
     /// Index of its rail.
-    pub(in super::super) rail: usize,
-    pub(in super::super) kind: ChangeKind,
+    pub(crate) rail: usize,
+    pub(crate) kind: ChangeKind,
 }
 
 /// What happened to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) enum ChangeKind {
+pub(crate) enum ChangeKind {
     /// It does not work, because of this.
     Severed(String),
     /// It works again.
@@ -54,7 +55,7 @@ pub(in super::super) enum ChangeKind {
 
 /// How thorough a look is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Look {
+pub(crate) enum Look {
     /// Carriers only.
     Quick,
     /// Addresses too, which takes a few microseconds for each.
@@ -63,7 +64,7 @@ pub(in super::super) enum Look {
 
 /// The NICs of all rails.
 #[derive(Debug)]
-pub(in super::super) struct Nics {
+pub(crate) struct Nics {
     nics: Vec<Nic>,
     /// For questions about interfaces; any socket will do.
     inquiry: OwnedFd,
@@ -91,7 +92,7 @@ impl Nics {
     ///
     /// # Errors
     /// The system has no socket left.
-    pub(in super::super) fn watch(bindings: Vec<Binding>) -> Result<Self, TransportError> {
+    pub(crate) fn watch(bindings: Vec<Binding>) -> Result<Self, TransportError> {
         let inquiry =
             socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
                 .map_err(|cause| TransportError::system("create a socket", cause))?;
@@ -109,33 +110,33 @@ impl Nics {
     }
 
     /// Readable when something was announced.
-    pub(in super::super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.events.as_ref().map(AsFd::as_fd)
     }
 
     /// Whether there is anything that only a look finds out.
-    pub(in super::super) fn needs_looks(&self) -> bool {
+    pub(crate) fn needs_looks(&self) -> bool {
         self.nics.iter().any(|nic| nic.has_carrier || nic.is_severed)
     }
 
     /// Whether a NIC did not work at the last look.
-    pub(in super::super) fn any_severed(&self) -> bool {
+    pub(crate) fn any_severed(&self) -> bool {
         self.nics.iter().any(|nic| nic.is_severed)
     }
 
     /// Whether the NIC of a rail did not work at the last look.
-    pub(in super::super) fn is_severed(&self, rail: usize) -> bool {
+    pub(crate) fn is_severed(&self, rail: usize) -> bool {
         self.nics[rail].is_severed
     }
 
     /// A new connection over a NIC shows that it has a carrier. The kernel may find that out up to a
     /// second later, and until then what it says about the carrier is old.
-    pub(in super::super) fn prove(&mut self, rail: usize) {
+    pub(crate) fn prove(&mut self, rail: usize) {
         self.nics[rail].is_proved = true;
     }
 
     /// Takes all announcements; tells whether there were any.
-    pub(in super::super) fn was_told(&self) -> bool {
+    pub(crate) fn was_told(&self) -> bool {
         let Some(events) = &self.events else { return false };
         let mut told = false;
         loop {
@@ -149,7 +150,7 @@ impl Nics {
     }
 
     /// What has changed since the last look.
-    pub(in super::super) fn changes(&mut self, look: Look) -> Vec<Change> {
+    pub(crate) fn changes(&mut self, look: Look) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut homeless = Vec::new();
         for (rail, nic) in self.nics.iter_mut().enumerate() {
