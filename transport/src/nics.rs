@@ -7,6 +7,7 @@
 //! few milliseconds as well.
 
 mod homes;
+mod lookout;
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -18,6 +19,8 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 
 use crate::TransportError;
 use crate::verbs::soft::socket::{self, Binding};
+
+pub use lookout::{Lookout, Watched};
 
 /// How often to look without having been told. A look at one NIC takes less than a microsecond.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -69,8 +72,9 @@ pub(crate) struct Nics {
     /// For questions about interfaces; any socket will do.
     inquiry: OwnedFd,
     events: Option<OwnedFd>,
-    /// What the interfaces had besides at first, which is there for something else.
-    foreign: Vec<IpAddr>,
+    /// What the interfaces had besides at first, which is there for something else; `None` where a NIC keeps its
+    /// address.
+    foreign: Option<Vec<IpAddr>>,
 }
 
 #[derive(Debug)]
@@ -88,11 +92,23 @@ struct Nic {
 }
 
 impl Nics {
-    /// Watches the NICs of these rails, which work as far as anybody knows.
+    /// Watches the NICs of these rails, which work as far as anybody knows. One that has lost its address gets
+    /// another one, if there is one.
     ///
     /// # Errors
     /// The system has no socket left.
     pub(crate) fn watch(bindings: Vec<Binding>) -> Result<Self, TransportError> {
+        let own: Vec<IpAddr> = bindings.iter().map(|binding| binding.address).collect();
+        let present = homes::addresses().into_iter().map(|(_, address)| address);
+        let foreign = present.filter(|address| !own.contains(address)).collect();
+        Ok(Self { foreign: Some(foreign), ..Self::watch_in_place(bindings)? })
+    }
+
+    /// Watches NICs that keep their addresses: one that has lost it does not work until it is back.
+    ///
+    /// # Errors
+    /// As for [`Self::watch`].
+    pub(crate) fn watch_in_place(bindings: Vec<Binding>) -> Result<Self, TransportError> {
         let inquiry =
             socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
                 .map_err(|cause| TransportError::system("create a socket", cause))?;
@@ -102,11 +118,8 @@ impl Nics {
             let index = index(&inquiry, &binding);
             Nic { binding, has_carrier, index, is_severed: false, looks: 0, is_proved: false }
         };
-        let own: Vec<IpAddr> = bindings.iter().map(|binding| binding.address).collect();
-        let present = homes::addresses().into_iter().map(|(_, address)| address);
-        let foreign = present.filter(|address| !own.contains(address)).collect();
         let nics = bindings.into_iter().map(nic).collect();
-        Ok(Self { nics, inquiry, events: listen(), foreign })
+        Ok(Self { nics, inquiry, events: listen(), foreign: None })
     }
 
     /// Readable when something was announced.
@@ -179,7 +192,7 @@ impl Nics {
     /// Gives a NIC that has lost its address another one, if it has one.
     fn rehouse(&mut self, rail: usize) -> Option<Change> {
         let rails = self.nics.iter().map(|nic| nic.binding.address);
-        let taken: Vec<IpAddr> = self.foreign.iter().copied().chain(rails).collect();
+        let taken: Vec<IpAddr> = self.foreign.as_ref()?.iter().copied().chain(rails).collect();
         let nic = &mut self.nics[rail];
         let address = homes::another(&nic.binding, &homes::addresses(), &taken)?;
         (nic.binding.address, nic.is_severed) = (address, false);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ccl_core::settings::{HcaFilter, Settings};
 use ccl_transport::TransportError;
+use ccl_transport::nics::Watched;
 use ccl_transport::place::{Place, Sysfs};
 use ccl_transport::verbs;
 use ccl_transport::verbs::soft::SoftDevice;
@@ -26,11 +27,19 @@ pub const VERBS: &str = "verbs";
 /// A device, and how its connections are made.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
-    pub(super) device: Arc<dyn verbs::Device>,
+    hardware: Hardware,
     pub(super) nature: Nature,
     pub(super) binding: Binding,
     pub(super) bytes_per_second: u64,
     pub(super) place: Place,
+}
+
+/// What it is made of.
+#[derive(Clone, Debug)]
+enum Hardware {
+    /// A NIC, over TCP.
+    Soft(Nic),
+    Rdma(Arc<dyn verbs::Device>),
 }
 
 /// What the other end of a rail has to know of its device.
@@ -50,10 +59,9 @@ impl fmt::Display for Nature {
 
 impl Port {
     fn soft(nic: Nic) -> Self {
-        let (name, device) = (nic.name.clone(), SoftDevice::new(nic.name.clone(), nic.address));
-        let nature = Nature { name, is_rdma: false, has_atomics: true };
+        let nature = Nature { name: nic.name.clone(), is_rdma: false, has_atomics: true };
         let place = Sysfs::default().interface(&nic.interface);
-        Self::new(Arc::new(device), nature, nic, place)
+        Self::new(Hardware::Soft(nic.clone()), nature, nic, place)
     }
 
     /// An RDMA device and the NIC that has its address.
@@ -61,13 +69,23 @@ impl Port {
         let RdmaPort { device, has_atomics } = port;
         let nature = Nature { name: device.name().to_owned(), is_rdma: true, has_atomics };
         let place = rdma_place(&Sysfs::default(), device.name(), &nic.interface);
-        Self::new(device, nature, nic, place)
+        Self::new(Hardware::Rdma(device), nature, nic, place)
     }
 
-    fn new(device: Arc<dyn verbs::Device>, nature: Nature, nic: Nic, place: Place) -> Self {
+    fn new(hardware: Hardware, nature: Nature, nic: Nic, place: Place) -> Self {
         let interface = (!nic.address.is_loopback()).then_some(nic.interface);
         let binding = Binding { address: nic.address, interface };
-        Self { device, nature, binding, bytes_per_second: nic.speed_bytes_per_second, place }
+        Self { hardware, nature, binding, bytes_per_second: nic.speed_bytes_per_second, place }
+    }
+
+    /// The device, which hears of its NIC from `watched` if nobody else tells it.
+    pub(super) fn device(&self, watched: Watched) -> Arc<dyn verbs::Device> {
+        match &self.hardware {
+            Hardware::Soft(nic) => {
+                Arc::new(SoftDevice::new(nic.name.clone(), nic.address).watched(watched))
+            }
+            Hardware::Rdma(device) => Arc::clone(device),
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ccl_core::fault::Rehearsal;
 use ccl_transport::auth::JobKey;
+use ccl_transport::nics::Lookout;
 use ccl_transport::verbs::soft::socket::Binding;
 use ccl_transport::verbs::virtual_qp::{
     Evidence, Limits, Standing, Switchboard, VirtualDevice, VirtualDomain, VirtualSettings,
@@ -126,6 +127,8 @@ pub(super) struct Wiring {
     /// What this end thinks that its rails are worth.
     pub(super) standings: Vec<Standing>,
     pub(super) drill: Option<Arc<Drill>>,
+    /// Watches the NICs.
+    pub(super) lookout: Arc<Lookout>,
     /// Where this process listens for connections of rails, once it accepts any.
     switchboard: Mutex<Option<Arc<Switchboard>>>,
     pub(super) key: JobKey,
@@ -166,12 +169,13 @@ impl Domain {
             clients: config.queue_pairs,
             ..VirtualSettings::new(Evidence::Handshake, found.len())
         };
-        let device = VirtualDevice::new(fragile(found, drill.as_ref()), settings);
-        let bindings = found.iter().map(|port| port.binding.clone()).collect();
+        let bindings: Vec<_> = found.iter().map(|port| port.binding.clone()).collect();
+        let lookout = Lookout::over(bindings.clone())?;
+        let device = VirtualDevice::new(devices(found, &lookout, drill.as_ref()), settings);
         let natures: Vec<_> = found.iter().map(|port| port.nature.clone()).collect();
         let names = natures.iter().map(|nature| nature.name.clone()).collect();
         let (switchboard, key) = (Mutex::default(), key.0.clone());
-        let wiring = Wiring { bindings, natures, standings, drill, switchboard, key };
+        let wiring = Wiring { bindings, natures, standings, drill, lookout, switchboard, key };
         Ok(Self { inner: device.virtual_domain()?, names, wiring: Arc::new(wiring) })
     }
 
@@ -261,10 +265,14 @@ fn tell(found: &[Port]) {
     }
 }
 
-/// The devices, over the cables of a drill where there is one.
-fn fragile(found: &[Port], drill: Option<&Arc<Drill>>) -> Vec<Arc<dyn verbs::Device>> {
+/// The devices on NICs that are watched, over the cables of a drill where there is one.
+fn devices(
+    found: &[Port],
+    lookout: &Arc<Lookout>,
+    drill: Option<&Arc<Drill>>,
+) -> Vec<Arc<dyn verbs::Device>> {
     let wrap = |(rail, port): (usize, &Port)| -> Arc<dyn verbs::Device> {
-        let device = Arc::clone(&port.device);
+        let device = port.device(lookout.nic(rail));
         match drill {
             Some(drill) => Arc::new(Fragile { device, rail, drill: Arc::clone(drill) }),
             None => device,

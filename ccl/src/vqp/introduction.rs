@@ -152,6 +152,7 @@ fn wire(
             }
             let told = Arc::new(Told(theirs.addresses));
             TcpConnector::dialling(theirs.name, told, wiring.bindings.clone(), wiring.key.clone())
+                .watching(Arc::clone(&wiring.lookout))
         }
     };
     Ok(Careful { inner, drill: wiring.drill.clone() })

@@ -70,12 +70,16 @@ impl QueuePair {
         if let Err(cause) = end.pair().initialise() {
             return Err(end.pair().fault().map_or(cause.into(), |fault| fault.clone().into()));
         }
+        let readiness = Readiness::new()?;
+        if let Some(announcements) = domain.wiring.lookout.descriptor() {
+            readiness.watch(&[announcements])?;
+        }
         let mut pair = Self {
             end,
             terms: *terms,
             wiring: std::sync::Arc::clone(&domain.wiring),
             rails: domain.devices().len(),
-            readiness: Readiness::new()?,
+            readiness,
             watched: 0,
             severed: vec![false; domain.devices().len()],
             chronicle: Chronicle::default(),

@@ -65,6 +65,7 @@ impl Plain {
     /// Does what a NIC does that has repeated itself in vain.
     pub(super) fn look_around(&mut self, limit: Duration) {
         self.idle_polls = 0;
+        self.pair.look_at_nic();
         let silence = self.pair.silence().map(|silence| silence.beyond_repetition());
         if let Some(silence) = silence.filter(|silence| *silence > limit) {
             let text = format!("its host has confirmed nothing for {silence:.1?}");

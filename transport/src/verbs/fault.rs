@@ -241,6 +241,10 @@ impl QueuePair for Faulty {
         !self.waiting.is_empty() || self.inner.in_flight()
     }
 
+    fn look_at_nic(&self) {
+        self.inner.look_at_nic();
+    }
+
     fn confirms_alone(&self) -> bool {
         self.inner.confirms_alone()
     }
@@ -412,6 +416,10 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
 
     fn in_flight(&self) -> bool {
         !self.waiting.is_empty() || self.inner.in_flight()
+    }
+
+    fn look_at_nic(&self) {
+        self.inner.look_at_nic();
     }
 
     fn confirms_alone(&self) -> bool {

@@ -172,6 +172,10 @@ pub trait QueuePair: Send + fmt::Debug {
         None
     }
 
+    /// Has the device find out whether its NIC works, if it has nobody who tells it: for whoever has polled in
+    /// vain, or is about to sleep. A poll acts on what was found.
+    fn look_at_nic(&self) {}
+
     /// Whether operations complete without the peer's process, as long as it has posted receives. Then one
     /// that does not complete is a sign that nothing arrives, where [`Self::silence`] cannot tell.
     fn confirms_alone(&self) -> bool {

@@ -9,6 +9,7 @@ use super::super::{
 };
 use super::queue_pair::SoftQueuePair;
 use crate::TransportError;
+use crate::nics::Watched;
 
 /// The registered memory of one domain, by key.
 #[derive(Debug, Default)]
@@ -66,11 +67,15 @@ impl Table {
 
 /// A protection domain of the software device.
 #[derive(Debug)]
-pub(super) struct SoftDomain(Arc<Table>);
+pub(super) struct SoftDomain {
+    table: Arc<Table>,
+    /// That of the device, if it is watched.
+    nic: Option<Watched>,
+}
 
 impl SoftDomain {
-    pub(super) fn new(table: Arc<Table>) -> Self {
-        Self(table)
+    pub(super) fn new(table: Arc<Table>, nic: Option<Watched>) -> Self {
+        Self { table, nic }
     }
 }
 
@@ -80,14 +85,14 @@ impl Domain for SoftDomain {
             let text = "it moves bytes with the processor, which has no access to a dma-buf";
             return Err(TransportError::system("register memory with a software device", text));
         }
-        let key = self.0.insert(memory.clone(), access);
-        let registration = Registration { table: Arc::clone(&self.0), key };
+        let key = self.table.insert(memory.clone(), access);
+        let registration = Registration { table: Arc::clone(&self.table), key };
         let keys = (LocalKey(key), RemoteKey(key));
         Ok(MemoryRegion::new(memory.clone(), keys, 0, Box::new(registration)))
     }
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
-        Ok(Box::new(SoftQueuePair::new(Arc::clone(&self.0), depth)))
+        Ok(Box::new(SoftQueuePair::new(Arc::clone(&self.table), self.nic.clone(), depth)))
     }
 }
 
@@ -110,7 +115,7 @@ mod tests {
     #[test]
     fn only_what_is_registered_for_it_is_reached() {
         let table = Arc::new(Table::default());
-        let domain = SoftDomain::new(Arc::clone(&table));
+        let domain = SoftDomain::new(Arc::clone(&table), None);
         let memory = Memory::allocate(100).unwrap();
         let region = domain.register(&memory, Access::READ).unwrap();
         let at = |offset: usize, bytes, wanted| table.remote(region.remote(offset), bytes, wanted);
@@ -129,7 +134,7 @@ mod tests {
     fn memory_of_other_devices_is_refused() {
         let descriptor = std::fs::File::open("/dev/null").unwrap().into();
         let memory = Memory::of_dmabuf(descriptor, 0, 4096).unwrap();
-        let domain = SoftDomain::new(Arc::new(Table::default()));
+        let domain = SoftDomain::new(Arc::new(Table::default()), None);
         let error = domain.register(&memory, Access::ALL).unwrap_err().to_string();
         assert!(error.contains("dma-buf"), "{error}");
     }

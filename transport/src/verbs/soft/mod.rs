@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use super::{Device, Domain};
 use crate::TransportError;
+use crate::nics::Watched;
 use domain::SoftDomain;
 
 /// A NIC, used through TCP.
@@ -34,13 +35,23 @@ use domain::SoftDomain;
 pub struct SoftDevice {
     name: String,
     address: IpAddr,
+    nic: Option<Watched>,
 }
 
 impl SoftDevice {
     /// The device called `name` on the NIC that has `address`.
     #[must_use]
     pub fn new(name: String, address: IpAddr) -> Self {
-        Self { name, address }
+        Self { name, address, nic: None }
+    }
+
+    /// The same device, whose queue pairs end when its NIC does not work any more: it has lost its carrier or
+    /// its address, is off, or is gone. Polls in vain find that out
+    /// ([`look_at_nic`](super::QueuePair::look_at_nic)); who sleeps is woken by the
+    /// [descriptor of the lookout](crate::nics::Lookout::descriptor).
+    #[must_use]
+    pub fn watched(self, nic: Watched) -> Self {
+        Self { nic: Some(nic), ..self }
     }
 }
 
@@ -54,6 +65,6 @@ impl Device for SoftDevice {
     }
 
     fn domain(&self) -> Result<Box<dyn Domain>, TransportError> {
-        Ok(Box::new(SoftDomain::new(Arc::default())))
+        Ok(Box::new(SoftDomain::new(Arc::default(), self.nic.clone())))
     }
 }

@@ -22,6 +22,7 @@ use super::requests::{Answer, Culprit, Request, Requests};
 use super::responder::Arriving;
 use super::silence::Confirmations;
 use crate::TransportError;
+use crate::nics::Watched;
 
 /// Operations executed, but for riders, before the peer is told although nothing else goes its way.
 const ACKNOWLEDGE_FRAMES: u64 = 16;
@@ -36,6 +37,8 @@ pub(super) const MAX_DEPTH: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct SoftQueuePair {
     pub(super) table: Arc<Table>,
+    /// That of the device, if it is watched.
+    nic: Option<Watched>,
     depth: Depth,
     pub(super) state: State,
     fault: Option<TransportError>,
@@ -115,10 +118,11 @@ impl SoftQueuePair {
     ///
     /// # Panics
     /// It is to be deeper than [`MAX_DEPTH`].
-    pub(super) fn new(table: Arc<Table>, depth: Depth) -> Self {
+    pub(super) fn new(table: Arc<Table>, nic: Option<Watched>, depth: Depth) -> Self {
         assert!(depth.sends.max(depth.receives) <= MAX_DEPTH, "{depth:?}");
         Self {
             table,
+            nic,
             depth,
             state: State::Reset,
             fault: None,
@@ -196,6 +200,14 @@ impl SoftQueuePair {
         })
     }
 
+    /// The NIC does not work: nothing more leaves.
+    fn sever(&mut self) {
+        if let Some(ailment) = self.nic.as_ref().and_then(Watched::ailment) {
+            self.broken = Some(TransportError::system(format!("use {}", self.path), ailment));
+            self.outgoing.clear();
+        }
+    }
+
     fn advance(&mut self) -> bool {
         self.exchange().unwrap_or_else(|fault| {
             self.break_down(fault);
@@ -204,6 +216,9 @@ impl SoftQueuePair {
     }
 
     fn exchange(&mut self) -> Result<bool, Fault> {
+        if self.broken.is_none() && self.nic.as_ref().is_some_and(Watched::is_severed) {
+            self.sever();
+        }
         let mut moved = self.transmit();
         moved |= self.receive()?;
         if self.executed.is_due(moved) {
@@ -296,6 +311,9 @@ impl QueuePair for SoftQueuePair {
             .map_err(|cause| TransportError::system("connect a queue pair", cause))?;
         self.path = path(&stream);
         self.stream = Some(stream);
+        if let Some(nic) = &self.nic {
+            nic.prove();
+        }
         self.transition(Transition::EnableSend).expect("the state before it was just reached");
         Ok(())
     }
@@ -364,7 +382,7 @@ impl QueuePair for SoftQueuePair {
 
     fn reset(&mut self) {
         self.disconnect();
-        *self = Self::new(Arc::clone(&self.table), self.depth);
+        *self = Self::new(Arc::clone(&self.table), self.nic.take(), self.depth);
     }
 
     fn flushed(&self) -> bool {
@@ -379,6 +397,12 @@ impl QueuePair for SoftQueuePair {
     fn silence(&self) -> Option<Silence> {
         let stream = self.stream.as_ref().filter(|_| self.state == State::ReadyToSend)?;
         self.confirmations.silence(stream)
+    }
+
+    fn look_at_nic(&self) {
+        if let Some(nic) = &self.nic {
+            nic.look();
+        }
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -161,7 +161,7 @@ impl VirtualQp {
         }
     }
 
-    /// Gives up rails that are silent, seeks what is missing, and has the next poll look at every rail: for
+    /// Looks at the NICs, gives up rails that are silent, seeks what is missing, and has the next poll look at every rail: for
     /// whoever sleeps between polls. Many polls in vain do the same.
     pub fn look_around(&mut self) {
         self.glances.hurry();
@@ -170,6 +170,7 @@ impl VirtualQp {
 
     fn look_further(&mut self) {
         self.idle_polls = 0;
+        self.look_at_nic();
         self.look_for_silence();
         // Where there was no thread to be had there may be one now.
         self.seek();
@@ -440,6 +441,10 @@ impl QueuePair for VirtualQp {
 
     fn silence(&self) -> Option<Silence> {
         self.rails[self.active()].pair.as_ref()?.silence()
+    }
+
+    fn look_at_nic(&self) {
+        self.rails.iter().filter_map(|rail| rail.pair.as_ref()).for_each(|pair| pair.look_at_nic());
     }
 
     fn descriptor(&self) -> Option<RawFd> {

@@ -18,6 +18,7 @@ use super::super::super::soft::socket::{self, Binding};
 use super::switchboard::Seat;
 use super::{Attempt, Bell, Connector, Switchboard};
 use crate::auth::{self, JobKey};
+use crate::nics::{Lookout, Watched};
 use crate::{TransportError, clock};
 
 /// How long to wait for one thing before looking whether it is still wanted.
@@ -69,6 +70,8 @@ pub struct TcpConnector {
     name: String,
     store: Arc<dyn Store>,
     side: Side,
+    /// Watches the NICs from which it dials.
+    lookout: Option<Arc<Lookout>>,
     bell: OnceLock<Bell>,
 }
 
@@ -105,9 +108,16 @@ impl TcpConnector {
         Self::new(name.into(), store, Side::Accepts { switchboard, told: Mutex::default() })
     }
 
+    /// Dials as soon as a NIC works again that did not.
+    #[must_use]
+    pub fn watching(mut self, lookout: Arc<Lookout>) -> Self {
+        self.lookout = Some(lookout);
+        self
+    }
+
     fn new(name: String, store: Arc<dyn Store>, side: Side) -> Self {
         assert!(name.len() <= LONGEST_NAME, "a name of {} bytes", name.len());
-        Self { name, store, side, bell: OnceLock::new() }
+        Self { name, store, side, lookout: None, bell: OnceLock::new() }
     }
 
     fn seat(&self, rail: usize) -> Seat {
@@ -141,7 +151,11 @@ impl TcpConnector {
     ) -> Result<TcpStream, TransportError> {
         let binding = bindings.get(rail).ok_or_else(|| no_rail(rail))?;
         let address = self.address(rail, attempt)?;
-        let stream = reach(binding, address, attempt)?;
+        let nic = self.lookout.as_ref().map(|lookout| lookout.nic(rail));
+        let stream = match &nic {
+            Some(nic) => reach_from(nic, binding, address, attempt)?,
+            None => reach(binding, address, || attempt.is_wanted())?,
+        };
         auth::initiate(&stream, key, &self.seat(rail).encode(), attempt.until())?;
         keep_asking(&stream)?;
         Ok(stream)
@@ -202,11 +216,38 @@ fn no_rail(rail: usize) -> TransportError {
     TransportError::system("connect a rail", format!("there is no NIC for rail {rail}"))
 }
 
+/// Connects. Where the NIC does not work, and begins to, that is tried at once: a request for a connection that was
+/// lost would be repeated after a second.
+fn reach_from(
+    nic: &Watched,
+    binding: &Binding,
+    peer: SocketAddr,
+    attempt: &Attempt,
+) -> Result<TcpStream, TransportError> {
+    loop {
+        let returns = nic.returns();
+        let is_same = || {
+            nic.look();
+            attempt.is_wanted() && nic.returns() == returns
+        };
+        let outcome = reach(binding, peer, is_same);
+        if outcome.is_ok() || !attempt.is_wanted() {
+            return outcome;
+        }
+        while nic.is_severed() && is_same() {
+            clock::sleep(SLICE);
+        }
+        if nic.returns() == returns {
+            return outcome;
+        }
+    }
+}
+
 /// Connects, unless that is not wanted any more.
 fn reach(
     binding: &Binding,
     peer: SocketAddr,
-    attempt: &Attempt,
+    is_wanted: impl Fn() -> bool,
 ) -> Result<TcpStream, TransportError> {
     let failed =
         |cause| TransportError::system(format!("connect {} to {peer}", binding.address), cause);
@@ -217,7 +258,7 @@ fn reach(
         Ok(()) | Err(_) => {}
     }
     let slice = Timespec { tv_sec: 0, tv_nsec: i64::from(SLICE.subsec_nanos()) };
-    while attempt.is_wanted() {
+    while is_wanted() {
         let mut polled = [PollFd::new(&socket, PollFlags::OUT)];
         if matches!(poll(&mut polled, Some(&slice)), Ok(1..)) {
             return match socket.take_error() {
