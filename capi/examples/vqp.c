@@ -25,6 +25,7 @@ enum {
     LIMIT_MS = 60000,
     PATIENCE_MS = 300,
     GLANCE_MS = 1, /* between two looks whether the peer is done */
+    SENDS = 8,        /* requests on their way at a time */
     RECORD = 64,      /* bytes of a write and of a message */
     RECORDS = 16,     /* of each, one behind the other */
     WORD = 0,         /* where the counted word is, and the result of counting it */
@@ -54,6 +55,7 @@ static void open_end(struct end *end, ccl_vqp_meeting_t meeting, const char *dev
     void *memory;
     ccl_vqp_config_t config = CCL_VQP_CONFIG_INITIALIZER;
     config.evidence = CCL_VQP_LOG;
+    config.sends = SENDS;
     config.patience_ms = PATIENCE_MS;
     config.silence_ms = PATIENCE_MS;
     CHECK(ccl_vqp_domain_open(&end->domain, devices, faults, KEY));
@@ -69,6 +71,38 @@ static void open_end(struct end *end, ccl_vqp_meeting_t meeting, const char *dev
     REQUIRE(end->theirs.bytes == REGION);
 }
 
+/* Of a list as much is posted as there is room for, and the rest later. Writes of nothing move nothing. */
+static void fill(struct end *end)
+{
+    ccl_vqp_request_t list[SENDS + 2];
+    size_t posted, count, done = 0;
+    for (size_t index = 0; index < SENDS + 2; index++)
+        list[index] = (ccl_vqp_request_t){.id = index,
+                                          .operation = CCL_VQP_WRITE,
+                                          .signalled = 1,
+                                          .region = end->region,
+                                          .remote_address = end->theirs.address,
+                                          .remote_key = end->theirs.key};
+    list[SENDS + 1].operation = 6; /* there is none with this number */
+    EXPECT(CCL_IN_PROGRESS,
+           ccl_vqp_post_send_list(end->vqp, list, sizeof list[0], SENDS + 1, &posted));
+    REQUIRE(posted == SENDS);
+    while (done < SENDS) {
+        ccl_vqp_completion_t completed[SENDS];
+        CHECK(ccl_vqp_wait(end->vqp, completed, sizeof completed[0], SENDS, &count, LIMIT_MS));
+        for (size_t index = 0; index < count; index++)
+            REQUIRE(completed[index].id == done++);
+    }
+    EXPECT(CCL_INVALID_ARGUMENT,
+           ccl_vqp_post_send_list(end->vqp, list + posted, sizeof list[0], 2, &posted));
+    REQUIRE(posted == 1); /* what was before it */
+    ccl_vqp_completion_t last;
+    CHECK(ccl_vqp_wait(end->vqp, &last, sizeof last, 1, &count, LIMIT_MS));
+    REQUIRE(count == 1 && last.id == SENDS && last.status == CCL_VQP_STATUS_SUCCESS);
+    CHECK(ccl_vqp_post_send_list(end->vqp, NULL, sizeof list[0], 0, &posted));
+    REQUIRE(posted == 0);
+}
+
 static void close_end(struct end *end)
 {
     CHECK(ccl_vqp_destroy(end->vqp));
@@ -77,36 +111,38 @@ static void close_end(struct end *end)
     CHECK(ccl_vqp_domain_close(end->domain));
 }
 
-/* Posts the three operations of a round; the fetch-and-add tells that all three are done. */
+/* Posts the three operations of a round as one list; the fetch-and-add tells that all three are done. */
 static void post_round(struct end *end, uint64_t round)
 {
     size_t record = round % RECORDS * RECORD;
     memset(end->memory + WRITTEN + record, (int)(round & 0xff), RECORD);
     memset(end->memory + SENT + record, (int)(round & 0xff), RECORD);
     memcpy(end->memory + SENT + record, &round, sizeof round);
-    ccl_vqp_request_t write = {.id = round,
-                               .operation = CCL_VQP_WRITE,
-                               .region = end->region,
-                               .offset = WRITTEN + record,
-                               .bytes = RECORD,
-                               .remote_address = end->theirs.address + WRITTEN + record,
-                               .remote_key = end->theirs.key};
-    ccl_vqp_request_t send = {.id = round,
-                              .operation = CCL_VQP_SEND,
-                              .region = end->region,
-                              .offset = SENT + record,
-                              .bytes = RECORD};
-    ccl_vqp_request_t add = {.id = round,
-                             .operation = CCL_VQP_FETCH_ADD,
-                             .signalled = 1,
-                             .region = end->region,
-                             .offset = WORD,
-                             .remote_address = end->theirs.address + WORD,
-                             .remote_key = end->theirs.key,
-                             .operand = 1};
-    CHECK(ccl_vqp_post_send(end->vqp, &write));
-    CHECK(ccl_vqp_post_send(end->vqp, &send));
-    CHECK(ccl_vqp_post_send(end->vqp, &add));
+    ccl_vqp_request_t list[] = {
+        {.id = round,
+         .operation = CCL_VQP_WRITE,
+         .region = end->region,
+         .offset = WRITTEN + record,
+         .bytes = RECORD,
+         .remote_address = end->theirs.address + WRITTEN + record,
+         .remote_key = end->theirs.key},
+        {.id = round,
+         .operation = CCL_VQP_SEND,
+         .region = end->region,
+         .offset = SENT + record,
+         .bytes = RECORD},
+        {.id = round,
+         .operation = CCL_VQP_FETCH_ADD,
+         .signalled = 1,
+         .region = end->region,
+         .offset = WORD,
+         .remote_address = end->theirs.address + WORD,
+         .remote_key = end->theirs.key,
+         .operand = 1},
+    };
+    size_t posted;
+    CHECK(ccl_vqp_post_send_list(end->vqp, list, sizeof list[0], 3, &posted));
+    REQUIRE(posted == 3);
 }
 
 /* The next completion, slept for as an event loop does. */
@@ -189,10 +225,12 @@ static void connecting_process(const char *address, const char *devices, int all
     uint64_t rounds = 0;
     CHECK(ccl_vqp_meet(&meeting, address, KEY, LIMIT_MS));
     open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS);
-    if (all_fail)
+    if (all_fail) {
         fail(&end);
-    else
+    } else {
+        fill(&end);
         rounds = survive(&end);
+    }
     CHECK(ccl_vqp_exchange(meeting, &rounds, sizeof rounds, NULL, 0, NULL, LIMIT_MS));
     close_end(&end);
     CHECK(ccl_vqp_meeting_close(meeting));
@@ -299,6 +337,13 @@ static void refused(void)
     EXPECT(CCL_INVALID_USAGE, ccl_vqp_post_send(vqp, &request));
     request.operation = 6;
     EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_post_send(vqp, &request));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_post_send_list(vqp, &request, sizeof request, 1, &count));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_post_send_list(vqp, NULL, sizeof request, 1, NULL));
+    EXPECT(CCL_INVALID_ARGUMENT,
+           ccl_vqp_post_send_list(vqp, &request, sizeof request - 1, 1, &count));
+    request.operation = CCL_VQP_SEND;
+    EXPECT(CCL_INVALID_USAGE, ccl_vqp_post_send_list(vqp, &request, sizeof request, 1, &count));
+    REQUIRE(count == 0);
     CHECK(ccl_vqp_post_receive(vqp, 1, region, 0, 64));
     EXPECT(CCL_IN_PROGRESS, ccl_vqp_post_receive(vqp, 2, region, 0, 64));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_poll(vqp, &done, sizeof done - 1, 1, &count));

@@ -772,6 +772,17 @@ ccl_result_t ccl_vqp_connect(ccl_vqp_t vqp, ccl_vqp_meeting_t meeting, int timeo
  * What goes wrong later is the status of its completion. */
 ccl_result_t ccl_vqp_post_send(ccl_vqp_t vqp, const ccl_vqp_request_t *request);
 
+/* Posts `count` requests in their order and starts them together, as the list of ibv_post_send() that they are for
+ * an RDMA device. Those that are not signalled cost no completion at the device; that they were executed is known
+ * when the next one of the list that is signalled has completed, or the last. With CCL_VQP_RESEND a fault before
+ * that repeats them all. `record_size` is sizeof(ccl_vqp_request_t).
+ *
+ * *posted (may be NULL) becomes how many were posted. If the call is not CCL_SUCCESS, requests[*posted] was the
+ * first that was not, as *bad_wr of ibv_post_send() is, for the reason that the call gives as
+ * ccl_vqp_post_send() does: after CCL_IN_PROGRESS poll, and post from there on. */
+ccl_result_t ccl_vqp_post_send_list(ccl_vqp_t vqp, const ccl_vqp_request_t *requests,
+                                    size_t record_size, size_t count, size_t *posted);
+
 /* Posts memory for one message of the peer; `region` NULL: for an empty one or an immediate.
  * CCL_IN_PROGRESS as above. */
 ccl_result_t ccl_vqp_post_receive(ccl_vqp_t vqp, uint64_t id, ccl_vqp_region_t region,

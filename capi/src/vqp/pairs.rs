@@ -1,4 +1,4 @@
-//! Queue pairs, and what is done on them.
+//! Queue pairs, and what is heard of them.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int};
@@ -6,33 +6,26 @@ use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ccl::vqp::{
-    Completion, Depth, Error, Event, Evidence, Limits, Operation, QueuePair, ReceiveRequest,
-    RemoteAddress, RemoteKey, Terms, WorkId, WorkRequest,
-};
+use ccl::vqp::{Completion, Depth, Error, Event, Evidence, Limits, QueuePair, Terms};
 
 use super::abi::{
     CONFIG_MAGIC, CompletionRecord, ConfigRecord, DomainHandle, EVENT_KINDS, EVIDENCES,
-    EventRecord, InfoRecord, MeetingHandle, OPCODES, PairHandle, RegionHandle, RequestRecord,
-    STATES, STATUSES, number,
+    EventRecord, InfoRecord, MeetingHandle, OPCODES, PairHandle, STATES, STATUSES, number,
 };
-use super::domains::{DOMAINS, REGIONS};
+use super::domains::DOMAINS;
 use super::meetings::MEETINGS;
 use super::{check_size, entry, invalid, tell, tell_records, timeout};
 use crate::abi::CONFIG_UNDEF_INT;
-use crate::arguments::{Slot, null};
+use crate::arguments::Slot;
 use crate::handles::{Table, locked};
 use crate::outcome::Status;
 
-static PAIRS: Table<Mutex<End>> = Table::new("queue pair");
-
-/// Bytes of the word of an atomic.
-const WORD_BYTES: usize = 8;
+pub(super) static PAIRS: Table<Mutex<End>> = Table::new("queue pair");
 
 /// A queue pair, and what a program had no room for.
 #[derive(Debug)]
-struct End {
-    pair: QueuePair,
+pub(super) struct End {
+    pub(super) pair: QueuePair,
     completions: Vec<Completion>,
     /// The first of them that the program has not seen.
     seen: usize,
@@ -102,48 +95,6 @@ pub extern "C" fn ccl_vqp_connect(
         let limit = timeout(timeout_ms)?;
         locked(&pair).pair.connect(&mut locked(&meeting), limit)?;
         Ok(Status::Done)
-    })
-}
-
-/// See the header.
-///
-/// # Safety
-///
-/// `request` is null or a request.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ccl_vqp_post_send(
-    vqp: PairHandle,
-    request: *const RequestRecord,
-) -> c_int {
-    entry("ccl_vqp_post_send", || {
-        let pair = PAIRS.get(vqp.addr())?;
-        if request.is_null() {
-            return Err(null("request").into());
-        }
-        // SAFETY: not null, and the caller's promise.
-        let record = unsafe { request.read() };
-        let (id, signalled) = (WorkId(record.id), record.signalled != 0);
-        let request = WorkRequest { id, operation: operation(&record)?, signalled };
-        posted(locked(&pair).pair.post_send(request))
-    })
-}
-
-/// See the header.
-#[unsafe(no_mangle)]
-pub extern "C" fn ccl_vqp_post_receive(
-    vqp: PairHandle,
-    id: u64,
-    region: RegionHandle,
-    offset: usize,
-    bytes: usize,
-) -> c_int {
-    entry("ccl_vqp_post_receive", || {
-        let pair = PAIRS.get(vqp.addr())?;
-        let target = match region.is_null() {
-            true => None,
-            false => Some(REGIONS.get(region.addr())?.segment(offset, bytes)?),
-        };
-        posted(locked(&pair).pair.post_receive(ReceiveRequest { id: WorkId(id), target }))
     })
 }
 
@@ -332,15 +283,6 @@ pub extern "C" fn ccl_vqp_destroy(vqp: PairHandle) -> c_int {
     })
 }
 
-/// Back-pressure is no failure.
-fn posted(outcome: Result<(), Error>) -> Result<Status, Error> {
-    match outcome {
-        Ok(()) => Ok(Status::Done),
-        Err(Error::QueueFull) => Ok(Status::InProgress),
-        Err(error) => Err(error),
-    }
-}
-
 /// Copies as much of a record as both sides know.
 ///
 /// # Safety
@@ -405,25 +347,6 @@ fn evidence(number: c_int) -> Result<Option<Evidence>, Error> {
     let known = usize::try_from(number).ok().and_then(|index| EVIDENCES.get(index));
     let unknown = || invalid(format!("{number} is not a ccl_vqp_evidence_t"));
     known.copied().ok_or_else(unknown)
-}
-
-/// The operation that a request stands for.
-fn operation(record: &RequestRecord) -> Result<Operation, Error> {
-    let region = REGIONS.get(record.region.addr())?;
-    let own = region.segment(record.offset, record.bytes)?;
-    let word = region.segment(record.offset, WORD_BYTES)?;
-    let key = RemoteKey(record.remote_key);
-    let theirs = RemoteAddress { key, address: record.remote_address };
-    let RequestRecord { immediate, expected, operand, .. } = *record;
-    Ok(match record.operation {
-        0 => Operation::Send { source: own },
-        1 => Operation::Write { source: own, target: theirs },
-        2 => Operation::WriteWithImmediate { source: own, target: theirs, immediate },
-        3 => Operation::Read { target: own, source: theirs },
-        4 => Operation::CompareAndSwap { result: word, target: theirs, expected, new: operand },
-        5 => Operation::FetchAdd { result: word, target: theirs, addend: operand },
-        other => return Err(invalid(format!("{other} is not a ccl_vqp_operation_t"))),
-    })
 }
 
 fn completion_record(completion: &Completion) -> CompletionRecord {
