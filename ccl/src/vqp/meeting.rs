@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use ccl_core::settings::Settings;
 use ccl_transport::auth::{self, JobKey};
-use ccl_transport::clock;
 use ccl_transport::verbs::{MemoryRegion, RemoteAddress, RemoteKey};
+use ccl_transport::{TransportError, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Error;
@@ -25,6 +25,9 @@ const HELLO: &[u8] = b"r2ccl vqp 3";
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// Between two attempts to reach somebody who does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// A peer that is starved for longer than a listener waits is sent away like a stranger, and tries again; one that
+/// has another key is sent away each time.
+const MOST_REFUSALS: u32 = 5;
 /// Between two things that are done while an exchange waits.
 const MEANWHILE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -140,19 +143,28 @@ impl Meeting {
     /// Dials `address`, as `host:18515`, until somebody with the key answers, for `limit` at most.
     ///
     /// # Errors
-    /// [`Error::Deadline`] names the last reason; [`Error::PeerLost`] if the peer has another key.
+    /// [`Error::Deadline`] names the last reason; [`Error::PeerLost`] if the peer has another key, or sends this
+    /// end away again and again.
     pub fn connect(address: &str, key: &Key, limit: Duration) -> Result<Self, Error> {
         let deadline = Deadline::after("connect", limit);
-        let mut reason = format!("{address} to answer");
+        let (mut reason, mut refusals) = (format!("{address} to answer"), 0);
         loop {
             let left = deadline.left(&reason)?;
             for candidate in resolve(address)? {
-                match TcpStream::connect_timeout(&candidate, left) {
-                    Ok(stream) => {
-                        auth::initiate(&stream, &key.0, HELLO, deadline.until)?;
-                        return Self::new(stream, Side::Connecting);
+                let stream = match TcpStream::connect_timeout(&candidate, left) {
+                    Ok(stream) => stream,
+                    Err(cause) => {
+                        reason = format!("{candidate}: {cause}");
+                        continue;
                     }
-                    Err(cause) => reason = format!("{candidate}: {cause}"),
+                };
+                match auth::initiate(&stream, &key.0, HELLO, deadline.until) {
+                    Ok(()) => return Self::new(stream, Side::Connecting),
+                    Err(TransportError::Refused(cause)) if refusals < MOST_REFUSALS => {
+                        refusals += 1;
+                        reason = format!("{candidate}: {cause}");
+                    }
+                    Err(cause) => return Err(cause.into()),
                 }
             }
             clock::sleep(RETRY_PAUSE.min(left));
