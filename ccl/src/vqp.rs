@@ -71,6 +71,7 @@
 //! requests are executed, and repairs made, in these calls: so an end that expects nothing any more
 //! polls ([`QueuePair::serve`]) until its peer has said that it is done too.
 
+mod connect;
 mod devices;
 mod domain;
 mod drill;
@@ -81,6 +82,7 @@ mod introduction;
 mod meeting;
 mod pair;
 mod plain;
+mod pool;
 
 pub use ccl_core::fault::Rehearsal;
 pub use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Limits};
@@ -94,3 +96,4 @@ pub use error::Error;
 pub use event::{Event, EventKind};
 pub use meeting::{Key, Listener, MAX_MESSAGE_BYTES, Meeting, PeerRegion, Side};
 pub use pair::QueuePair;
+pub use pool::{MAX_SPARES, Pool};

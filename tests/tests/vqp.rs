@@ -199,6 +199,36 @@ fn a_fault_in_the_middle_is_survived() {
     }
 }
 
+/// Of many queue pairs each finds a backup in the pool, whichever end fails, however it shows, and whichever end leads;
+/// and after a return to the first rail there is another one.
+#[test]
+fn queue_pairs_share_the_backups_of_a_pool() {
+    let _turn = turn();
+    let twice = "admin:host=1,rail=0,at=500ms,heal=500ms --fault admin:host=0,rail=0,at=3s";
+    for (line, rails) in [
+        ("--fault admin:host=1,rail=0,at=500ms", "2"),
+        ("-e --fault admin:host=0,rail=0,at=500ms", "3"),
+        ("--patience 5s --fault silent:host=1,rail=0,at=500ms", "2"),
+        (&format!("--settle 100ms --fault {twice}"), "2"),
+    ] {
+        let line =
+            format!("--local --rails {rails} -q 8 --pool 8 -s 4K -D 4s --silence 200ms {line}");
+        let finished = run(SEND_BW, &line).check();
+        for pair in 0..8 {
+            let interrupted = format!("queue pair {pair} interrupted on rail 0");
+            assert!(finished.output.contains(&interrupted), "{line}: {finished:#?}");
+        }
+        assert!(finished.count("repairs") >= 8, "{line}: {finished:#?}");
+    }
+    // What is used up is replaced, so a small pool only takes longer.
+    let line = "--local -q 6 --pool 1 -D 4s --patience 10s --fault admin:host=1,rail=0,at=500ms";
+    let finished = run(SEND_BW, line).check();
+    for pair in 0..6 {
+        let resumed = format!("queue pair {pair} resumed on rail 1");
+        assert!(finished.output.contains(&resumed), "{line}: {finished:#?}");
+    }
+}
+
 #[test]
 fn traffic_returns_to_the_first_rail_and_the_file_tells_it() {
     let _turn = turn();

@@ -79,6 +79,11 @@ impl Drill {
         }
     }
 
+    /// Whether something is lost on a rail.
+    pub(super) fn is_broken(&self, rail: usize) -> bool {
+        self.loss(rail) != Loss::default()
+    }
+
     /// Whether the host would be told by its kernel that its NIC is off.
     pub(super) fn is_severed(&self, rail: usize) -> bool {
         let host = self.host.get();
@@ -149,7 +154,7 @@ pub(super) struct Careful<C> {
 impl<C: Connector> Connector for Careful<C> {
     fn connect(&self, rail: usize, attempt: &Attempt) -> Result<Connection, TransportError> {
         let is_broken = || match &self.drill {
-            Some(drill) => drill.loss(rail) != Loss::default(),
+            Some(drill) => drill.is_broken(rail),
             None => false,
         };
         while is_broken() {

@@ -15,10 +15,14 @@ use super::devices::Nature;
 use super::drill::Careful;
 use super::end::End;
 use super::meeting::Deadline;
+use super::pool::Customer;
 use super::{Error, Meeting, QueuePair, Side};
 
 /// What evidence is called where there is none.
 pub(super) const OFF: &str = "off";
+
+/// What backups are called that a queue pair has for itself; others are those of a pool.
+const OWN: &str = "own";
 
 /// What one end says of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +34,8 @@ struct Introduction {
     standings: Vec<Standing>,
     /// Faults to rehearse, as they were written.
     faults: String,
+    /// Where its backups come from.
+    backups: String,
     /// How both ends call the queue pair: the accepting end chooses.
     name: String,
     /// Where the accepting end listens, by rail.
@@ -55,7 +61,11 @@ pub(super) fn connect(
         .map_err(|_| Error::PeerLost("it does not introduce itself".into()))?;
     mine.agrees(&theirs)?;
     if let End::Surviving(surviving) = &mut pair.end {
-        surviving.set_standings(mine.standings_with(&theirs)?);
+        let standings = mine.standings_with(&theirs)?;
+        if let Some(customer) = &mut pair.customer {
+            customer.set_standings(&standings);
+        }
+        surviving.set_standings(standings);
     }
     pair.lacking = pair.lacking.take().or(lacking(&theirs.rails, pair.used_rails(), "the peer"));
     let connector = Shared(Arc::new(wire(pair, side, &mine, theirs)?));
@@ -71,7 +81,9 @@ pub(super) fn connect(
         overdue.unwrap_or(cause.into())
     })?;
     pair.end.pair().connect(connection)?;
-    Ok(Shadow::new(connector))
+    let shadow = Shadow::new(connector);
+    // A pool connects the backups.
+    Ok(if pair.customer.is_some() { shadow.of_default_rail() } else { shadow })
 }
 
 fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
@@ -85,6 +97,7 @@ fn introduce(pair: &QueuePair, side: Side) -> Result<Introduction, Error> {
         rails: pair.wiring.natures.clone(),
         standings: pair.wiring.standings.clone(),
         faults: faults.unwrap_or_default(),
+        backups: pair.customer.as_ref().map_or(OWN, Customer::pool).to_owned(),
         name,
         addresses,
     })
@@ -107,6 +120,7 @@ impl Introduction {
             ("evidence", &self.evidence, &peer.evidence),
             ("number of rails", &rails, &peers_rails),
             ("rehearsed faults", &self.faults, &peer.faults),
+            ("backups", &self.backups, &peer.backups),
         ] {
             if here != there {
                 let text = format!("the ends differ: {what} {here:?} here, {there:?} at the peer");
@@ -191,7 +205,7 @@ impl Connector for Shared {
 const NAME_BYTES: usize = 16;
 
 /// A name that no other queue pair has.
-fn random_name() -> Result<String, Error> {
+pub(super) fn random_name() -> Result<String, Error> {
     let mut bytes = [0; NAME_BYTES];
     getrandom(&mut bytes, GetRandomFlags::empty())
         .map_err(|cause| Error::system("draw a name", cause))?;
@@ -212,6 +226,7 @@ mod tests {
             rails: vec![rail("eth0", false), rail("rxe1", true)],
             standings: vec![Standing::default(); 2],
             faults: String::new(),
+            backups: OWN.into(),
             name: String::new(),
             addresses: Vec::new(),
         };
@@ -227,6 +242,7 @@ mod tests {
                 "rail 1 is the RDMA device rxe1 here, the software device eth4 at the peer",
             ),
             (Introduction { faults: "f".into(), ..mine.clone() }, "faults \"\" here, \"f\""),
+            (Introduction { backups: "p".into(), ..mine.clone() }, "backups \"own\" here, \"p\""),
         ];
         for (theirs, named) in cases {
             let error = mine.agrees(&theirs).unwrap_err().to_string();
@@ -245,6 +261,7 @@ mod tests {
                 .map(|&distance| Standing { distance, ..Standing::default() })
                 .collect(),
             faults: String::new(),
+            backups: OWN.into(),
             name: String::new(),
             addresses: Vec::new(),
         };

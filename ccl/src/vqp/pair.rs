@@ -15,10 +15,9 @@ use super::end::End;
 use super::event::{Chronicle, Event};
 use super::meeting::Deadline;
 use super::plain::Plain;
+use super::pool::Customer;
 use super::{Domain, Error, Meeting, Terms, introduction};
 
-/// Polls at a time for what the peer may still need of an end that is connected.
-const POLLS_PER_LOOK: u32 = 256;
 /// Polls in vain before a waiting thread sleeps.
 const POLLS_BEFORE_SLEEP: u32 = 200;
 /// How long to sleep where something may have to be done that no descriptor tells.
@@ -44,9 +43,11 @@ pub struct QueuePair {
     severed: Vec<bool>,
     chronicle: Chronicle,
     /// Completed while it was connected.
-    early: Vec<Completion>,
+    pub(super) early: Vec<Completion>,
     /// Why atomics are impossible.
     pub(super) lacking: Option<String>,
+    /// Where its backups come from, if it has none of its own.
+    pub(super) customer: Option<Customer>,
 }
 
 impl QueuePair {
@@ -85,6 +86,7 @@ impl QueuePair {
             chronicle: Chronicle::default(),
             early: Vec::new(),
             lacking: None,
+            customer: None,
         };
         pair.lacking = introduction::lacking(&pair.wiring.natures, pair.used_rails(), "this host");
         Ok(pair)
@@ -93,56 +95,6 @@ impl QueuePair {
     /// How many of the rails it may come to use.
     pub(super) fn used_rails(&self) -> usize {
         if self.terms.evidence.is_some() { self.rails } else { 1 }
-    }
-
-    /// Connects it with a queue pair of the peer, which does the same over the other end of the
-    /// meeting. Several are connected one after the other, in the same order at both ends. On return
-    /// both ends can be used; devices of further rails are opened, and their connections made, in the
-    /// background, at once and whenever one has failed.
-    ///
-    /// # Errors
-    /// [`Error::InvalidUsage`] if it was connected before, or the ends differ in evidence, number of
-    /// rails or rehearsed faults; [`Error::Deadline`]; [`Error::PeerLost`] if the default rail does not
-    /// connect. It is of no use then.
-    pub fn connect(&mut self, meeting: &mut Meeting, limit: Duration) -> Result<(), Error> {
-        if self.state() != State::Init {
-            let text = format!("the queue pair is in the state {}", self.state());
-            return Err(Error::InvalidUsage(text));
-        }
-        let deadline = Deadline::after("connect a queue pair", limit);
-        let shadow = introduction::connect(self, meeting, &deadline)?;
-        self.meet_on_default(&deadline)?;
-        // The peer may still need this end, to hear of it over the rail.
-        let mut early = std::mem::take(&mut self.early);
-        let mut serve = || {
-            let _ = (0..POLLS_PER_LOOK).take_while(|_| self.poll(&mut early)).count();
-        };
-        meeting.exchange_while(b"ready", &deadline, Some(&mut serve))?;
-        self.early = early;
-        // Only now, so that what is made in the background does not keep this call waiting.
-        if let End::Surviving(surviving) = &mut self.end {
-            surviving.set_shadow(Some(shadow));
-        }
-        if let Some(drill) = &self.wiring.drill {
-            drill.begin();
-        }
-        Ok(())
-    }
-
-    /// Waits until the peer has introduced itself.
-    fn meet_on_default(&mut self, deadline: &Deadline) -> Result<(), Error> {
-        let mut early = Vec::new();
-        while !self.is_running() {
-            if self.state() == State::Error {
-                return Err(self.lost());
-            }
-            deadline.left("the peer to introduce itself")?;
-            if !self.poll(&mut early) {
-                std::thread::yield_now();
-            }
-        }
-        self.early = early;
-        Ok(())
     }
 
     /// How many rails it has.
@@ -219,7 +171,12 @@ impl QueuePair {
             completions.append(&mut self.early);
         }
         let moved = match &mut self.end {
-            End::Surviving(pair) => pair.poll(completions),
+            End::Surviving(pair) => {
+                if let Some(customer) = &mut self.customer {
+                    customer.poll(pair);
+                }
+                pair.poll(completions)
+            }
             End::Plain(plain) => {
                 let moved = plain.poll(completions);
                 if plain.has_been_idle(moved) {
@@ -313,6 +270,9 @@ impl QueuePair {
         let (needs_poll, deadline) = match &mut self.end {
             End::Surviving(pair) => {
                 pair.look_around();
+                if let Some(customer) = &mut self.customer {
+                    customer.hurry();
+                }
                 if pair.connections() > self.watched {
                     self.watched = pair.connections();
                     let mut descriptors = Vec::new();
@@ -454,7 +414,7 @@ impl QueuePair {
         }
     }
 
-    fn lost(&self) -> Error {
+    pub(super) fn lost(&self) -> Error {
         Error::PeerLost(self.fault().unwrap_or_else(|| "the queue pair has failed".to_owned()))
     }
 }

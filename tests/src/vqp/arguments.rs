@@ -70,6 +70,9 @@ pub struct Arguments {
     /// Queue pairs
     #[arg(short = 'q', long = "qp", default_value = "1", value_name = "N")]
     pub pairs: NonZeroUsize,
+    /// Backups come from a pool of which each end may give away so many on each rail, in place of own ones
+    #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=ccl::vqp::MAX_SPARES as u64), value_name = "N")]
+    pub pool: Option<usize>,
     /// Requests outstanding on each queue pair; fewer where they are large
     #[arg(short = 't', long = "tx-depth", default_value = "128", value_name = "N")]
     pub tx_depth: NonZeroUsize,

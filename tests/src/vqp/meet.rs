@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use ccl::vqp::{
-    Access, Completion, Counters, Domain, Key, Listener, Meeting, MemoryRegion, PeerRegion,
+    Access, Completion, Counters, Domain, Key, Listener, Meeting, MemoryRegion, PeerRegion, Pool,
     QueuePair, Status,
 };
 use serde::Serialize;
@@ -110,6 +110,7 @@ pub struct Ends {
     /// The line to the other process.
     pub meeting: Meeting,
     domain: Domain,
+    pool: Option<Pool>,
     plan: Plan,
     /// What earlier queue pairs have gone through.
     past: Counters,
@@ -162,13 +163,15 @@ impl Ends {
         let failed = |cause| Failure::system("opening the devices", cause);
         let domain = Domain::open(&config, key).map_err(failed)?;
         let region = domain.allocate(plan.stride() * plan.pairs, Access::ALL).map_err(failed)?;
-        let pairs = connected(&domain, &plan, &mut meeting)?;
+        let pool = plan.pool.map(|spares| domain.pool(&mut meeting, spares, plan.limit));
+        let pool = pool.transpose().map_err(|cause| Failure::system("making a pool", cause))?;
+        let pairs = connected(&domain, &plan, pool.as_ref(), &mut meeting)?;
         let theirs = meeting.exchange_regions(&region, plan.limit).map_err(lost)?;
         if theirs.bytes != region.memory().bytes() as u64 {
             return Err(Failure::Input("the other process has memory of another size".into()));
         }
         let past = Counters::default();
-        Ok(Self { pairs, region, theirs, meeting, domain, plan, past })
+        Ok(Self { pairs, region, theirs, meeting, domain, pool, plan, past })
     }
 
     /// Both ends come to a row. Receives of the row before would be too small for the messages of this
@@ -180,7 +183,8 @@ impl Ends {
         self.agree(b"begin")?;
         if index > 0 && self.plan.test == Test::SendBandwidth {
             self.past = self.counters();
-            self.pairs = connected(&self.domain, &self.plan, &mut self.meeting)?;
+            let pool = self.pool.as_ref();
+            self.pairs = connected(&self.domain, &self.plan, pool, &mut self.meeting)?;
         }
         Ok(())
     }
@@ -247,12 +251,24 @@ impl Ends {
     }
 }
 
-fn connected(domain: &Domain, plan: &Plan, meeting: &mut Meeting) -> Outcome<Vec<QueuePair>> {
+fn connected(
+    domain: &Domain,
+    plan: &Plan,
+    pool: Option<&Pool>,
+    meeting: &mut Meeting,
+) -> Outcome<Vec<QueuePair>> {
+    let terms = plan.terms();
+    // Plain ones have no backups at all.
+    let pool = pool.filter(|_| terms.evidence.is_some());
     let mut pairs = Vec::with_capacity(plan.pairs);
     for index in 0..plan.pairs {
         let failed = |cause| Failure::system(format!("connecting queue pair {index}"), cause);
-        let mut pair = domain.queue_pair(&plan.terms()).map_err(failed)?;
-        pair.connect(meeting, plan.limit).map_err(failed)?;
+        let mut pair = domain.queue_pair(&terms).map_err(failed)?;
+        let connected = match pool {
+            Some(pool) => pair.connect_pooled(meeting, pool, plan.limit),
+            None => pair.connect(meeting, plan.limit),
+        };
+        connected.map_err(failed)?;
         pairs.push(pair);
     }
     Ok(pairs)

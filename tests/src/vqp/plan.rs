@@ -89,6 +89,8 @@ pub struct Plan {
     pub duration_s: Option<f64>,
     /// Queue pairs.
     pub pairs: usize,
+    /// Spares of each end in a pool, in place of own backups.
+    pub pool: Option<usize>,
     /// Requests outstanding on each, at most.
     pub tx_depth: usize,
     /// Receives posted on each.
@@ -130,6 +132,7 @@ impl Plan {
             iterations: arguments.iterations.map_or(test.default_iterations(), |n| n.get()),
             duration_s: arguments.duration.map(|duration| duration.as_secs_f64()),
             pairs: if test.is_latency() { 1 } else { arguments.pairs.get() },
+            pool: arguments.pool,
             tx_depth: depth,
             rx_depth: arguments.rx_depth.get(),
             evidence: arguments.evidence.name().to_owned(),

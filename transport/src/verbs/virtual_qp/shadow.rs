@@ -98,6 +98,8 @@ impl Attempt {
 pub struct Shadow {
     connector: Arc<dyn Connector>,
     desk: Arc<Desk>,
+    /// Rails that it connects, the default one first.
+    rails: usize,
 }
 
 impl Shadow {
@@ -106,7 +108,15 @@ impl Shadow {
     pub fn new(connector: impl Connector + 'static) -> Self {
         let (connector, desk) = (Arc::new(connector), Arc::<Desk>::default());
         connector.announce(Bell::new(&desk));
-        Self { connector, desk }
+        Self { connector, desk, rails: usize::MAX }
+    }
+
+    /// The same for a queue pair whose backups are connected by somebody else, as from a
+    /// [`SparePool`](super::SparePool).
+    #[must_use]
+    pub fn of_default_rail(mut self) -> Self {
+        self.rails = 1;
+        self
     }
 
     /// Attempts that have failed.
@@ -201,7 +211,8 @@ impl VirtualQp {
     /// Has connections made for all rails that have none.
     pub(super) fn seek(&self) {
         let Some(shadow) = &self.shadow else { return };
-        for rail in (0..self.rails.len()).filter(|&rail| self.wants(rail)) {
+        let rails = self.rails.len().min(shadow.rails);
+        for rail in (0..rails).filter(|&rail| self.wants(rail)) {
             let shared = Arc::clone(&self.shared);
             shadow.seek(rail, move || shared.open(rail));
         }

@@ -1,0 +1,199 @@
+//! Makes the connections of a pool, in the background.
+//!
+//! The end that dials has a thread for each rail, which sleeps while nothing is missing: so a rail that does not work
+//! keeps no other one waiting. The end that accepts has one thread, which sleeps until somebody connects. A connection
+//! begins with the proof of the key, the name of the pool, and what it is for.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ccl_transport::verbs::soft::socket;
+use ccl_transport::{TransportError, auth, clock};
+use rustix::event::{PollFd, PollFlags, poll};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::super::Error;
+use super::super::domain::Wiring;
+use super::stock::{Purpose, Stock};
+
+/// How long one connection may take.
+const LIMIT: Duration = Duration::from_secs(1);
+/// From one attempt that has failed to the next; then twice as long each time.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = LIMIT;
+/// How long an idle connection is left in peace before the kernel of the other end is asked about it, how long a
+/// question has to wait for the one before, and how many may remain without an answer.
+const QUIET_BEFORE_QUESTION: Duration = Duration::from_secs(1);
+const QUESTION_PAUSE: Duration = Duration::from_secs(1);
+const QUESTIONS: u32 = 3;
+const MAGIC: &str = "r2ccl pool ";
+/// After the descriptors have run out.
+const CLOSED_PAUSE: Duration = Duration::from_millis(20);
+
+/// The threads of a pool. They end with it, each after what it is at.
+#[derive(Debug)]
+pub(super) struct Filler {
+    stock: Arc<Stock>,
+    /// The accepting thread ends when this is closed.
+    _line: Option<UnixStream>,
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        self.stock.finish();
+    }
+}
+
+/// Listeners on all rails but the default one.
+pub(super) fn listen(wiring: &Wiring) -> Result<Vec<TcpListener>, Error> {
+    let bindings = wiring.bindings[1..].iter();
+    Ok(bindings.map(socket::listen).collect::<Result<_, _>>()?)
+}
+
+impl Filler {
+    /// At the end that dials.
+    pub(super) fn dialling(stock: &Arc<Stock>, addresses: &[SocketAddr]) -> Result<Self, Error> {
+        for (index, &address) in addresses.iter().enumerate() {
+            let (stock, rail) = (Arc::clone(stock), index + 1);
+            begin(move || fill(&stock, rail, address))?;
+        }
+        Ok(Self { stock: Arc::clone(stock), _line: None })
+    }
+
+    /// At the end that accepts.
+    pub(super) fn accepting(
+        stock: &Arc<Stock>,
+        listeners: Vec<TcpListener>,
+    ) -> Result<Self, Error> {
+        let (line, end) =
+            UnixStream::pair().map_err(|cause| Error::system("make a pair of sockets", cause))?;
+        let inside = Arc::clone(stock);
+        begin(move || welcome(&inside, &listeners, &end))?;
+        Ok(Self { stock: Arc::clone(stock), _line: Some(line) })
+    }
+}
+
+fn begin(work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let thread = std::thread::Builder::new().name("r2ccl-pool".into());
+    thread.spawn(work).map(drop).map_err(|cause| Error::system("start a thread", cause))
+}
+
+/// Dials what is missing on a rail, until it is over.
+fn fill(stock: &Stock, rail: usize, peer: SocketAddr) {
+    let mut pause = FIRST_PAUSE;
+    while let Some(purpose) = stock.next_missing(rail) {
+        match dial(stock, rail, peer, purpose) {
+            Ok(stream) => {
+                stock.put(rail, purpose, stream);
+                pause = FIRST_PAUSE;
+            }
+            Err(reason) => {
+                tracing::debug!(rail, %reason, "no connection for a pool yet");
+                stock.rest(rail, pause);
+                pause = (2 * pause).min(LONGEST_PAUSE);
+            }
+        }
+    }
+}
+
+fn dial(
+    stock: &Stock,
+    rail: usize,
+    peer: SocketAddr,
+    purpose: Purpose,
+) -> Result<TcpStream, TransportError> {
+    if stock.is_broken(rail) {
+        return Err(TransportError::TimedOut(format!("rail {rail} is broken on purpose")));
+    }
+    let wiring = &stock.wiring;
+    let stream = socket::dial(&wiring.bindings[rail], peer, LIMIT)?;
+    let hello = hello(&stock.name, purpose);
+    auth::initiate(&stream, &wiring.key, hello.as_bytes(), clock::now() + LIMIT)?;
+    keep_asking(&stream)?;
+    Ok(stream)
+}
+
+/// What a connection is for, as the end that dials sees it.
+fn hello(pool: &str, purpose: Purpose) -> String {
+    let purpose = match purpose {
+        Purpose::Ours => "mine",
+        Purpose::Theirs => "yours",
+        Purpose::Line => "line",
+    };
+    format!("{MAGIC}{pool} {purpose}")
+}
+
+/// The same, as the end that accepts sees it.
+fn purpose(pool: &str, heard: &[u8]) -> Option<Purpose> {
+    let of_dialler = [Purpose::Ours, Purpose::Theirs, Purpose::Line];
+    let index = of_dialler.iter().position(|one| hello(pool, *one).as_bytes() == heard)?;
+    Some([Purpose::Theirs, Purpose::Ours, Purpose::Line][index])
+}
+
+/// Lets an idle end learn that the other one has gone without a word, or that the network is dead.
+fn keep_asking(stream: &TcpStream) -> Result<(), TransportError> {
+    let questions = TcpKeepalive::new()
+        .with_time(QUIET_BEFORE_QUESTION)
+        .with_interval(QUESTION_PAUSE)
+        .with_retries(QUESTIONS);
+    let set = SockRef::from(stream).set_tcp_keepalive(&questions);
+    set.map_err(|cause| TransportError::system("prepare a connection", cause))
+}
+
+/// Accepts what the peer dials, until the other end of `end` is closed.
+fn welcome(stock: &Stock, listeners: &[TcpListener], end: &UnixStream) {
+    loop {
+        let mut polled: Vec<_> =
+            listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
+        polled.push(PollFd::new(end, PollFlags::IN));
+        // A poll that is interrupted is repeated.
+        let _ = poll(&mut polled, None);
+        if polled.last().is_some_and(|end| !end.revents().is_empty()) {
+            return;
+        }
+        for (index, listener) in listeners.iter().enumerate() {
+            accept(stock, index + 1, listener);
+        }
+    }
+}
+
+fn accept(stock: &Stock, rail: usize, listener: &TcpListener) {
+    match listener.accept() {
+        Ok((stream, _)) => match greet(stock, &stream) {
+            Ok(purpose) => stock.put(rail, purpose, stream),
+            Err(reason) => tracing::debug!(rail, %reason, "not the peer of a pool"),
+        },
+        Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {}
+        Err(reason) => {
+            tracing::debug!(rail, %reason, "no connection for a pool");
+            clock::sleep(CLOSED_PAUSE);
+        }
+    }
+}
+
+fn greet(stock: &Stock, stream: &TcpStream) -> Result<Purpose, TransportError> {
+    let heard = auth::accept(stream, &stock.wiring.key, clock::now() + LIMIT)?;
+    keep_asking(stream)?;
+    let stranger = || TransportError::Refused("it is for another pool".into());
+    purpose(&stock.name, &heard).ok_or_else(stranger)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_end_calls_its_own_is_the_peers() {
+        for (dialled, accepted) in [
+            (Purpose::Ours, Purpose::Theirs),
+            (Purpose::Theirs, Purpose::Ours),
+            (Purpose::Line, Purpose::Line),
+        ] {
+            let said = hello("a pool", dialled);
+            assert_eq!(purpose("a pool", said.as_bytes()), Some(accepted));
+            assert_eq!(purpose("another", said.as_bytes()), None);
+        }
+    }
+}
