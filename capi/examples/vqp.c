@@ -4,6 +4,7 @@
  *
  *   vqp             one of two rails fails in the middle: nothing is lost, nothing is done twice
  *   vqp all-fail    both fail: the queue pair ends with a reason, in time
+ *   vqp pooled      the same with a backup from a pool
  *   vqp one-fails DEVICE,DEVICE DEVICE,DEVICE
  *                   over these devices of the two processes, such as mlx5_0,mlx5_1
  *
@@ -25,6 +26,7 @@ enum {
     LIMIT_MS = 60000,
     PATIENCE_MS = 300,
     GLANCE_MS = 1, /* between two looks whether the peer is done */
+    SPARES = 2,       /* of a pool */
     SENDS = 8,        /* requests on their way at a time */
     RECORD = 64,      /* bytes of a write and of a message */
     RECORDS = 16,     /* of each, one behind the other */
@@ -45,12 +47,26 @@ struct end {
     ccl_vqp_domain_t domain;
     ccl_vqp_region_t region;
     ccl_vqp_remote_t theirs;
+    ccl_vqp_pool_t pool; /* or NULL: own backups */
     ccl_vqp_t vqp;
     unsigned char *memory;
 };
 
+/* A pool that is full: the fault is not to come before. */
+static ccl_vqp_pool_t full_pool(ccl_vqp_domain_t domain, ccl_vqp_meeting_t meeting)
+{
+    ccl_vqp_pool_t pool;
+    int spares = 0;
+    CHECK(ccl_vqp_pool_open(&pool, domain, meeting, SPARES, LIMIT_MS));
+    while (spares < SPARES) {
+        (void)poll(NULL, 0, GLANCE_MS);
+        CHECK(ccl_vqp_pool_get_spares(pool, &spares));
+    }
+    return pool;
+}
+
 static void open_end(struct end *end, ccl_vqp_meeting_t meeting, const char *devices,
-                     const char *faults)
+                     const char *faults, int is_pooled)
 {
     void *memory;
     ccl_vqp_config_t config = CCL_VQP_CONFIG_INITIALIZER;
@@ -66,7 +82,11 @@ static void open_end(struct end *end, ccl_vqp_meeting_t meeting, const char *dev
     CHECK(ccl_vqp_create(&end->vqp, end->domain, &config));
     for (uint64_t slot = 0; slot < RECORDS; slot++)
         CHECK(ccl_vqp_post_receive(end->vqp, slot, end->region, SENT + slot * RECORD, RECORD));
-    CHECK(ccl_vqp_connect(end->vqp, meeting, LIMIT_MS));
+    end->pool = is_pooled ? full_pool(end->domain, meeting) : NULL;
+    if (is_pooled)
+        CHECK(ccl_vqp_connect_pooled(end->vqp, meeting, end->pool, LIMIT_MS));
+    else
+        CHECK(ccl_vqp_connect(end->vqp, meeting, LIMIT_MS));
     CHECK(ccl_vqp_exchange_region(meeting, end->region, &end->theirs, LIMIT_MS));
     REQUIRE(end->theirs.bytes == REGION);
 }
@@ -105,6 +125,9 @@ static void fill(struct end *end)
 
 static void close_end(struct end *end)
 {
+    CHECK(ccl_vqp_pool_close(end->pool));
+    if (end->pool != NULL)
+        EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_pool_close(end->pool));
     CHECK(ccl_vqp_destroy(end->vqp));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_destroy(end->vqp));
     CHECK(ccl_vqp_deregister(end->region));
@@ -218,13 +241,14 @@ static void fail(struct end *end)
     REQUIRE(info.state == CCL_VQP_STATE_ERROR && !info.is_running);
 }
 
-static void connecting_process(const char *address, const char *devices, int all_fail)
+static void connecting_process(const char *address, const char *devices, int all_fail,
+                               int is_pooled)
 {
     struct end end;
     ccl_vqp_meeting_t meeting;
     uint64_t rounds = 0;
     CHECK(ccl_vqp_meet(&meeting, address, KEY, LIMIT_MS));
-    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS);
+    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS, is_pooled);
     if (all_fail) {
         fail(&end);
     } else {
@@ -267,7 +291,8 @@ static uint64_t serve(struct end *end, ccl_vqp_meeting_t meeting, int all_fail)
     return heard;
 }
 
-static void accepting_process(ccl_vqp_listener_t listener, const char *devices, int all_fail)
+static void accepting_process(ccl_vqp_listener_t listener, const char *devices, int all_fail,
+                              int is_pooled)
 {
     struct end end;
     ccl_vqp_meeting_t meeting;
@@ -275,7 +300,7 @@ static void accepting_process(ccl_vqp_listener_t listener, const char *devices, 
     size_t bytes;
     CHECK(ccl_vqp_accept(listener, &meeting, LIMIT_MS));
     CHECK(ccl_vqp_listener_close(listener));
-    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS);
+    open_end(&end, meeting, devices, all_fail ? ALL_FAIL : ONE_FAILS, is_pooled);
     uint64_t heard = serve(&end, meeting, all_fail);
     CHECK(ccl_vqp_exchange(meeting, NULL, 0, &rounds, sizeof rounds, &bytes, LIMIT_MS));
     REQUIRE(bytes == sizeof rounds);
@@ -363,12 +388,18 @@ static void refused(void)
     REQUIRE(meeting == NULL);
     CHECK(ccl_vqp_listener_close(listener));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_accept(NULL, &meeting, 1));
+    ccl_vqp_pool_t pool;
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_pool_open(&pool, domain, meeting, SPARES, 1));
+    REQUIRE(pool == NULL);
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_vqp_pool_get_spares(pool, NULL));
+    CHECK(ccl_vqp_pool_close(NULL));
     CHECK(ccl_vqp_destroy(NULL));
 }
 
 int main(int argc, char **argv)
 {
     int all_fail = argc > 1 && strcmp(argv[1], "all-fail") == 0;
+    int is_pooled = argc > 1 && strcmp(argv[1], "pooled") == 0;
     const char *accepting = argc > 3 ? argv[2] : "127.3.1.1,127.3.1.2";
     const char *connecting = argc > 3 ? argv[3] : "127.3.2.1,127.3.2.2";
     char address[64];
@@ -383,7 +414,7 @@ int main(int argc, char **argv)
         close(ends[1]);
         if (read(ends[0], address, sizeof address) != (ssize_t)sizeof address)
             return EXIT_FAILURE;
-        connecting_process(address, connecting, all_fail);
+        connecting_process(address, connecting, all_fail, is_pooled);
         return EXIT_SUCCESS;
     }
     close(ends[0]);
@@ -394,7 +425,7 @@ int main(int argc, char **argv)
     CHECK(ccl_vqp_get_address(listener, address, sizeof address, NULL));
     if (write(ends[1], address, sizeof address) != (ssize_t)sizeof address)
         return EXIT_FAILURE;
-    accepting_process(listener, accepting, all_fail);
+    accepting_process(listener, accepting, all_fail, is_pooled);
     int status;
     if (waitpid(process, &status, 0) < 0 || status != 0)
         return EXIT_FAILURE;

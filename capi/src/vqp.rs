@@ -7,6 +7,7 @@ pub mod abi;
 pub mod domains;
 pub mod meetings;
 pub mod pairs;
+pub mod pools;
 pub mod posting;
 
 use std::ffi::{CStr, c_char, c_int};

@@ -125,6 +125,13 @@ fn a_queue_pair_survives_its_nic() {
 }
 
 #[test]
+fn a_queue_pair_survives_its_nic_with_a_backup_of_a_pool() {
+    let workshop = Workshop::new();
+    let printed = succeeded(rank_program(&example(&workshop, "vqp.c")).arg("pooled"));
+    assert_eq!(printed, "vqp: 2 processes, nothing lost, nothing twice\n");
+}
+
+#[test]
 fn a_queue_pair_without_a_rail_ends_with_a_reason() {
     let workshop = Workshop::new();
     let printed = succeeded(rank_program(&example(&workshop, "vqp.c")).arg("all-fail"));

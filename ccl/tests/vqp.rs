@@ -224,6 +224,56 @@ fn ends_that_differ_are_told_so() {
     assert!(accepting.join().unwrap().is_some());
 }
 
+/// What both ends do with a pool, one after the other.
+fn pools(mut meeting: Meeting, devices: &str) -> Vec<String> {
+    let config = DomainConfig { devices: devices.into(), ..DomainConfig::default() };
+    let [domain, other] = [0; 2].map(|_| Domain::open(&config, &key()).unwrap());
+    let is_near = meeting.side() == Side::Connecting;
+    let mut said = Vec::new();
+    let mut refused = |outcome: Result<(), Error>| said.push(outcome.unwrap_err().to_string());
+    for spares in [0, ccl::vqp::MAX_SPARES + 1] {
+        refused(domain.pool(&mut meeting, spares, LIMIT).map(drop));
+    }
+    let single = DomainConfig { devices: "127.4.3.1".into(), ..DomainConfig::default() };
+    let single = Domain::open(&single, &key()).unwrap();
+    refused(single.pool(&mut meeting, 1, LIMIT).map(drop));
+    refused(domain.pool(&mut meeting, if is_near { 1 } else { 2 }, LIMIT).map(drop));
+    let pool = domain.pool(&mut meeting, 2, LIMIT).unwrap();
+    let strange = other.queue_pair(&terms(Some(Evidence::Log))).unwrap();
+    refused({ strange }.connect_pooled(&mut meeting, &pool, LIMIT));
+    let plain = domain.queue_pair(&terms(None)).unwrap();
+    refused({ plain }.connect_pooled(&mut meeting, &pool, LIMIT));
+    let mut pair = domain.queue_pair(&terms(Some(Evidence::Log))).unwrap();
+    refused(match is_near {
+        true => pair.connect_pooled(&mut meeting, &pool, LIMIT),
+        false => pair.connect(&mut meeting, LIMIT),
+    });
+    said
+}
+
+#[test]
+fn pools_that_do_not_fit_are_refused_at_both_ends() {
+    let listener = Listener::bind("127.0.0.1:0", key()).unwrap();
+    let address = listener.address().unwrap().to_string();
+    let accepting = thread::spawn(move || pools(listener.accept(LIMIT).unwrap(), HOSTS[1]));
+    let near = pools(Meeting::connect(&address, &key(), LIMIT).unwrap(), HOSTS[0]);
+    let named = [
+        "a pool of 0 spares over 2 devices",
+        "a pool of 4097 spares",
+        "a pool of 1 spares over 1 devices",
+        "the ends differ: spares",
+        "the pool is of another domain",
+        "a plain queue pair has no backups",
+        "the ends differ: backups",
+    ];
+    for said in [near, accepting.join().unwrap()] {
+        assert_eq!(said.len(), named.len());
+        for (said, named) in said.iter().zip(named) {
+            assert!(said.contains(named), "{said}");
+        }
+    }
+}
+
 #[test]
 fn calls_in_the_wrong_order_or_with_wrong_arguments_are_refused() {
     let (mut near, accepting) = alike(Some(Evidence::Handshake));

@@ -542,6 +542,7 @@ typedef struct ccl_vqp_domain *ccl_vqp_domain_t;     /* devices, and the memory 
 typedef struct ccl_vqp_region *ccl_vqp_region_t;     /* memory registered with all of them */
 typedef struct ccl_vqp_listener *ccl_vqp_listener_t; /* where processes are waited for */
 typedef struct ccl_vqp_meeting *ccl_vqp_meeting_t;   /* the line to another process */
+typedef struct ccl_vqp_pool *ccl_vqp_pool_t;         /* backups that queue pairs share */
 typedef struct ccl_vqp *ccl_vqp_t;                   /* one end of a queue pair */
 
 /* How the ends learn, after a fault, which requests have been executed. */
@@ -766,6 +767,25 @@ ccl_result_t ccl_vqp_create(ccl_vqp_t *vqp, ccl_vqp_domain_t domain,
  * order at both ends. On success both can be used; further rails are connected in the background. Ends
  * that differ in evidence, rails or faults are CCL_INVALID_USAGE. After a failure destroy it. */
 ccl_result_t ccl_vqp_connect(ccl_vqp_t vqp, ccl_vqp_meeting_t meeting, int timeout_ms);
+
+/* Makes a pool of backups together with the peer, which calls this too, for queue pairs of `domain` with it. On each
+ * rail but the first both ends get `spares` idle connections, 1 to 4096, to give away: as many queue pairs as may
+ * lose their rail at a time, on either end. They are made in the background, and replaced when they are used up.
+ * Ends that differ in spares or rails are CCL_INVALID_USAGE. */
+ccl_result_t ccl_vqp_pool_open(ccl_vqp_pool_t *pool, ccl_vqp_domain_t domain,
+                               ccl_vqp_meeting_t meeting, int spares, int timeout_ms);
+
+/* *spares becomes how many queue pairs this end could give a backup now, on the rail that has fewest. */
+ccl_result_t ccl_vqp_pool_get_spares(ccl_vqp_pool_t pool, int *spares);
+
+/* As ccl_vqp_connect(), but in place of own backups the queue pair takes one of the pool when it has lost its
+ * rail; if there is none, it waits for one as long as `patience_ms` says. Both ends name the same pool: others, and
+ * plain queue pairs, are CCL_INVALID_USAGE. */
+ccl_result_t ccl_vqp_connect_pooled(ccl_vqp_t vqp, ccl_vqp_meeting_t meeting, ccl_vqp_pool_t pool,
+                                    int timeout_ms);
+
+/* Nothing is replaced any more; queue pairs live on, with what there is. NULL is ignored. */
+ccl_result_t ccl_vqp_pool_close(ccl_vqp_pool_t pool);
 
 /* Posts a request. CCL_IN_PROGRESS: the queue is full, and nothing was posted; poll, and try again.
  * CCL_INVALID_USAGE: it is an atomic, and a device of one of the ends has none.

@@ -26,6 +26,7 @@ handles! {
     OpaqueRegion, RegionHandle, "ccl_vqp_region_t";
     OpaqueListener, ListenerHandle, "ccl_vqp_listener_t";
     OpaqueMeeting, MeetingHandle, "ccl_vqp_meeting_t";
+    OpaquePool, PoolHandle, "ccl_vqp_pool_t";
     OpaquePair, PairHandle, "ccl_vqp_t";
 }
 
