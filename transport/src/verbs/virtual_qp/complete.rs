@@ -19,7 +19,10 @@ impl VirtualQp {
             self.came_back(rail, &completion);
         }
         if self.rails[rail].condition == Condition::Attached {
-            moved |= self.hear(rail);
+            // Where writes are executed by polls, one that found nothing has executed none.
+            if moved || self.rails[rail].is_written_to_alone() {
+                moved |= self.hear(rail);
+            }
             self.rails[rail].send_mail();
             self.look_for_faults(rail);
         }
@@ -233,8 +236,10 @@ impl VirtualQp {
 
     /// Gives back what is outstanding, once the devices have; tells whether that has happened now.
     pub(super) fn part(&mut self) -> bool {
-        let is_drained = self.rails.iter().all(RailEnd::is_drained);
-        let Some(Parting { culprit }) = self.parting.take_if(|_| is_drained) else { return false };
+        if self.parting.is_none() || !self.rails.iter().all(RailEnd::is_drained) {
+            return false;
+        }
+        let Some(Parting { culprit }) = self.parting.take() else { return false };
         for (index, request) in self.requests.drain(..).enumerate() {
             let number = self.first_request + index as u64;
             let status = match culprit {

@@ -306,6 +306,11 @@ impl RailEnd {
         self.outstanding > 0 || self.condition == Condition::Fencing || needs_poll()
     }
 
+    /// Whether the peer's writes are executed without polls of this end.
+    pub(super) fn is_written_to_alone(&self) -> bool {
+        self.pair.as_ref().is_some_and(|pair| pair.confirms_alone())
+    }
+
     /// Whether everything posted has come back.
     pub(super) fn is_drained(&self) -> bool {
         self.outstanding == 0
