@@ -291,8 +291,13 @@ fn without_a_rail_there_is_an_error_with_its_reason() {
     assert!(finished.errors.contains("atomic operation was outstanding"), "{finished:#?}");
 }
 
+/// A port on which nobody listens, below those that the kernel gives to whoever names none: another test could get
+/// one of these before it is used.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    let begin = std::process::id() % 10_000;
+    let mut ports = (begin..begin + 10_000).map(|number| 20_000 + (number % 10_000) as u16);
+    let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
+    ports.find(is_free).expect("a port on which nobody listens")
 }
 
 /// A server and a client, each with its own command line and variables.

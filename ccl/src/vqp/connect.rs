@@ -76,7 +76,7 @@ impl QueuePair {
     fn customer_of(&self, pool: &Pool) -> Result<Customer, Error> {
         match &self.end {
             End::Surviving(pair) if pool.is_of(&self.wiring) => {
-                Ok(Customer::new(pool, pair.identity()))
+                Customer::new(pool, pair.identity(), &self.terms)
             }
             End::Surviving(_) => Err(Error::InvalidUsage("the pool is of another domain".into())),
             End::Plain(_) => {

@@ -113,7 +113,7 @@ impl Terms {
 /// reaches the memory of a domain through its queue pairs, and nothing else.
 #[derive(Debug)]
 pub struct Domain {
-    inner: VirtualDomain,
+    pub(super) inner: VirtualDomain,
     names: Vec<String>,
     pub(super) wiring: Arc<Wiring>,
 }

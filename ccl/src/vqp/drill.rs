@@ -139,9 +139,22 @@ impl Domain for FragileDomain {
     }
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
-        let inner = self.domain.queue_pair(depth)?;
+        Ok(self.interrupted(self.domain.queue_pair(depth)?, depth))
+    }
+
+    fn spare_queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        Ok(self.interrupted(self.domain.spare_queue_pair(depth)?, depth))
+    }
+
+    fn keep_ready(&self, depth: Depth, count: usize) -> usize {
+        self.domain.keep_ready(depth, count)
+    }
+}
+
+impl FragileDomain {
+    fn interrupted(&self, inner: Box<dyn QueuePair>, depth: Depth) -> Box<dyn QueuePair> {
         let path = Path { rail: self.rail, drill: Arc::clone(&self.drill) };
-        Ok(Box::new(Interrupted::new(inner, depth.sends, path)))
+        Box::new(Interrupted::new(inner, depth.sends, path))
     }
 }
 

@@ -15,6 +15,7 @@
 
 mod customer;
 mod filler;
+mod keeper;
 mod stock;
 
 use std::net::{SocketAddr, TcpListener};
@@ -29,6 +30,7 @@ use super::meeting::Deadline;
 use super::{Domain, Error, Meeting, Side};
 pub(super) use customer::Customer;
 use filler::Filler;
+use keeper::Keeper;
 use stock::Stock;
 
 /// The most spares that an end may have on a rail.
@@ -108,7 +110,8 @@ impl Domain {
             Side::Accepting => 2 * spares,
             Side::Connecting => spares,
         };
-        let stock = Arc::new(Stock::new(name, rails, room, Arc::clone(&self.wiring)));
+        let keeper = Keeper::new(self.inner.clone(), 2 * spares);
+        let stock = Arc::new(Stock::new(name, room, keeper, Arc::clone(&self.wiring)));
         let filler = match meeting.side() {
             Side::Accepting => Filler::accepting(&stock, listeners)?,
             Side::Connecting => Filler::dialling(&stock, &theirs.addresses)?,

@@ -121,8 +121,8 @@ impl Device for VirtualDevice {
 }
 
 /// A domain over several devices: what is registered here is registered with all of them. The default one
-/// is opened with it, the others when they are first needed: see [`Self::open_backups`].
-#[derive(Debug)]
+/// is opened with it, the others when they are first needed: see [`Self::open_backups`]. A clone is the same domain.
+#[derive(Clone, Debug)]
 pub struct VirtualDomain {
     settings: VirtualSettings,
     shared: Arc<Shared>,
@@ -141,7 +141,7 @@ impl VirtualDomain {
     }
 
     /// Has the device of each backup keep so many ends ready for connections of a [`SparePool`], for queue pairs
-    /// of this depth and the evidence of the settings: dynamic ones of mlx5, which are made before it is known
+    /// of this depth and evidence: dynamic ones of mlx5, which are made before it is known
     /// whom they are for. It opens devices that are not open. To be called again when some have been taken, as
     /// by whoever fills a pool.
     ///
@@ -150,9 +150,14 @@ impl VirtualDomain {
     ///
     /// # Errors
     /// A device cannot be opened.
-    pub fn keep_ready(&self, depth: Depth, count: usize) -> Result<usize, TransportError> {
+    pub fn keep_ready(
+        &self,
+        depth: Depth,
+        evidence: Evidence,
+        count: usize,
+    ) -> Result<usize, TransportError> {
         self.open_backups()?;
-        let depth = device_depth(depth, self.settings.evidence == Evidence::Log);
+        let depth = device_depth(depth, evidence == Evidence::Log);
         let rails = (1..self.shared.rails()).map(|rail| self.shared.opened(rail));
         // One at a time: a queue pair that has lost its rail may want the domain meanwhile.
         let ready = rails.map(|opened| {

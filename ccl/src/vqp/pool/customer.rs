@@ -7,7 +7,7 @@ use ccl_transport::clock;
 use ccl_transport::verbs::virtual_qp::{Standing, VirtualQp};
 use ccl_transport::verbs::{QueuePair as _, State};
 
-use super::super::Pool;
+use super::super::{Error, Pool, Terms};
 use super::stock::{Delivery, Letterbox, Stock};
 
 /// Polls from one look at the pool to the next while everything is well.
@@ -35,10 +35,16 @@ pub(in super::super) struct Customer {
 
 impl Customer {
     /// The pool serves the queue pair with this number from now on.
-    pub(in super::super) fn new(pool: &Pool, identity: u64) -> Self {
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub(in super::super) fn new(pool: &Pool, identity: u64, terms: &Terms) -> Result<Self, Error> {
+        if let Some(evidence) = terms.evidence {
+            pool.stock.serve(terms.depth, evidence)?;
+        }
         let (stock, letterbox) = (Arc::clone(&pool.stock), pool.stock.enter(identity));
         let next_note = clock::now();
-        Self { stock, identity, letterbox, order: Vec::new(), polls: 0, next_note }
+        Ok(Self { stock, identity, letterbox, order: Vec::new(), polls: 0, next_note })
     }
 
     /// What both ends call the pool.

@@ -75,7 +75,8 @@ impl Filler {
     }
 }
 
-fn begin(work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+/// A thread of a pool.
+pub(super) fn begin(work: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let thread = std::thread::Builder::new().name("r2ccl-pool".into());
     thread.spawn(work).map(drop).map_err(|cause| Error::system("start a thread", cause))
 }

@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ccl_transport::verbs::Connection;
-use ccl_transport::verbs::virtual_qp::{Owner, SparePool, VirtualQp};
+use ccl_transport::verbs::virtual_qp::{Evidence, Owner, SparePool, VirtualQp};
+use ccl_transport::verbs::{Connection, Depth};
 use ccl_transport::{TransportError, clock};
 
+use super::super::Error;
 use super::super::domain::Wiring;
+use super::keeper::Keeper;
 use crate::driver::lock;
 
 /// What a connection of a pool is for.
@@ -61,6 +63,7 @@ impl Letterbox {
 pub(in super::super) struct Stock {
     pub(super) name: String,
     pub(super) wiring: Arc<Wiring>,
+    keeper: Keeper,
     /// For spares of each end, on each rail.
     room: usize,
     /// By rail; the default one has none.
@@ -127,15 +130,16 @@ impl Reserve {
 
 impl Stock {
     /// With room for so many spares of each end on each rail.
-    pub(super) fn new(name: String, rails: usize, room: usize, wiring: Arc<Wiring>) -> Self {
+    pub(super) fn new(name: String, room: usize, keeper: Keeper, wiring: Arc<Wiring>) -> Self {
         let reserve =
             || Reserve { ours: SparePool::new(room), theirs: SparePool::new(room), line: None };
         let shelf = |_| Shelf { reserve: Mutex::new(reserve()), change: Condvar::new() };
         Self {
             name,
-            wiring,
+            keeper,
             room,
-            shelves: (1..rails).map(shelf).collect(),
+            shelves: (1..wiring.bindings.len()).map(shelf).collect(),
+            wiring,
             letterboxes: Mutex::default(),
             looked: Mutex::new(clock::now()),
             is_over: AtomicBool::new(false),
@@ -150,6 +154,11 @@ impl Stock {
     pub(super) fn spares(&self) -> usize {
         let rooms = self.shelves.iter().map(|shelf| lock(&shelf.reserve).ours.room());
         self.room - rooms.max().unwrap_or(self.room)
+    }
+
+    /// Queue pairs of this kind may want a spare.
+    pub(super) fn serve(&self, depth: Depth, evidence: Evidence) -> Result<(), Error> {
+        self.keeper.serve(depth, evidence)
     }
 
     /// From now on there is somebody with this number.
@@ -241,6 +250,8 @@ impl Stock {
         if let Err(reason) = lock(&self.shelf(rail).reserve).put(purpose, stream) {
             tracing::debug!(rail, ?purpose, %reason, "a connection too many for a pool");
         }
+        // It replaces one that was taken, unless it is one of the first.
+        self.keeper.refill();
     }
 
     /// Waits until something of a rail is missing; `None` when it is over.

@@ -50,7 +50,7 @@ impl Hosts {
         };
         let regions = domains.each_ref().map(register);
         for domain in &domains {
-            assert_eq!(domain.keep_ready(DEPTH, 2).unwrap(), 2);
+            assert_eq!(domain.keep_ready(DEPTH, evidence, 2).unwrap(), 2);
         }
         let ends = domains.each_ref().map(|domain| domain.virtual_queue_pair(DEPTH).unwrap());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -249,7 +249,10 @@ fn a_spare_that_fails_is_followed_by_another() {
                 hosts.network.hurry(late);
                 hosts.ends[1].suspect(1);
             });
-            let ready = hosts.domains.each_ref().map(|domain| domain.keep_ready(DEPTH, 0).unwrap());
+            let ready = hosts
+                .domains
+                .each_ref()
+                .map(|domain| domain.keep_ready(DEPTH, evidence, 0).unwrap());
             assert_eq!(ready, [0, 0], "both that were ready have been used");
         }
     }
