@@ -67,6 +67,11 @@ impl Rails {
         }
     }
 
+    /// It is left for another one, although it works: it has to be fenced now.
+    pub(super) fn left(&mut self, rail: Rail) {
+        self.states[rail.index()].health = Health::Fencing;
+    }
+
     pub(super) fn fenced(&mut self, rail: Rail, now: Timestamp, retry_ns: u64) {
         let state = &mut self.states[rail.index()];
         let doublings = (state.failures.saturating_sub(1)).min(MAX_DOUBLINGS);
@@ -97,5 +102,33 @@ impl Rails {
             Health::Absent | Health::Up { .. } | Health::Fencing => None,
         });
         retries.min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RAIL: Rail = Rail(1);
+    const RETRY_NS: u64 = 10;
+
+    /// The pause after it was up and is not any more, for that reason.
+    fn pause(rails: &mut Rails, end: impl Fn(&mut Rails)) -> u64 {
+        let now = Timestamp(1000);
+        rails.joined(RAIL, now);
+        end(rails);
+        rails.fenced(RAIL, now, RETRY_NS);
+        rails.next_retry().map_or(0, |retry| retry.since(now))
+    }
+
+    #[test]
+    fn only_what_fails_has_to_wait_longer_each_time() {
+        let mut rails = Rails::new(&[Standing::default(); 2]);
+        let left = |rails: &mut Rails| rails.left(RAIL);
+        let failed = |rails: &mut Rails| assert!(rails.failed(RAIL));
+        let pauses = [0; 3].map(|_| pause(&mut rails, left));
+        assert_eq!(pauses, [RETRY_NS; 3]);
+        let pauses = [0; 3].map(|_| pause(&mut rails, failed));
+        assert_eq!(pauses, [RETRY_NS, 2 * RETRY_NS, 4 * RETRY_NS]);
     }
 }

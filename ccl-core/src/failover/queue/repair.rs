@@ -74,9 +74,20 @@ impl Queue {
     }
 
     pub(super) fn failed(&mut self, now: Timestamp, rail: Rail, out: &mut Vec<Output>) {
-        if !self.rails.failed(rail) {
-            return;
+        if self.rails.failed(rail) {
+            self.fence(now, rail, out);
         }
+    }
+
+    /// Leaves the rail in use, which has not failed, so that it need not wait longer each time to come back.
+    pub(super) fn leave(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        if self.rails.is_up(self.active) {
+            self.rails.left(self.active);
+            self.fence(now, self.active, out);
+        }
+    }
+
+    fn fence(&mut self, now: Timestamp, rail: Rail, out: &mut Vec<Output>) {
         out.push(Output::Fence(rail));
         let is_in_use = match self.phase {
             Phase::Waiting { .. } | Phase::Fencing { .. } | Phase::Dead(_) => false,

@@ -68,7 +68,7 @@ impl Queue {
         if returning.is_drained && returning.is_peer_drained {
             self.counters.returns += 1;
             self.returning = None;
-            self.failed(now, self.active, out);
+            self.leave(now, out);
         }
     }
 
