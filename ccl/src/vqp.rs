@@ -64,6 +64,9 @@
 //! # }
 //! ```
 //!
+//! Each queue pair has backups of its own, unless it shares those of a [`Pool`] with others: where there are
+//! thousands, they occupy a third less.
+//!
 //! # Polling
 //!
 //! No thread serves a queue pair. [`QueuePair::poll`] does what there is to do and returns at once;

@@ -103,6 +103,7 @@ def arguments() -> argparse.Namespace:
     memory = commands.add_parser("memory")
     memory.add_argument("--pairs", type=int, default=4096)
     memory.add_argument("--depth", type=int, default=64)
+    memory.add_argument("--pool", type=int, help="also with backups from a pool with so many spares of each end")
     memory.add_argument("--evidence", default=",".join(EVIDENCES))
     timeline = commands.add_parser("timeline")
     timeline.add_argument("--svg", type=pathlib.Path, required=True)
@@ -303,15 +304,19 @@ def count(size: str) -> int:
 
 def memory(options: argparse.Namespace) -> None:
     """Prints how much larger a process with many queue pairs is."""
-    print(f"| | MiB with 1 | MiB with {options.pairs} | KiB for each |\n|---|---|---|---|")
+    print(f"| | backups | MiB with 1 | MiB with {options.pairs} | KiB for each |\n|---|---|---|---|---|")
+    pools: list[tuple[str, list[str]]] = [("own", [])]
+    if options.pool is not None:
+        pools.append((f"a pool of {options.pool}", ["--pool", str(options.pool)]))
     for evidence in options.evidence.split(","):
-        flags = ["-s", "64", "-n", "1", "-t", str(options.depth), "--limit", "600s", "--evidence", evidence]
-        one, many = (
-            number(run(options, "vqp_write_bw", [*flags, "-q", str(pairs)]), "at most: ", " MiB")
-            for pairs in (1, options.pairs)
-        )
-        each = (many - one) * 1024 / (options.pairs - 1)
-        print(f"| {evidence} | {one:.1f} | {many:.1f} | {each:.1f} |")
+        for backups, pool in pools if evidence != PLAIN else [("none", [])]:
+            flags = ["-s", "64", "-n", "1", "-t", str(options.depth), "--limit", "600s", "--evidence", evidence, *pool]
+            one, many = (
+                number(run(options, "vqp_write_bw", [*flags, "-q", str(pairs)]), "at most: ", " MiB")
+                for pairs in (1, options.pairs)
+            )
+            each = (many - one) * 1024 / (options.pairs - 1)
+            print(f"| {evidence} | {backups} | {one:.1f} | {many:.1f} | {each:.1f} |", flush=True)
 
 
 def timeline(options: argparse.Namespace) -> None:

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ccl::vqp::{
     Access, Completion, Depth, Domain, DomainConfig, Error, Evidence, Key, Limits, Listener,
-    Meeting, MemoryRegion, Operation, QueuePair, ReceiveRequest, Side, Status, Terms, WorkId,
+    Meeting, MemoryRegion, Operation, Pool, QueuePair, ReceiveRequest, Side, Status, Terms, WorkId,
     WorkRequest,
 };
 use ccl_tests::testbed::bed::Bed;
@@ -111,7 +111,8 @@ fn ip(bed: &Bed, host: usize, arguments: &str) {
 #[derive(Debug, Default)]
 struct Shown {
     rail: AtomicUsize,
-    connected: AtomicUsize,
+    /// Rails that it could use, of its own or of its pool.
+    usable: AtomicUsize,
     /// Messages sent, or received.
     messages: AtomicU64,
     fault: Mutex<Option<String>>,
@@ -126,7 +127,7 @@ struct Ends {
 
 impl Ends {
     /// Messages flow from host 0, which dials, to host 1. Between polls their threads sleep, or do not.
-    fn begin(bed: &Bed, evidence: Option<Evidence>, sleeps: bool) -> Self {
+    fn begin(bed: &Bed, evidence: Option<Evidence>, sleeps: bool, is_pooled: bool) -> Self {
         let key = Key::from_passphrase("NICs that fail");
         let place = format!("{}:0", management_address(1));
         let listener = bed.on_host(1, || Listener::bind(&place, key.clone())).unwrap().unwrap();
@@ -136,6 +137,7 @@ impl Ends {
         let end = |host: usize| End {
             evidence,
             sleeps,
+            is_pooled,
             shown: Arc::clone(&shown[host]),
             is_over: Arc::clone(&is_over),
         };
@@ -158,12 +160,12 @@ impl Ends {
         });
     }
 
-    /// Waits until both could use this many rails.
-    fn connect(&self, rails: usize) {
+    /// Waits until both have a backup besides the rail in use.
+    fn have_backups(&self) {
         until("the backup", || {
             self.check();
-            let mut connected = self.shown.iter().map(|end| end.connected.load(Ordering::Relaxed));
-            connected.all(|connected| connected == rails).then_some(())
+            let mut usable = self.shown.iter().map(|end| end.usable.load(Ordering::Relaxed));
+            usable.all(|usable| usable >= 2).then_some(())
         });
     }
 
@@ -188,6 +190,7 @@ impl std::fmt::Debug for Ends {
 struct End {
     evidence: Option<Evidence>,
     sleeps: bool,
+    is_pooled: bool,
     shown: Arc<Shown>,
     is_over: Arc<AtomicBool>,
 }
@@ -198,27 +201,38 @@ impl End {
         let config = DomainConfig { devices: "rail0,rail1".into(), ..DomainConfig::default() };
         let domain = Domain::open(&config, &key).unwrap();
         let region = domain.allocate(MESSAGES * MESSAGE_BYTES, Access::ALL).unwrap();
-        let limits = Limits { settle_ns: 50_000_000, ..Limits::default() };
+        let patience_ns = u64::try_from(LIMIT.as_nanos()).unwrap();
+        let limits = Limits {
+            settle_ns: 50_000_000,
+            retry_ns: 10_000_000,
+            patience_ns,
+            ..Limits::default()
+        };
         let depth = Depth { sends: MESSAGES, receives: MESSAGES };
         let terms = Terms { evidence: self.evidence, depth, silence: SILENCE, limits };
         let mut pair = domain.queue_pair(&terms).unwrap();
         let sends = meeting.side() == Side::Connecting;
         let free = if sends { 0 } else { MESSAGES as u64 };
         (0..free).for_each(|number| receive(&mut pair, &region, number));
-        pair.connect(&mut meeting, LIMIT).unwrap();
+        let pool = self.is_pooled.then(|| domain.pool(&mut meeting, 1, LIMIT).unwrap());
+        match &pool {
+            Some(pool) => pair.connect_pooled(&mut meeting, pool, LIMIT).unwrap(),
+            None => pair.connect(&mut meeting, LIMIT).unwrap(),
+        }
         let mut work = Work { pair, region, posted: free, done: 0, sends };
         while !self.is_over.load(Ordering::Relaxed) {
             work.turn(self.sleeps);
-            self.show(&work);
+            self.show(&work, pool.as_ref());
             if work.pair.is_over() {
                 return;
             }
         }
     }
 
-    fn show(&self, Work { pair, done, .. }: &Work) {
+    fn show(&self, Work { pair, done, .. }: &Work, pool: Option<&Pool>) {
+        let spares = pool.map_or(0, Pool::spares);
         self.shown.rail.store(pair.active_rail(), Ordering::Relaxed);
-        self.shown.connected.store(pair.connected_rails(), Ordering::Relaxed);
+        self.shown.usable.store(pair.connected_rails() + spares, Ordering::Relaxed);
         self.shown.messages.store(*done, Ordering::Relaxed);
         if let Some(fault) = pair.fault() {
             *self.shown.fault.lock().unwrap() = Some(fault);
@@ -287,20 +301,20 @@ fn receive(pair: &mut QueuePair, region: &MemoryRegion, number: u64) {
 }
 
 /// Whichever end has the NIC, and whatever the NIC has lost.
-fn every_loss_is_survived(sleeps: bool) {
+fn every_loss_is_survived(sleeps: bool, is_pooled: bool) {
     let Some(mut bed) = bed() else { return };
-    let ends = Ends::begin(&bed, Some(Evidence::Handshake), sleeps);
+    let ends = Ends::begin(&bed, Some(Evidence::Handshake), sleeps, is_pooled);
     for host in [0, 1] {
         for failing in [Failing::Carrier, Failing::Off, Failing::Address] {
             ends.flow_on(0);
-            ends.connect(2);
+            ends.have_backups();
             failing.cut(&mut bed, host);
             ends.flow_on(1);
             failing.heal(&mut bed, host);
         }
     }
     ends.flow_on(0);
-    ends.connect(2);
+    ends.have_backups();
     Failing::Gone.cut(&mut bed, 0);
     ends.flow_on(1);
     ends.end();
@@ -308,12 +322,20 @@ fn every_loss_is_survived(sleeps: bool) {
 
 #[test]
 fn ends_that_poll_survive_the_loss_of_a_nic_at_once() {
-    every_loss_is_survived(false);
+    every_loss_is_survived(false, false);
 }
 
 #[test]
 fn ends_that_sleep_survive_the_loss_of_a_nic_at_once() {
-    every_loss_is_survived(true);
+    every_loss_is_survived(true, false);
+}
+
+/// An end that follows has nothing but a line of the pool to say that its rail is lost.
+#[test]
+fn ends_with_a_pool_survive_the_loss_of_a_nic_at_once() {
+    for sleeps in [false, true] {
+        every_loss_is_survived(sleeps, true);
+    }
 }
 
 #[test]
@@ -321,7 +343,7 @@ fn a_plain_queue_pair_ends_and_says_what_its_nic_has_lost() {
     for failing in [Failing::Carrier, Failing::Off, Failing::Address, Failing::Gone] {
         for host in [0, 1] {
             let Some(mut bed) = bed() else { return };
-            let ends = Ends::begin(&bed, None, host == 1);
+            let ends = Ends::begin(&bed, None, host == 1, false);
             ends.flow_on(0);
             failing.cut(&mut bed, host);
             let fault = until("the end", || ends.shown[host].fault.lock().unwrap().clone());

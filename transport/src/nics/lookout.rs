@@ -138,13 +138,12 @@ impl Watched {
     }
 
     /// A new connection over it shows that it has a carrier, which the kernel may find out up to a second
-    /// later.
+    /// later: what it says of the carrier until then is old.
     pub(crate) fn prove(&self) {
-        if self.is_severed() {
-            let mut glass = self.lookout.glass();
-            glass.nics.prove(self.rail);
-            self.lookout.look_through(&mut glass, Look::Thorough);
-        }
+        let look = if self.is_severed() { Look::Thorough } else { Look::Quick };
+        let mut glass = self.lookout.glass();
+        glass.nics.prove(self.rail);
+        self.lookout.look_through(&mut glass, look);
     }
 
     fn post(&self) -> &Post {
