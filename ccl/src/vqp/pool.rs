@@ -126,7 +126,7 @@ fn exchange(mine: &Offer, meeting: &mut Meeting, deadline: &Deadline) -> Result<
     let heard = meeting.exchange(&encoded, deadline.left("the peer to make the pool too")?)?;
     let theirs: Offer = postcard::from_bytes(&heard)
         .map_err(|_| Error::PeerLost("it does not make a pool".into()))?;
-    let is_told = mine.addresses.len() + theirs.addresses.len() == theirs.rails - 1;
+    let is_told = mine.addresses.len() + theirs.addresses.len() + 1 == theirs.rails;
     if is_told || theirs.rails != mine.rails {
         return Ok(theirs);
     }
