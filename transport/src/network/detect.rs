@@ -12,18 +12,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{SockAddr, SockRef, Socket, TcpKeepalive};
+use socket2::{SockAddr, Socket};
 
 use crate::verbs::soft::socket::{self, Binding};
 
 /// Shortest time after which the kernel sends unconfirmed bytes again, instead of its 200 ms. Above the
 /// 40 ms for which a peer's kernel may hold a confirmation back, so nothing is sent twice for that.
 const SHORTEST_RETRANSMISSION: Duration = Duration::from_millis(50);
-/// How long an idle connection is left in peace before the peer's kernel is asked about it, how long a
-/// question has to wait for the one before, and how many may remain without an answer.
-const QUIET_BEFORE_QUESTION: Duration = Duration::from_secs(1);
-const QUESTION_PAUSE: Duration = Duration::from_secs(1);
-const QUESTIONS: u32 = 10;
+/// Questions about an idle connection that may remain without an answer.
+pub(super) const QUESTIONS: u32 = 10;
 /// `TCP_RTO_MIN_US` of Linux 6.18 and later.
 const TCP_RTO_MIN_US: libc::c_int = 45;
 
@@ -132,20 +129,6 @@ pub(super) fn hasten(stream: &TcpStream) {
     };
 }
 
-/// Lets an end that has nothing to send learn that the other one has given the connection up, although
-/// its farewell was lost: the peer's kernel answers a question about a connection that it does not know
-/// with a reset. A network that answers nothing for so long is dead.
-///
-/// # Errors
-/// The system refused.
-pub(super) fn keep_asking(stream: &TcpStream) -> io::Result<()> {
-    let questions = TcpKeepalive::new()
-        .with_time(QUIET_BEFORE_QUESTION)
-        .with_interval(QUESTION_PAUSE)
-        .with_retries(QUESTIONS);
-    SockRef::from(stream).set_tcp_keepalive(&questions)
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -223,7 +206,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;
-        keep_asking(&near).unwrap();
+        socket::keep_asking(&near, QUESTIONS).unwrap();
         if let Err(reason) = vanish(far) {
             let line = format!("skip: a lost farewell: {reason}\n");
             return io::stderr().write_all(line.as_bytes()).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::{Connected, Instrument, RailAddress, detect};
 use crate::TransportError;
-use crate::verbs::soft::SoftDevice;
+use crate::verbs::soft::{SoftDevice, socket};
 use crate::verbs::{Connection, Depth, Device};
 
 /// The RDMA device of a rail, if it has one.
@@ -123,8 +123,7 @@ impl Media {
         (stream, medium): (TcpStream, Medium),
     ) -> Result<Connected, TransportError> {
         detect::hasten(&stream);
-        detect::keep_asking(&stream)
-            .map_err(|cause| TransportError::system("keep asking about a connection", cause))?;
+        socket::keep_asking(&stream, detect::QUESTIONS)?;
         let domain = match (medium, &self.devices[rail]) {
             (Medium::Tcp, _) => SoftDevice::new(address.name.clone(), address.address).domain()?,
             (Medium::Verbs, Some(device)) => device.domain()?,

@@ -12,7 +12,6 @@ use std::time::Duration;
 use ccl_transport::verbs::soft::socket;
 use ccl_transport::{TransportError, auth, clock};
 use rustix::event::{PollFd, PollFlags, poll};
-use socket2::{SockRef, TcpKeepalive};
 
 use super::super::Error;
 use super::super::domain::Wiring;
@@ -23,10 +22,7 @@ const LIMIT: Duration = Duration::from_secs(1);
 /// From one attempt that has failed to the next; then twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = LIMIT;
-/// How long an idle connection is left in peace before the kernel of the other end is asked about it, how long a
-/// question has to wait for the one before, and how many may remain without an answer.
-const QUIET_BEFORE_QUESTION: Duration = Duration::from_secs(1);
-const QUESTION_PAUSE: Duration = Duration::from_secs(1);
+/// Questions about an idle connection that may remain without an answer.
 const QUESTIONS: u32 = 3;
 const MAGIC: &str = "r2ccl pool ";
 /// After the descriptors have run out.
@@ -112,7 +108,7 @@ fn dial(
     let stream = socket::dial(&wiring.bindings[rail], peer, LIMIT)?;
     let hello = hello(&stock.name, purpose);
     auth::initiate(&stream, &wiring.key, hello.as_bytes(), clock::now() + LIMIT)?;
-    keep_asking(&stream)?;
+    socket::keep_asking(&stream, QUESTIONS)?;
     Ok(stream)
 }
 
@@ -131,16 +127,6 @@ fn purpose(pool: &str, heard: &[u8]) -> Option<Purpose> {
     let of_dialler = [Purpose::Ours, Purpose::Theirs, Purpose::Line];
     let index = of_dialler.iter().position(|one| hello(pool, *one).as_bytes() == heard)?;
     Some([Purpose::Theirs, Purpose::Ours, Purpose::Line][index])
-}
-
-/// Lets an idle end learn that the other one has gone without a word, or that the network is dead.
-fn keep_asking(stream: &TcpStream) -> Result<(), TransportError> {
-    let questions = TcpKeepalive::new()
-        .with_time(QUIET_BEFORE_QUESTION)
-        .with_interval(QUESTION_PAUSE)
-        .with_retries(QUESTIONS);
-    let set = SockRef::from(stream).set_tcp_keepalive(&questions);
-    set.map_err(|cause| TransportError::system("prepare a connection", cause))
 }
 
 /// Accepts what the peer dials, until the other end of `end` is closed.
@@ -176,7 +162,7 @@ fn accept(stock: &Stock, rail: usize, listener: &TcpListener) {
 
 fn greet(stock: &Stock, stream: &TcpStream) -> Result<Purpose, TransportError> {
     let heard = auth::accept(stream, &stock.wiring.key, clock::now() + LIMIT)?;
-    keep_asking(stream)?;
+    socket::keep_asking(stream, QUESTIONS)?;
     let stranger = || TransportError::Refused("it is for another pool".into());
     purpose(&stock.name, &heard).ok_or_else(stranger)
 }

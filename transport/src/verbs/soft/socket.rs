@@ -5,12 +5,17 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::TransportError;
 
 /// Connections that wait to be accepted; the kernel may allow fewer.
 const BACKLOG: i32 = 4096;
+
+/// How long an idle connection is left in peace before the kernel of the other end is asked about it, and how long
+/// a question has to wait for the one before.
+const QUIET_BEFORE_QUESTION: Duration = Duration::from_secs(1);
+const QUESTION_PAUSE: Duration = Duration::from_secs(1);
 
 /// Congestion controls that pace what they send by their own estimate of the bandwidth. Between hosts
 /// that are microseconds apart, with bursts of a few tiles, the estimate is wrong by orders of
@@ -44,6 +49,21 @@ pub(crate) fn listen_on(binding: &Binding, port: u16) -> Result<TcpListener, Tra
         .and_then(|()| socket.set_nonblocking(true))
         .map_err(|cause| TransportError::system(format!("listen on {}", binding.address), cause))?;
     Ok(socket.into())
+}
+
+/// Lets an end that has nothing to send learn that the other one has given the connection up, although
+/// its farewell was lost: the peer's kernel answers a question about a connection that it does not know
+/// with a reset. A network that leaves so many `questions` without an answer is dead.
+///
+/// # Errors
+/// The system refused.
+pub fn keep_asking(stream: &TcpStream, questions: u32) -> Result<(), TransportError> {
+    let asking = TcpKeepalive::new()
+        .with_time(QUIET_BEFORE_QUESTION)
+        .with_interval(QUESTION_PAUSE)
+        .with_retries(questions);
+    let set = SockRef::from(stream).set_tcp_keepalive(&asking);
+    set.map_err(|cause| TransportError::system("keep asking about a connection", cause))
 }
 
 /// Connects to `peer` from the NIC.

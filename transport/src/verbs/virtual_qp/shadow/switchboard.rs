@@ -231,7 +231,7 @@ impl Greeter {
 
     fn examine(&self, stream: &TcpStream, rail: usize) -> Result<Seat, TransportError> {
         let hello = auth::accept(stream, &self.0.key, clock::now() + GREETING_LIMIT)?;
-        super::tcp::keep_asking(stream)?;
+        socket::keep_asking(stream, super::tcp::QUESTIONS)?;
         let seat = Seat::decode(&hello).filter(|seat| seat.rail == rail);
         seat.ok_or_else(|| TransportError::Refused("it is not for this rail".into()))
     }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{SockAddr, SockRef, TcpKeepalive};
+use socket2::SockAddr;
 
 use super::super::super::Connection;
 use super::super::super::soft::socket::{self, Binding};
@@ -23,11 +23,8 @@ use crate::{TransportError, clock};
 
 /// How long to wait for one thing before looking whether it is still wanted.
 const SLICE: Duration = Duration::from_millis(20);
-/// How long an idle connection is left in peace before the kernel of the other end is asked about it, how
-/// long a question has to wait for the one before, and how many may remain without an answer.
-const QUIET_BEFORE_QUESTION: Duration = Duration::from_secs(1);
-const QUESTION_PAUSE: Duration = Duration::from_secs(1);
-const QUESTIONS: u32 = 3;
+/// Questions about an idle connection that may remain without an answer.
+pub(super) const QUESTIONS: u32 = 3;
 /// A name is told in a hello, and part of a key of the store.
 const LONGEST_NAME: usize = 256;
 
@@ -157,7 +154,7 @@ impl TcpConnector {
             None => reach(binding, address, || attempt.is_wanted())?,
         };
         auth::initiate(&stream, key, &self.seat(rail).encode(), attempt.until())?;
-        keep_asking(&stream)?;
+        socket::keep_asking(&stream, QUESTIONS)?;
         Ok(stream)
     }
 
@@ -268,15 +265,4 @@ fn reach(
         }
     }
     Err(TransportError::TimedOut(format!("connect {} to {peer}", binding.address)))
-}
-
-/// Lets an idle end learn that the other one has given the connection up, although its farewell was
-/// lost, or that the network is dead.
-pub(super) fn keep_asking(stream: &TcpStream) -> Result<(), TransportError> {
-    let questions = TcpKeepalive::new()
-        .with_time(QUIET_BEFORE_QUESTION)
-        .with_interval(QUESTION_PAUSE)
-        .with_retries(QUESTIONS);
-    let set = SockRef::from(stream).set_tcp_keepalive(&questions);
-    set.map_err(|cause| TransportError::system("prepare a connection", cause))
 }

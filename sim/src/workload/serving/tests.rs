@@ -1,0 +1,62 @@
+use super::*;
+
+fn preset(name: &str) -> (Server, Cluster) {
+    let text = match name {
+        "serve-70b" => include_str!("../../../presets/serve-70b.toml"),
+        _ => include_str!("../../../presets/serve-405b.toml"),
+    };
+    let (_, server) = Server::parse(name, text).unwrap();
+    let cluster = Cluster::parse("h100", include_str!("../../../presets/h100.toml")).unwrap();
+    (server, cluster)
+}
+
+#[test]
+fn an_idle_server_answers_as_fast_as_its_hardware() {
+    let (server, cluster) = preset("serve-70b");
+    let served = server.serve(&cluster, 0.1, 0, Reaction::NoFailure);
+    assert_eq!(served.first_token.len(), 10);
+    let reading = 2.0 * 70.6e9 * 2000.0 / (8.0 * 989e12 * 0.45);
+    let handing = 2000.0 * 2.0 * 80.0 * 8.0 * 128.0 * 2.0 / (8.0 * 48.5e9) + 14e-6;
+    assert!((served.first(50) - reading - handing).abs() < 1e-9, "{}", served.first(50));
+    let weights = 70.6e9 * 2.0 / (8.0 * 3350e9 * 0.7);
+    assert!(served.token(50) >= weights && served.token(50) < 1.2 * weights);
+}
+
+#[test]
+fn a_failure_costs_what_is_done_about_it() {
+    for name in ["serve-70b", "serve-405b"] {
+        let (server, cluster) = preset(name);
+        let of = |reaction| server.serve(&cluster, 1.0, 1, reaction);
+        let [none, repair, restart, reroute] = Reaction::ALL.map(of);
+        assert_eq!(none.first_token.len(), 100);
+        assert!(Reaction::ALL.iter().all(|r| of(*r).per_token.len() == 100), "all are answered");
+        let worse = |served: &Served| served.first(99) / none.first(99);
+        assert!(worse(&repair) < 1.03, "{name}: {}", worse(&repair));
+        assert!(restart.first(99) > 30.0, "{name}: {}", restart.first(99));
+        assert!(worse(&reroute) > worse(&repair), "{name}: {}", worse(&reroute));
+    }
+}
+
+#[test]
+fn more_than_a_server_can_do_waits_for_ever_longer() {
+    let (server, cluster) = preset("serve-405b");
+    let rates = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
+    let of = |reaction| server.capacity(&cluster, &rates, (50, 5.0), reaction).unwrap_or(0.0);
+    let [none, repair, restart, reroute] = Reaction::ALL.map(of);
+    assert!(none > 0.0 && none < 32.0);
+    assert_eq!(repair, none);
+    assert!(restart < none && reroute < none, "{restart} {reroute} of {none}");
+}
+
+#[test]
+fn nonsense_is_said() {
+    let text = include_str!("../../../presets/serve-70b.toml");
+    for (good, bad, expected) in [
+        ("utilisation = 0.45", "utilisation = 1.45", "write at most 1"),
+        ("layers = 80", "layers = 0", "write a whole number"),
+        ("= \"disaggregated\"", "= \"apart\"", "unknown variant `apart`"),
+    ] {
+        let wrong = Server::parse("f", &text.replace(good, bad)).unwrap_err().to_string();
+        assert!(wrong.contains(expected), "{wrong}");
+    }
+}
