@@ -85,3 +85,116 @@ fn keep(domain: &VirtualDomain, count: usize, orders: &Receiver<Order>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use ccl_transport::TransportError;
+    use ccl_transport::verbs::soft::SoftDevice;
+    use ccl_transport::verbs::virtual_qp::{VirtualDevice, VirtualSettings};
+    use ccl_transport::verbs::{self, Access, Device, Memory, MemoryRegion, QueuePair};
+
+    use super::*;
+
+    const COUNT: usize = 3;
+    const LIMIT: Duration = Duration::from_secs(30);
+    const DEPTH: Depth = Depth { sends: 8, receives: 4 };
+
+    /// A software device that says it could have so many ends ready, and tells who is asked for how many.
+    #[derive(Debug)]
+    struct Provident {
+        device: SoftDevice,
+        most: usize,
+        asked: Mutex<Sender<(Depth, usize)>>,
+    }
+
+    #[derive(Debug)]
+    struct ProvidentDomain {
+        inner: Box<dyn verbs::Domain>,
+        most: usize,
+        asked: Sender<(Depth, usize)>,
+    }
+
+    impl Device for Provident {
+        fn name(&self) -> &str {
+            self.device.name()
+        }
+
+        fn address(&self) -> IpAddr {
+            self.device.address()
+        }
+
+        fn domain(&self) -> Result<Box<dyn verbs::Domain>, TransportError> {
+            let (inner, asked) = (self.device.domain()?, lock(&self.asked).clone());
+            Ok(Box::new(ProvidentDomain { inner, most: self.most, asked }))
+        }
+    }
+
+    impl verbs::Domain for ProvidentDomain {
+        fn register(
+            &self,
+            memory: &Memory,
+            access: Access,
+        ) -> Result<MemoryRegion, TransportError> {
+            self.inner.register(memory, access)
+        }
+
+        fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+            self.inner.queue_pair(depth)
+        }
+
+        fn keep_ready(&self, depth: Depth, count: usize) -> usize {
+            self.asked.send((depth, count)).expect("the test listens");
+            count.min(self.most)
+        }
+    }
+
+    /// A keeper over a backup that can have so many ends ready, and what that is asked.
+    fn keeper(most: usize) -> (Keeper, Receiver<(Depth, usize)>) {
+        let (sender, asked) = channel();
+        let device = || SoftDevice::new("lo".into(), Ipv4Addr::LOCALHOST.into());
+        let backup = Provident { device: device(), most, asked: Mutex::new(sender) };
+        let rails: Vec<Arc<dyn Device>> = vec![Arc::new(device()), Arc::new(backup)];
+        let device = VirtualDevice::new(rails, VirtualSettings::new(Evidence::Handshake, 2));
+        (Keeper::new(device.virtual_domain().unwrap(), COUNT), asked)
+    }
+
+    /// For how many of which depth it was asked, until nobody can ask any more.
+    fn all(asked: &Receiver<(Depth, usize)>) -> Vec<(Depth, usize)> {
+        std::iter::from_fn(|| asked.recv_timeout(LIMIT).ok()).collect()
+    }
+
+    #[test]
+    fn every_kind_is_kept_ready_and_what_was_taken_is_made_again() {
+        let (keeper, asked) = keeper(COUNT);
+        // Nobody has joined.
+        keeper.refill();
+        for evidence in [Evidence::Resend, Evidence::Handshake] {
+            keeper.serve(DEPTH, evidence).unwrap();
+        }
+        keeper.refill();
+        keeper.serve(DEPTH, Evidence::Log).unwrap();
+        drop(keeper);
+        let asked = all(&asked);
+        let (plain, logged) = (asked[0].0, asked[asked.len() - 1].0);
+        assert!(logged.sends > plain.sends, "a log takes room: {plain:?}, {logged:?}");
+        // Its first, again, and once more beside the other.
+        let kinds = [plain, plain, plain, logged];
+        let expected = kinds.into_iter().flat_map(|depth| (1..=COUNT).map(move |n| (depth, n)));
+        assert_eq!(asked, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn where_no_device_keeps_any_it_is_asked_once() {
+        let (keeper, asked) = keeper(0);
+        keeper.serve(DEPTH, Evidence::Resend).unwrap();
+        keeper.refill();
+        keeper.serve(DEPTH, Evidence::Log).unwrap();
+        drop(keeper);
+        let asked = all(&asked);
+        assert!(!asked.is_empty() && asked.iter().all(|one| *one == asked[0]), "{asked:?}");
+    }
+}
