@@ -267,6 +267,8 @@ impl QueuePair {
     /// # Errors
     /// The kernel refused.
     pub fn arm(&mut self) -> Result<(), Error> {
+        // RDMA devices do not need to know, but whoever sleeps is not to be woken by it again.
+        self.wiring.lookout.look();
         let (needs_poll, deadline) = match &mut self.end {
             End::Surviving(pair) => {
                 pair.look_around();

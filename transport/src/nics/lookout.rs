@@ -80,8 +80,9 @@ impl Lookout {
         self.glass.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks if something was announced, or it is time.
-    fn look(&self) {
+    /// Looks if something was announced, or it is time. Whoever sleeps on the [descriptor](Self::descriptor) does it
+    /// before, since it stays readable until somebody has looked.
+    pub fn look(&self) {
         let mut glass = self.glass();
         let was_told = glass.nics.was_told();
         let is_due = || glass.nics.needs_looks() && glass.next_look <= clock::now();
@@ -113,8 +114,7 @@ impl Lookout {
 }
 
 impl Watched {
-    /// Finds out how it is, if that may have changed: for whoever has polled in vain, and before somebody
-    /// sleeps on the [descriptor](Lookout::descriptor).
+    /// Finds out how it is, if that may have changed: for whoever has polled in vain.
     pub fn look(&self) {
         self.lookout.look();
     }
