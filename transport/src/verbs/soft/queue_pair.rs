@@ -200,6 +200,11 @@ impl SoftQueuePair {
         })
     }
 
+    /// Whether its NIC was found not to work, which has still to be acted on.
+    fn is_cut(&self) -> bool {
+        self.broken.is_none() && self.nic.as_ref().is_some_and(Watched::is_severed)
+    }
+
     /// The NIC does not work: nothing more leaves.
     fn sever(&mut self) {
         if let Some(ailment) = self.nic.as_ref().and_then(Watched::ailment) {
@@ -216,7 +221,7 @@ impl SoftQueuePair {
     }
 
     fn exchange(&mut self) -> Result<bool, Fault> {
-        if self.broken.is_none() && self.nic.as_ref().is_some_and(Watched::is_severed) {
+        if self.is_cut() {
             self.sever();
         }
         let mut moved = self.transmit();
@@ -411,8 +416,8 @@ impl QueuePair for SoftQueuePair {
 
     fn needs_poll(&self) -> bool {
         // After the end nothing is read, executed or found broken any more, whatever was left of it.
-        let is_at_work = self.state == State::ReadyToSend
-            && !(self.inbox.is_empty() && self.broken.is_none() && self.executed.is_reported());
+        let is_calm = self.inbox.is_empty() && self.broken.is_none() && self.executed.is_reported();
+        let is_at_work = self.state == State::ReadyToSend && (!is_calm || self.is_cut());
         is_at_work || !self.ready.is_empty() || !self.outgoing.is_empty()
     }
 }
