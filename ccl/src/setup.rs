@@ -440,3 +440,25 @@ fn from_transport(cause: TransportError) -> Error {
         | TransportError::Refused(_) => Error::system("connect to the peers", cause),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_comes_again_after_all_others_and_shares_its_speed() {
+        let nic = |name: &str| Nic {
+            name: name.into(),
+            address: std::net::Ipv4Addr::LOCALHOST.into(),
+            interface: name.into(),
+            speed_bytes_per_second: 900,
+        };
+        let nics = [nic("a"), nic("b")];
+        assert_eq!(connections(&nics, 1), nics);
+        let rails = connections(&nics, 3);
+        let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
+        assert_eq!(names, ["a/0", "b/0", "a/1", "b/1", "a/2", "b/2"]);
+        assert!(rails.iter().all(|rail| rail.speed_bytes_per_second == 300));
+        assert_eq!([&*rails[4].interface, &*rails[5].interface], ["a", "b"]);
+    }
+}
