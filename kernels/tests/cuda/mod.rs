@@ -34,4 +34,5 @@ pub(crate) mod machine;
 pub(crate) mod neighbours;
 pub(crate) mod protocols;
 pub(crate) mod pull;
+pub(crate) mod relay;
 pub(crate) mod suite;

@@ -4,8 +4,9 @@ use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Operation, State};
 
 use super::machine::Machine;
-use super::protocols::{Chain, LAST_FLAG, Scene, all_reduce, gives_up, relay};
+use super::protocols::{LAST_FLAG, Scene, all_reduce, gives_up};
 use super::pull::{self, Pulls};
+use super::relay::{Chain, relay};
 use crate::inputs::Random;
 
 const SHAPES: [(u32, u32); 4] = [(1, 8), (1, 32), (2, 16), (3, 8)];

@@ -27,7 +27,7 @@ use super::ledger::{ENTRY_BYTES, Entry};
 use super::objects::{Handle, Queue, Shared};
 use super::pair::{INLINE_BYTES, Kind, Pair, blank, errno};
 use super::reliable::{
-    RECEIVER_NOT_READY_RETRIES, RECEIVER_NOT_READY_TIMER, RETRIES, TIMEOUT, way,
+    RECEIVER_NOT_READY_RETRIES, RECEIVER_NOT_READY_TIMER, RETRIES, TIMEOUT, initialise, way,
 };
 use super::work::{Outcome, Post, Reported, Source, What, inline_segment, reported, segment};
 use crate::TransportError;
@@ -385,16 +385,8 @@ fn enable_initiator(initiator: &Pair, place: Place) -> Result<(), TransportError
 }
 
 fn enable_target(target: &Pair, place: Place, has_atomics: bool) -> Result<(), TransportError> {
+    initialise(target, place.port, has_atomics)?;
     let mut attributes = blank();
-    attributes.qp_state = abi::IBV_QPS_INIT;
-    attributes.port_num = place.port;
-    attributes.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE | abi::IBV_ACCESS_REMOTE_READ;
-    if has_atomics {
-        attributes.qp_access_flags |= abi::IBV_ACCESS_REMOTE_ATOMIC;
-    }
-    let mask =
-        abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT | abi::IBV_QP_ACCESS_FLAGS;
-    target.modify(attributes, mask, "initialise")?;
     attributes.qp_state = abi::IBV_QPS_RTR;
     attributes.path_mtu = u32::from(place.mtu);
     attributes.min_rnr_timer = RECEIVER_NOT_READY_TIMER;

@@ -48,23 +48,8 @@ impl Reliable {
         let entries = (depth.sends.max(1), depth.receives.max(1));
         let (pair, inline_bytes) = Pair::new(domain, &queue, Kind::Reliable, entries)?;
         let endpoint = Self { pair, queue, inline_bytes };
-        endpoint.initialise(port, has_atomics)?;
+        initialise(&endpoint.pair, port, has_atomics)?;
         Ok(endpoint)
-    }
-
-    fn initialise(&self, port: u8, has_atomics: bool) -> Result<(), TransportError> {
-        let mut attributes = blank();
-        attributes.qp_state = abi::IBV_QPS_INIT;
-        attributes.port_num = port;
-        attributes.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE | abi::IBV_ACCESS_REMOTE_READ;
-        if has_atomics {
-            attributes.qp_access_flags |= abi::IBV_ACCESS_REMOTE_ATOMIC;
-        }
-        let mask = abi::IBV_QP_STATE
-            | abi::IBV_QP_PKEY_INDEX
-            | abi::IBV_QP_PORT
-            | abi::IBV_QP_ACCESS_FLAGS;
-        self.pair.modify(attributes, mask, "initialise")
     }
 
     /// Lets it take what the peer sends. This may wait for the address of the peer to be resolved.
@@ -191,6 +176,20 @@ pub(super) fn way(
         (way.grh.sgid_index, way.grh.hop_limit) = (sgid_index, HOPS);
     }
     way
+}
+
+/// Takes it to `Init` on a port: the peer may write and read what is registered for that.
+pub(super) fn initialise(pair: &Pair, port: u8, has_atomics: bool) -> Result<(), TransportError> {
+    let mut attributes = blank();
+    attributes.qp_state = abi::IBV_QPS_INIT;
+    attributes.port_num = port;
+    attributes.qp_access_flags = abi::IBV_ACCESS_REMOTE_WRITE | abi::IBV_ACCESS_REMOTE_READ;
+    if has_atomics {
+        attributes.qp_access_flags |= abi::IBV_ACCESS_REMOTE_ATOMIC;
+    }
+    let mask =
+        abi::IBV_QP_STATE | abi::IBV_QP_PKEY_INDEX | abi::IBV_QP_PORT | abi::IBV_QP_ACCESS_FLAGS;
+    pair.modify(attributes, mask, "initialise")
 }
 
 fn blank_request() -> abi::SendRequest {
