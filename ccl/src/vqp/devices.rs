@@ -78,6 +78,12 @@ impl Port {
         Self { hardware, nature, binding, bytes_per_second: nic.speed_bytes_per_second, place }
     }
 
+    /// The same place with another device.
+    #[cfg(test)]
+    pub(super) fn with_device(self, device: Arc<dyn verbs::Device>) -> Self {
+        Self { hardware: Hardware::Rdma(device), ..self }
+    }
+
     /// The device, which hears of its NIC from `watched` if nobody else tells it.
     pub(super) fn device(&self, watched: Watched) -> Arc<dyn verbs::Device> {
         match &self.hardware {

@@ -160,7 +160,7 @@ impl Domain {
         Self::over(&found, config, key)
     }
 
-    fn over(found: &[Port], config: &DomainConfig, key: &Key) -> Result<Self, Error> {
+    pub(super) fn over(found: &[Port], config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
         let drill = drill.map(Arc::new);
         let standings = standings(found);

@@ -90,13 +90,20 @@ fn keep(domain: &VirtualDomain, count: usize, orders: &Receiver<Order>) {
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
     use std::sync::Arc;
+    use std::thread;
     use std::time::Duration;
 
-    use ccl_transport::TransportError;
+    use ccl_core::settings::Settings;
     use ccl_transport::verbs::soft::SoftDevice;
     use ccl_transport::verbs::virtual_qp::{VirtualDevice, VirtualSettings};
-    use ccl_transport::verbs::{self, Access, Device, Memory, MemoryRegion, QueuePair};
+    use ccl_transport::verbs::{self, Access, Device, Memory, MemoryRegion};
+    use ccl_transport::{TransportError, clock};
 
+    use super::super::super::devices::ports;
+    use super::super::super::meeting::Deadline;
+    use super::super::super::{
+        Domain, DomainConfig, Key, Listener, Meeting, QueuePair, Side, Terms,
+    };
     use super::*;
 
     const COUNT: usize = 3;
@@ -142,7 +149,7 @@ mod tests {
             self.inner.register(memory, access)
         }
 
-        fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        fn queue_pair(&self, depth: Depth) -> Result<Box<dyn verbs::QueuePair>, TransportError> {
             self.inner.queue_pair(depth)
         }
 
@@ -152,12 +159,22 @@ mod tests {
         }
     }
 
+    fn key() -> Key {
+        Key::from_passphrase("a test of pools")
+    }
+
+    /// A device, and what it is asked.
+    fn provident(address: IpAddr, most: usize) -> (Provident, Receiver<(Depth, usize)>) {
+        let (sender, asked) = channel();
+        let device = SoftDevice::new("backup".into(), address);
+        (Provident { device, most, asked: Mutex::new(sender) }, asked)
+    }
+
     /// A keeper over a backup that can have so many ends ready, and what that is asked.
     fn keeper(most: usize) -> (Keeper, Receiver<(Depth, usize)>) {
-        let (sender, asked) = channel();
-        let device = || SoftDevice::new("lo".into(), Ipv4Addr::LOCALHOST.into());
-        let backup = Provident { device: device(), most, asked: Mutex::new(sender) };
-        let rails: Vec<Arc<dyn Device>> = vec![Arc::new(device()), Arc::new(backup)];
+        let (backup, asked) = provident(Ipv4Addr::LOCALHOST.into(), most);
+        let default = SoftDevice::new("default".into(), Ipv4Addr::LOCALHOST.into());
+        let rails: Vec<Arc<dyn Device>> = vec![Arc::new(default), Arc::new(backup)];
         let device = VirtualDevice::new(rails, VirtualSettings::new(Evidence::Handshake, 2));
         (Keeper::new(device.virtual_domain().unwrap(), COUNT), asked)
     }
@@ -196,5 +213,53 @@ mod tests {
         drop(keeper);
         let asked = all(&asked);
         assert!(!asked.is_empty() && asked.iter().all(|one| *one == asked[0]), "{asked:?}");
+    }
+
+    fn poll_until(pair: &mut QueuePair, mut is_enough: impl FnMut(&QueuePair) -> bool) {
+        let (end, mut completions) = (clock::now() + LIMIT, Vec::new());
+        while !is_enough(pair) {
+            pair.poll(&mut completions);
+            assert!(clock::now() < end, "nothing has come of it");
+        }
+    }
+
+    /// One end of a queue pair with a pool, until its device has made again what a fault has taken.
+    fn end(mut meeting: Meeting, addresses: [&str; 2]) {
+        let mut rails = ports(&addresses.join(","), &Settings::default()).unwrap();
+        let (backup, asked) = provident(addresses[1].parse().unwrap(), usize::MAX);
+        let last = rails.pop().unwrap();
+        rails.push(last.with_device(Arc::new(backup)));
+        let domain = Domain::over(&rails, &DomainConfig::default(), &key()).unwrap();
+        let pool = domain.pool(&mut meeting, 1, LIMIT).unwrap();
+        let mut pair = domain.queue_pair(&Terms::default()).unwrap();
+        pair.connect_pooled(&mut meeting, &pool, LIMIT).unwrap();
+        // One for the spare of each end.
+        while asked.recv_timeout(LIMIT).unwrap().1 < 2 {}
+        poll_until(&mut pair, |_| pool.spares() > 0);
+        while asked.try_recv().is_ok() {}
+        meeting.exchange(b"filled", LIMIT).unwrap();
+        if meeting.side() == Side::Connecting {
+            pair.suspect(0).unwrap();
+        }
+        poll_until(&mut pair, |pair| pair.counters().repairs > 0);
+        poll_until(&mut pair, |_| asked.try_recv().is_ok());
+        // The other end may not have come so far.
+        let mut completions = Vec::new();
+        let mut serve = || {
+            pair.poll(&mut completions);
+        };
+        let deadline = Deadline::after("end a test", LIMIT);
+        meeting.exchange_while(b"done", &deadline, Some(&mut serve)).unwrap();
+    }
+
+    #[test]
+    fn what_a_queue_pair_of_a_pool_has_taken_is_made_again() {
+        let listener = Listener::bind("127.0.0.1:0", key()).unwrap();
+        let address = listener.address().unwrap().to_string();
+        let accepting = thread::spawn(move || {
+            end(listener.accept(LIMIT).unwrap(), ["127.4.5.1", "127.4.5.2"]);
+        });
+        end(Meeting::connect(&address, &key(), LIMIT).unwrap(), ["127.4.6.1", "127.4.6.2"]);
+        accepting.join().unwrap();
     }
 }
