@@ -13,7 +13,7 @@ use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use ccl_transport::bell::Bell;
 use ccl_transport::network::rehearsal::Part;
-use ccl_transport::network::{Endpoint, LinkShape, PeerAddresses, RailAddress, Terms};
+use ccl_transport::network::{Endpoint, LinkShape, MAX_RAILS, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
 use ccl_transport::{TransportError, auth::JobKey};
@@ -152,7 +152,7 @@ impl Group<'_> {
     }
 
     fn connect(&self) -> Result<Connected, Error> {
-        let rails = connections(&nics(self.settings)?, self.settings.net_connections);
+        let rails = connections(&nics(self.settings)?, self.settings.net_connections)?;
         let introductions = self.introductions(&rails)?;
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
@@ -354,13 +354,23 @@ fn slots(settings: &Settings, rails: usize) -> usize {
 
 /// As many rails over each NIC, each with its part of the speed. Two hosts that differ in this or in their NICs
 /// pair rails by number: so a NIC comes again only after all others.
-fn connections(nics: &[Nic], each: usize) -> Vec<Nic> {
+///
+/// # Errors
+/// [`Error::InvalidUsage`]: these are more rails than a rank can have.
+fn connections(nics: &[Nic], each: usize) -> Result<Vec<Nic>, Error> {
+    let (count, rails) = (nics.len(), nics.len() * each);
+    if each > 1 && rails > MAX_RAILS {
+        return Err(Error::InvalidUsage(format!(
+            "R2CCL_NET_CONNECTIONS={each} over {count} NICs makes {rails} rails; {MAX_RAILS} are possible"
+        )));
+    }
     let part = |connection: usize, nic: &Nic| Nic {
         name: if each == 1 { nic.name.clone() } else { format!("{}/{connection}", nic.name) },
         speed_bytes_per_second: nic.speed_bytes_per_second / each as u64,
         ..nic.clone()
     };
-    (0..each).flat_map(|connection| nics.iter().map(move |nic| part(connection, nic))).collect()
+    let of_all = |connection| nics.iter().map(move |nic| part(connection, nic));
+    Ok((0..each).flat_map(of_all).collect())
 }
 
 /// The rails of this rank, as the transport knows them.
@@ -454,11 +464,16 @@ mod tests {
             speed_bytes_per_second: 900,
         };
         let nics = [nic("a"), nic("b")];
-        assert_eq!(connections(&nics, 1), nics);
-        let rails = connections(&nics, 3);
+        assert_eq!(connections(&nics, 1).unwrap(), nics);
+        let rails = connections(&nics, 3).unwrap();
         let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
         assert_eq!(names, ["a/0", "b/0", "a/1", "b/1", "a/2", "b/2"]);
         assert!(rails.iter().all(|rail| rail.speed_bytes_per_second == 300));
         assert_eq!([&*rails[4].interface, &*rails[5].interface], ["a", "b"]);
+        let refused = connections(&vec![nic("a"); 9], 8).unwrap_err().to_string();
+        assert!(
+            refused.contains("R2CCL_NET_CONNECTIONS=8 over 9 NICs makes 72 rails"),
+            "{refused}"
+        );
     }
 }

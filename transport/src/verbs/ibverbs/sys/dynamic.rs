@@ -216,7 +216,10 @@ impl Dynamic {
         let posts = &posts[..posts.len().min(LIST)];
         let mut state = self.lock();
         let mut messages = state.messages;
-        let list = List::begin(&self.initiator, (handle, *peer));
+        let list = match List::begin(&self.initiator, (handle, *peer)) {
+            Ok(list) => list,
+            Err(cause) => return (0, Err(cause)),
+        };
         for post in posts {
             list.operation(post, self.inline_bytes);
             if let Some(immediate) = post.what.message() {
@@ -261,21 +264,22 @@ struct List<'a> {
 }
 
 impl<'a> List<'a> {
-    fn begin(initiator: &Pair, (handle, peer): (&'a Handle, TargetAddress)) -> Self {
+    fn begin(initiator: &Pair, (handle, peer): (&'a Handle, TargetAddress)) -> io::Result<Self> {
+        let lacking = || io::Error::other("libmlx5 does not know its own queue pair");
         let context = initiator.domain.context();
         let functions = &context.library().functions;
         // SAFETY: it was made with operations that are built by calls.
         let pair = unsafe { (functions.ibv_qp_to_qp_ex)(initiator.pointer.as_ptr()) };
-        let pair = NonNull::new(pair).expect("a queue pair made so has this side");
-        let mlx5 = context.mlx5().expect("a dynamic end is one of mlx5");
+        let pair = NonNull::new(pair).ok_or_else(lacking)?;
+        let mlx5 = context.mlx5().ok_or_else(lacking)?;
         // SAFETY: it is a queue pair of mlx5.
         let mlx5 = unsafe { (mlx5.mlx5dv_qp_ex_from_ibv_qp_ex)(pair.as_ptr()) };
-        let mlx5 = NonNull::new(mlx5).expect("a queue pair of mlx5 has this side");
+        let mlx5 = NonNull::new(mlx5).ok_or_else(lacking)?;
         // SAFETY: the functions do not change.
         let calls = unsafe { (*pair.as_ptr()).calls };
         // SAFETY: requests of a queue pair are built by its only owner, one list at a time.
         unsafe { (calls.wr_start)(pair.as_ptr()) };
-        Self { pair, mlx5, calls, handle, peer }
+        Ok(Self { pair, mlx5, calls, handle, peer })
     }
 
     fn label(&self, id: u64, is_reported: bool) {
