@@ -74,6 +74,9 @@ pub(crate) enum Work {
     /// Watches what kernels do.
     #[cfg(feature = "cuda")]
     Direct(Box<crate::cuda::Watch>),
+    /// Lets kernels and NICs take turns.
+    #[cfg(feature = "cuda")]
+    Wire(Box<crate::cuda::WireJob>),
 }
 
 /// The calls that wait for their turn.

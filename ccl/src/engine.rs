@@ -152,19 +152,24 @@ impl Engine {
     }
 
     /// Runs validated operations: neighbouring sends and receives together, the rest in order.
+    #[inline]
     pub(crate) fn run(
         &mut self,
         operations: &[Operation<'_>],
         limits: Limits<'_>,
     ) -> Result<(), Error> {
+        match operations {
+            [Operation::Collective { request, input, output }] => {
+                self.described(request, *input, *output, limits)
+            }
+            _ => self.several(operations, limits),
+        }
+    }
+
+    fn several(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Result<(), Error> {
         let is_message = |operation: &Operation<'_>| {
             matches!(operation, Operation::Send { .. } | Operation::Receive { .. })
         };
-        if let [operation] = operations
-            && !is_message(operation)
-        {
-            return self.one(operation, limits);
-        }
         let mut rest = operations;
         while let Some(first) = rest.first() {
             let messages = rest.iter().take_while(|operation| is_message(operation)).count();
@@ -182,11 +187,7 @@ impl Engine {
     fn one(&mut self, operation: &Operation<'_>, limits: Limits<'_>) -> Result<(), Error> {
         match operation {
             Operation::Collective { request, input, output } => {
-                let (input, output) = (or_empty(*input), or_empty(*output));
-                if request.count == 0 {
-                    return self.synchronise(request, limits);
-                }
-                self.collective(request, input, output, limits)
+                self.described(request, *input, *output, limits)
             }
             Operation::AllToAllV { datatype, counts, input, output } => {
                 self.ragged(*datatype, counts, *input, *output, limits)
@@ -198,13 +199,18 @@ impl Engine {
         }
     }
 
-    fn collective(
+    /// A collective that is described by a request.
+    fn described(
         &mut self,
         request: &Request,
-        input: Region<'_>,
-        output: Region<'_>,
+        input: Option<Region<'_>>,
+        output: Option<Region<'_>>,
         limits: Limits<'_>,
     ) -> Result<(), Error> {
+        if request.count == 0 {
+            return self.synchronise(request, limits);
+        }
+        let (input, output) = (or_empty(input), or_empty(output));
         let is_one =
             request.collective == Collective::AllToAll && input.address() == output.address();
         let plan = self.enter(limits, |planner| planner.plan(request, is_one))?;
@@ -295,15 +301,28 @@ impl Engine {
         result
     }
 
-    /// Sweeps until the program is done, waiting as the ladder says.
+    /// Runs a program until it is done.
+    #[inline(always)]
     fn drive(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Result<(), Error> {
-        let loans: SmallVec<[Option<Loan>; 4]>;
-        let loans = if task.is_straight {
-            &[][..]
-        } else {
-            loans = task.buffers.iter().map(loan).collect();
-            &loans
-        };
+        if !task.is_straight {
+            let loans: SmallVec<[Option<Loan>; 4]> = task.buffers.iter().map(loan).collect();
+            self.executor.begin(task);
+            return self.wait_through(task, &loans, limits);
+        }
+        match self.executor.at_once(task) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.wait_through(task, &[], limits),
+            Err(failure) => Err(limits.error_for(failure, self.me, task.stamp, &self.history)),
+        }
+    }
+
+    /// Sweeps until the program that has begun is done, waiting as the ladder says.
+    fn wait_through(
+        &mut self,
+        task: &Task<'_>,
+        loans: &[Option<Loan>],
+        limits: Limits<'_>,
+    ) -> Result<(), Error> {
         let ladder = &mut self.ladder;
         ladder.reset();
         let mut started: Option<Instant> = None;
@@ -313,7 +332,7 @@ impl Engine {
         // Who left may have sent before that; then it arrives within the patience.
         let mut hopeless: Option<(Instant, Error)> = None;
         let error = |failure| limits.error_for(failure, me, task.stamp, history);
-        let mut run = self.executor.begin(task, loans);
+        let mut run = self.executor.resume(task, loans);
         loop {
             let moved = run.sweep().map_err(error)?;
             if run.finished() {
@@ -326,8 +345,13 @@ impl Engine {
             }
             if ladder.pause(run.sockets()) {
                 run.inspect().map_err(error)?;
-                if let Some(fault) = limits.fault() {
+                if let Some(fault) = limits.abandoned() {
                     return Err(fault);
+                }
+                if let Some(fault) = limits.control.fault() {
+                    // Ranks that are ahead may have failed in a later call; then all of this one is here.
+                    while !run.finished() && matches!(run.sweep(), Ok(true)) {}
+                    return if run.finished() { Ok(()) } else { Err(Error::clone(fault)) };
                 }
                 let now = clock::now();
                 match (&hopeless, limits.hopeless(calls, &run.peers_waited_for())) {
@@ -335,9 +359,9 @@ impl Engine {
                     (Some((end, error)), Some(_)) if now >= *end => return Err(error.clone()),
                     _ => {}
                 }
-                if now - *started.get_or_insert(now) >= limits.timeout {
+                if now - *started.get_or_insert(now) >= limits.timeout() {
                     let call = task.stamp.signature.to_string();
-                    let seconds = limits.timeout.as_secs_f64();
+                    let seconds = limits.timeout().as_secs_f64();
                     return Err(Error::Deadline { call, seconds, waiting: run.waiting() });
                 }
             }

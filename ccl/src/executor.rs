@@ -99,21 +99,13 @@ impl Executor {
         }
     }
 
-    /// Begins `task`, whose buffers peers on this host can read where there are `loans` of them. The buffers
-    /// stay with the returned run until it is finished or dropped.
-    #[inline]
-    pub(crate) fn begin<'a>(
-        &'a mut self,
-        task: &'a Task<'a>,
-        loans: &'a [Option<Loan>],
-    ) -> Run<'a> {
+    /// Begins `task`: [`Self::resume`] goes on with it.
+    pub(crate) fn begin(&mut self, task: &Task<'_>) {
         if task.is_straight {
-            self.prepare_straight(task.program);
-        } else {
-            self.prepare(task.program);
-            self.divide(&task.program.rails);
+            return self.prepare_straight(task.program);
         }
-        self.resume(task, loans)
+        self.prepare(task.program);
+        self.divide(&task.program.rails);
     }
 }
 

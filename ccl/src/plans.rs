@@ -122,6 +122,13 @@ impl Planner {
     /// From here on plans are for collective number `sequence` or later ones.
     #[inline]
     pub(crate) fn advance(&mut self, sequence: u64) {
+        if !self.ahead.is_empty() {
+            self.go_ahead(sequence);
+        }
+    }
+
+    #[cold]
+    fn go_ahead(&mut self, sequence: u64) {
         while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
             self.topology = with_health(&self.introduced, &commit.table);
             self.epoch = commit.epoch;
@@ -145,10 +152,10 @@ impl Planner {
     #[inline]
     pub(crate) fn plan(&mut self, request: &Request, is_one: bool) -> Result<Arc<Plan>, Error> {
         let key = Key::new(request, is_one);
-        if let Some(plan) = self.known(&key) {
-            return Ok(plan);
+        match self.known(&key) {
+            Some(plan) => Ok(plan),
+            None => self.make(request, key),
         }
-        self.make(request, key)
     }
 
     #[cold]
@@ -169,7 +176,13 @@ impl Planner {
     #[inline]
     fn known(&mut self, key: &Key) -> Option<Arc<Plan>> {
         let latest = self.latest.take_if(|latest| latest.key == *key);
-        latest.or_else(|| self.remembered.get(key).map(Arc::clone))
+        latest.or_else(|| self.recall(key))
+    }
+
+    /// A plan that was not the last one.
+    #[inline(never)]
+    fn recall(&self, key: &Key) -> Option<Arc<Plan>> {
+        self.remembered.get(key).map(Arc::clone)
     }
 
     fn remember(&mut self, plan: Plan) -> Arc<Plan> {

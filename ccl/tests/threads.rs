@@ -7,7 +7,7 @@
     reason = "small numbers; what a helper of a test unwraps fails the test"
 )]
 
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use ccl::{
     Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Ragged, Rank,
     ReduceOp, Reduction, Region, Request, UniqueId,
 };
+use ccl_transport::clock;
 
 /// No test takes longer than this, or it hangs.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -320,6 +321,36 @@ fn mismatched_counts_are_an_error_that_names_both_ranks_everywhere() {
         assert!(rank == Rank(1) || other == Rank(1), "{error}");
         assert!(format!("{call} {other_call}").contains("count=12"), "{error}");
     }
+}
+
+#[test]
+fn what_fails_after_a_call_does_not_fail_the_call() {
+    let (enter, entered) = mpsc::channel();
+    let entered = Arc::new(Mutex::new(entered));
+    let results = ranks(2, &config(), move |communicator| {
+        if communicator.rank() == Rank(1) {
+            entered.lock().unwrap().recv_timeout(DEADLINE).unwrap();
+            let result = communicator.barrier();
+            communicator.abort("later");
+            return result;
+        }
+        let mut group = Group::default();
+        group.add(&communicator, Operation::Barrier);
+        // The first time that rank 0 looks around, rank 1 comes, leaves and fails.
+        let watch = || {
+            enter.send(()).ok();
+            let tries = DEADLINE.as_millis();
+            let heard = (0..tries).find(|_| {
+                clock::sleep(Duration::from_millis(1));
+                communicator.async_error().is_some()
+            });
+            heard.is_none().then(|| "nothing was heard".to_owned())
+        };
+        let result = group.run_watched(&watch);
+        assert!(communicator.barrier().is_err(), "the next one does");
+        result
+    });
+    assert!(results.iter().all(Result::is_ok), "{results:?}");
 }
 
 #[test]

@@ -45,16 +45,24 @@ pub(crate) type Watch<'a> = &'a (dyn Fn() -> Option<String> + Sync);
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<'a> {
     pub(crate) control: &'a Control,
-    pub(crate) timeout: Duration,
+    pub(crate) timeout_ns: u64,
     pub(crate) watch: Option<Watch<'a>>,
 }
 
 impl Limits<'_> {
+    /// How long a call may take.
+    pub(crate) fn timeout(self) -> Duration {
+        Duration::from_nanos(self.timeout_ns)
+    }
+
     /// What ended the communicator, here or elsewhere, or ends it now.
     pub(crate) fn fault(self) -> Option<Error> {
-        if let Some(fault) = self.control.fault() {
-            return Some(Error::clone(fault));
-        }
+        let fault = self.control.fault().map(|fault| Error::clone(fault));
+        fault.or_else(|| self.abandoned())
+    }
+
+    /// Who makes the call does not want to wait any more.
+    pub(super) fn abandoned(self) -> Option<Error> {
         let reason = self.watch?()?;
         Some(Error::Aborted { rank: self.control.rank(), reason })
     }

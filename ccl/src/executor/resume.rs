@@ -61,8 +61,8 @@ impl Executor {
         self.progress.passed = 0;
     }
 
-    /// Goes on with the task whose program was prepared last, on the same memory.
-    #[inline]
+    /// Goes on with the task that has begun, on the same memory, which peers on this host can read where there
+    /// are `loans` of it. The memory stays with the returned run until it is finished or dropped.
     pub(crate) fn resume<'a>(
         &'a mut self,
         task: &'a Task<'a>,

@@ -9,12 +9,13 @@
 //! round. If it sends, there is room: all that is on the link belongs to calls that the peer has finished. If
 //! it receives, the peer has come to this round, in which sends come first, and there was room for that one.
 
-use ccl_core::program::{Action, Operand, Port, Program, Span};
-use ccl_kernels::{Source, copy, reduce};
+use ccl_core::program::{Action, Buffer, Operand, Port, Program, Span};
+use ccl_core::wire::EncodedStamp;
+use ccl_kernels::{Region, Source, copy, reduce};
 use ccl_transport::TransportError;
 use smallvec::SmallVec;
 
-use super::{Arithmetic, Failure, INLINE_OPERANDS, Run};
+use super::{Arithmetic, Executor, Failure, INLINE_OPERANDS, Links, Run, Task};
 
 /// A step of this length fits into a tile of every link inside a host.
 const MOST_BYTES: usize = 4096;
@@ -25,29 +26,38 @@ pub(crate) fn is_straight(program: &Program) -> bool {
         && program.sends.iter().all(|lane| lane.steps.len() == 1)
 }
 
+/// What a short program needs while it is under way.
+#[derive(Debug)]
+struct Straight<'r> {
+    task: &'r Task<'r>,
+    /// The stamp of the task.
+    encoded: EncodedStamp,
+    links: &'r mut Links,
+    scratch: Region<'r>,
+    /// Steps that are done.
+    passed: &'r mut usize,
+}
+
+impl Executor {
+    /// Begins a task that is [straight](is_straight), and does what of it can be done now. Tells whether that
+    /// was all of it; otherwise it is [taken up again](Self::resume).
+    pub(crate) fn at_once(&mut self, task: &Task<'_>) -> Result<bool, Failure> {
+        self.prepare_straight(task.program);
+        let Self { links, scratch, progress, .. } = self;
+        let (encoded, passed) = (task.stamp.encode(), &mut progress.passed);
+        let mut straight = Straight { task, encoded, links, scratch: scratch.region(), passed };
+        straight.go_on()?;
+        Ok(progress.passed == task.program.steps.len())
+    }
+}
+
 impl Run<'_> {
     /// Does as many steps as can be done now. Tells whether there were any.
     pub(super) fn go_on(&mut self) -> Result<bool, Failure> {
-        let steps = &self.task.program.steps;
-        let before = self.progress.passed;
-        while let Some(step) = steps.get(self.progress.passed) {
-            let done = match &step.action {
-                Action::Send { port, from, .. } => self.send_tile(*port, *from, step.bytes)?,
-                Action::Receive { port, into } => self.store_tile(*port, *into, step.bytes)?,
-                Action::Reduce { operands, into } => {
-                    self.reduce_tiles(operands, *into, step.bytes)?
-                }
-                Action::Copy { from, into } => {
-                    let source = self.region(from.buffer).source(from.offset, step.bytes);
-                    copy(source, self.region(into.buffer).target(into.offset, step.bytes));
-                    true
-                }
-            };
-            if !done {
-                break;
-            }
-            self.progress.passed += 1;
-        }
+        let Self { task, encoded, scratch, .. } = *self;
+        let (links, passed) = (&mut *self.links, &mut self.progress.passed);
+        let before = *passed;
+        Straight { task, encoded, links, scratch, passed }.go_on()?;
         Ok(self.progress.passed > before)
     }
 
@@ -64,7 +74,48 @@ impl Run<'_> {
             }
         })
     }
+}
 
+impl<'r> Straight<'r> {
+    #[inline(always)]
+    fn go_on(&mut self) -> Result<(), Failure> {
+        let steps = &self.task.program.steps;
+        let mut passed = *self.passed;
+        while let Some(step) = steps.get(passed) {
+            let done = match &step.action {
+                Action::Send { port, from, .. } => self.send_tile(*port, *from, step.bytes)?,
+                Action::Receive { port, into } => self.store_tile(*port, *into, step.bytes)?,
+                Action::Reduce { operands, into } => {
+                    self.reduce_tiles(operands, *into, step.bytes)?
+                }
+                Action::Copy { from, into } => {
+                    let source = self.region(from.buffer).source(from.offset, step.bytes);
+                    copy(source, self.region(into.buffer).target(into.offset, step.bytes));
+                    true
+                }
+            };
+            if !done {
+                break;
+            }
+            passed += 1;
+        }
+        *self.passed = passed;
+        Ok(())
+    }
+
+    fn index(&self, port: Port) -> usize {
+        port.index(self.links.len() / 2)
+    }
+
+    fn region(&self, buffer: Buffer) -> Region<'r> {
+        if buffer == Buffer::SCRATCH {
+            self.scratch
+        } else {
+            self.task.buffers[usize::from(buffer.0)]
+        }
+    }
+
+    #[inline(always)]
     fn send_tile(&mut self, port: Port, from: Span, bytes: usize) -> Result<bool, Failure> {
         let source = self.region(from.buffer).source(from.offset, bytes);
         let index = self.index(port);
@@ -78,6 +129,7 @@ impl Run<'_> {
         Ok(true)
     }
 
+    #[inline(always)]
     fn store_tile(&mut self, port: Port, into: Span, bytes: usize) -> Result<bool, Failure> {
         let Some(tile) = self.whole_tile(port, bytes)? else { return Ok(false) };
         copy(tile, self.region(into.buffer).target(into.offset, bytes));
@@ -116,6 +168,7 @@ impl Run<'_> {
     }
 
     /// The oldest tile on `port`, if one has arrived, after a check that it is what the step needs.
+    #[inline(always)]
     fn whole_tile(&self, port: Port, bytes: usize) -> Result<Option<Source<'_>>, Failure> {
         let link = self.links[self.index(port)].as_ref();
         let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(None) };
@@ -130,6 +183,7 @@ impl Run<'_> {
         Ok(Some(tile.payload.into()))
     }
 
+    #[inline(always)]
     fn give_back(&mut self, port: Port) -> Result<(), Failure> {
         let index = self.index(port);
         let Some(link) = &mut self.links[index] else { return Ok(()) };
