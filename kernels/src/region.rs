@@ -26,6 +26,7 @@ unsafe impl Sync for Region<'_> {}
 impl<'a> Region<'a> {
     /// No memory.
     #[must_use]
+    #[inline]
     pub fn empty() -> Self {
         let start = ptr::NonNull::dangling().as_ptr();
         Self { start, bytes: 0, writable: true, life: PhantomData }

@@ -32,10 +32,15 @@ impl Scratch {
     ///
     /// # Panics
     /// `bytes` exceeds the address space.
+    #[inline]
     pub fn grow(&mut self, bytes: usize) {
-        if bytes <= self.bytes() {
-            return;
+        if bytes > self.bytes() {
+            self.replace(bytes);
         }
+    }
+
+    #[cold]
+    fn replace(&mut self, bytes: usize) {
         *self = Self::default();
         let layout = Layout::from_size_align(bytes, ALIGNMENT_BYTES);
         let Ok(layout) = layout else { panic!("{bytes} bytes exceed the address space") };
@@ -47,12 +52,14 @@ impl Scratch {
 
     /// Current size.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> usize {
         self.memory.map_or(0, |(_, layout)| layout.size())
     }
 
     /// The memory, for as long as it is borrowed.
     #[must_use]
+    #[inline]
     pub fn region(&mut self) -> Region<'_> {
         let Some((start, layout)) = self.memory else { return Region::empty() };
         // SAFETY: allocated with this size; the region borrows the scratch exclusively, so it is

@@ -395,3 +395,31 @@ fn memory_outlives_a_process_that_is_killed() {
         assert!(gpu.import(&handle).is_err(), "and is gone when the last has closed it");
     });
 }
+
+#[test]
+fn memory_that_nics_reach_is_that_of_kernels() {
+    inside("memory_that_nics_reach_is_that_of_kernels", 1, || {
+        use std::os::unix::fs::FileExt as _;
+        let gpu = gpu(0);
+        assert_eq!(gpu.nic_obstacle().expect("it answers"), None);
+        assert!(gpu.needs_flush().expect("it answers"));
+        let (device, odd) =
+            (gpu.allocate(8192).expect("memory"), gpu.allocate(100).expect("memory"));
+        let refused = odd.dmabuf().expect_err("no whole pages").to_string();
+        assert!(refused.contains("no whole pages"), "{refused}");
+        let dmabuf = fs::File::from(device.dmabuf().expect("it is exported"));
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(8192).expect("a file can grow");
+        assert!(gpu.pin_file(&file, 8193).is_err(), "the file is shorter");
+        let pinned = gpu.pin_file(&file, 8192).expect("it can be pinned");
+        dmabuf.write_all_at(&[5; 64], 4096).expect("as a NIC");
+        gpu.flush().expect("it is flushed");
+        let stream = gpu.stream().expect("a stream");
+        let (from, to) = (device.region().part(4096, 64), pinned.region().part(32, 64));
+        gpu.copy(&stream, from, &[to]).expect("a kernel");
+        stream.synchronise().expect("it has ended");
+        let mut bytes = [0; 66];
+        file.read_exact_at(&mut bytes, 31).expect("as a NIC");
+        assert!(bytes[0] == 0 && bytes[65] == 0 && bytes[1..65] == [5; 64], "{bytes:?}");
+    });
+}

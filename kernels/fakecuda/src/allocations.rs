@@ -177,6 +177,17 @@ impl Allocations {
         Handle::of(file, file.as_raw_fd(), allocation.bytes, allocation.device)
     }
 
+    /// Memory of a device as a file, which begins where the memory does.
+    pub(crate) fn file(&self, address: u64, bytes: usize) -> Result<&OwnedFd> {
+        let (start, allocation) = self.find(address).ok_or(Code::InvalidValue)?;
+        match &allocation.kind {
+            Kind::Device(file) if address == start && bytes <= allocation.bytes => Ok(file),
+            Kind::Device(_) | Kind::Pinned | Kind::Registered | Kind::Opened(..) => {
+                Err(Code::InvalidValue)
+            }
+        }
+    }
+
     /// Lets one device touch the memory of another, or no longer.
     pub(crate) fn set_peer(&mut self, device: &Device, owner: usize, may: bool) -> Result<()> {
         let pair = (device.ordinal, owner);

@@ -217,6 +217,16 @@ pub(crate) fn file(bytes: usize) -> Result<OwnedFd> {
     Ok(file)
 }
 
+/// A descriptor of the file for the caller of the driver, who closes it. If nobody may map it, of something that
+/// cannot be mapped.
+pub(crate) fn share(file: impl AsFd, is_open: bool) -> Result<OwnedFd> {
+    if is_open {
+        return rustix::io::fcntl_dupfd_cloexec(file, 0).map_err(|_| Code::MapFailed);
+    }
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    rustix::fs::open("/", flags, Mode::empty()).map_err(|_| Code::MapFailed)
+}
+
 /// Which file it is, in all processes.
 pub(crate) fn identity(file: impl AsFd) -> Result<u64> {
     rustix::fs::fstat(file).map(|about| about.st_ino).map_err(|_| Code::MapFailed)

@@ -9,6 +9,30 @@ pub(crate) const SEED: &str = "FAKECUDA_SEED";
 /// Whether accesses of more than 8 bytes are torn: `1` for yes.
 pub(crate) const TORN: &str = "FAKECUDA_TORN";
 
+/// What is exported as a dma-buf: `0`: nothing, `sealed`: memory that processors cannot map.
+const DMABUF: &str = "FAKECUDA_DMABUF";
+
+/// What becomes of memory that is exported as a dma-buf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DmaBufs {
+    /// The device says that it exports none.
+    None,
+    /// Only other devices could use it, and there are none: as with real ones.
+    Sealed,
+    /// Processors can map it.
+    Open,
+}
+
+/// What the environment says of dma-bufs.
+pub(crate) fn dmabufs() -> DmaBufs {
+    #[expect(clippy::disallowed_methods, reason = "the only place that reads the environment")]
+    match std::env::var(DMABUF).as_deref() {
+        Ok("0") => DmaBufs::None,
+        Ok("sealed") => DmaBufs::Sealed,
+        Ok(_) | Err(_) => DmaBufs::Open,
+    }
+}
+
 /// A number in the environment.
 pub(crate) fn number(name: &str) -> Option<u64> {
     #[expect(clippy::disallowed_methods, reason = "the only place that reads the environment")]

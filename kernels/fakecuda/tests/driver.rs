@@ -4,6 +4,8 @@
 use std::env;
 use std::ffi::{CString, c_char};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::fd::{FromRawFd as _, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -247,6 +249,36 @@ fn functions_and_pointers_are_described() {
     assert_eq!(call!("cuPointerGetAttribute", out(&mut kind), 2, device + 100), INVALID_VALUE);
     must!("cuMemFree_v2", device);
     assert_eq!(call!("cuMemFree_v2", device), INVALID_VALUE);
+}
+
+#[test]
+fn memory_is_a_dmabuf_too() {
+    let _calm = start();
+    let (mut device, mut descriptor, mut value) = (0u64, -1i32, 0u32);
+    must!("cuDeviceGetAttribute", out(&mut value), 124, 0);
+    assert_eq!(value, 1, "dma-bufs");
+    must!("cuMemAlloc_v2", out(&mut device), 8192);
+    must!("cuMemsetD8_v2", device, 7, 8192);
+    let export = |address: u64, bytes: u64, place: &mut i32| {
+        call!("cuMemGetHandleForAddressRange", out(place), address, bytes, 1, 0)
+    };
+    for (address, bytes) in [(device, 100), (device + 1, 4096), (device, 12288), (device, 0)] {
+        assert_eq!(export(address, bytes, &mut descriptor), INVALID_VALUE, "{bytes} bytes");
+    }
+    assert_eq!(call!("cuMemGetHandleForAddressRange", out(&mut descriptor), device, 4096, 2, 0), 1);
+    assert_eq!(export(device, 8192, &mut descriptor), OK);
+    // SAFETY: just opened for the caller.
+    let file = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    let mut bytes = [0; 4];
+    file.read_exact_at(&mut bytes, 8188).expect("it is there");
+    assert_eq!(bytes, [7; 4]);
+    file.write_all_at(&[1, 2, 3, 4], 0).expect("it can be written");
+    let mut word = 0u32;
+    must!("cuMemcpyDtoH_v2", out(&mut word), device, 4);
+    assert_eq!(word, 0x0403_0201);
+    must!("cuFlushGPUDirectRDMAWrites", 0, 100);
+    assert_eq!(call!("cuFlushGPUDirectRDMAWrites", 1, 100), INVALID_VALUE);
+    must!("cuMemFree_v2", device);
 }
 
 /// Adds one to a word.

@@ -7,6 +7,7 @@ use crate::codes::Code;
 use crate::device::Device;
 use crate::driver::{self, objects, require_initialised};
 use crate::outside::{In, Out, text};
+use crate::settings::{self, DmaBufs};
 use crate::work::RESIDENT_THREADS;
 
 /// As `cuda.h` counts: 13.0.
@@ -51,6 +52,9 @@ fn attribute(device: &Device, number: c_int) -> c_int {
         95 | 99 | 91 | 125 => 1,
         97 => MOST_SHARED_BYTES,
         106 => MULTIPROCESSOR_BLOCKS,
+        // Writes of NICs, which hosts can flush; and must, because nothing orders them (118).
+        116 | 117 => 1,
+        124 => u32::from(settings::dmabufs() != DmaBufs::None),
         _ => 0,
     }) as c_int
 }
@@ -243,6 +247,15 @@ entry_points! {
         driver::device()?;
         free.put(TOTAL_BYTES)?;
         total.put(TOTAL_BYTES)
+    }
+
+    fn cuFlushGPUDirectRDMAWrites(target: c_uint, scope: c_uint) {
+        driver::device()?.check()?;
+        // The current context; for its owner, or for all devices.
+        if target != 0 || !matches!(scope, 100 | 200) {
+            return Err(Code::InvalidValue);
+        }
+        Ok(())
     }
 
     fn cuProfilerStart() {

@@ -1,6 +1,7 @@
 //! Memory: where it comes from, copies, fills.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_ulonglong};
+use std::os::fd::IntoRawFd as _;
 use std::sync::Arc;
 
 use super::entry_points;
@@ -9,13 +10,19 @@ use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::driver::{self, objects, stream};
 use crate::ipc::{Handle, RawHandle};
-use crate::outside::{Out, read};
+use crate::outside::{Out, read, share};
+use crate::settings::{self, DmaBufs};
 use crate::work::{From, Work};
 
 /// Portable, mapped, write-combined.
 const PIN_FLAGS: c_uint = 7;
 /// Portable, mapped, input and output, read-only.
 const REGISTER_FLAGS: c_uint = 15;
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMABUF: c_uint = 1;
+/// Of the host: what is exported are whole pages.
+const PAGE_BYTES: u64 = 4096;
 
 /// Which ends of a copy must be memory that the driver knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,6 +236,28 @@ entry_points! {
 
     fn cuMemsetD32Async(to: u64, element: c_uint, count: usize, stream: usize) {
         fill(to, element, 4, count, stream)
+    }
+
+    fn cuMemGetHandleForAddressRange(
+        result: Out<c_int>,
+        address: u64,
+        bytes: usize,
+        kind: c_uint,
+        flags: c_ulonglong,
+    ) {
+        driver::device()?;
+        // Other than on a GPU, memory is exported from where its allocation begins.
+        let pages = [address, bytes as u64].map(|number| number.is_multiple_of(PAGE_BYTES));
+        if kind != DMABUF || flags != 0 || bytes == 0 || pages != [true; 2] {
+            return Err(Code::InvalidValue);
+        }
+        let dmabufs = settings::dmabufs();
+        if dmabufs == DmaBufs::None {
+            return Err(Code::NotSupported);
+        }
+        let objects = objects();
+        let shared = share(objects.allocations.file(address, bytes)?, dmabufs == DmaBufs::Open)?;
+        result.put(shared.into_raw_fd())
     }
 
     fn cuIpcGetMemHandle(handle: Out<RawHandle>, address: u64) {

@@ -43,7 +43,7 @@ unsupported! {
     cuDeviceGetTexture1DLinearMaxWidth cuDeviceGraphMemTrim cuDeviceRegisterAsyncNotification
     cuDeviceSetGraphMemAttribute cuDeviceSetMemPool cuDeviceUnregisterAsyncNotification
     cuExternalMemoryGetMappedBuffer cuExternalMemoryGetMappedMipmappedArray
-    cuFlushGPUDirectRDMAWrites cuFuncGetModule cuFuncGetName cuFuncGetParamInfo cuFuncIsLoaded
+    cuFuncGetModule cuFuncGetName cuFuncGetParamInfo cuFuncIsLoaded
     cuFuncLoad cuFuncSetBlockShape cuFuncSetSharedMemConfig cuFuncSetSharedSize cuGetExportTable
     cuGetProcAddress_v2 cuGraphAddBatchMemOpNode cuGraphAddChildGraphNode
     cuGraphAddDependencies_v2 cuGraphAddEmptyNode cuGraphAddEventRecordNode
@@ -86,7 +86,7 @@ unsupported! {
     cuMemAllocFromPoolAsync cuMemAllocManaged cuMemAllocPitch_v2 cuMemBatchDecompressAsync
     cuMemCreate cuMemDiscardAndPrefetchBatchAsync cuMemDiscardBatchAsync
     cuMemExportToShareableHandle cuMemFreeAsync cuMemGetAccess cuMemGetAllocationGranularity
-    cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool cuMemGetHandleForAddressRange
+    cuMemGetAllocationPropertiesFromHandle cuMemGetDefaultMemPool
     cuMemGetMemPool cuMemImportFromShareableHandle cuMemMap cuMemMapArrayAsync cuMemPoolCreate
     cuMemPoolDestroy cuMemPoolExportPointer cuMemPoolExportToShareableHandle cuMemPoolGetAccess
     cuMemPoolGetAttribute cuMemPoolImportFromShareableHandle cuMemPoolImportPointer

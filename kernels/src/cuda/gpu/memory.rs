@@ -17,9 +17,9 @@ use crate::region::Region;
 /// Bytes at an address that a device knows.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceRegion<'a> {
-    address: u64,
-    bytes: usize,
-    life: PhantomData<&'a ()>,
+    pub(super) address: u64,
+    pub(super) bytes: usize,
+    pub(super) life: PhantomData<&'a ()>,
 }
 
 impl DeviceRegion<'_> {
@@ -89,6 +89,10 @@ impl Buffer {
     #[must_use]
     pub fn region(&self) -> DeviceRegion<'_> {
         DeviceRegion { address: self.address, bytes: self.bytes, life: PhantomData }
+    }
+
+    pub(super) fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(Error::driver("bind the context"))
     }
 
     /// The number of its device.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 use std::fmt;
+use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -125,6 +126,32 @@ impl Stream {
         unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word.address(), value, flags) }
             .result()
             .map_err(Error::driver("wait for a word"))
+    }
+
+    /// As [`Self::wait_for_word`], and gives regions that are valid until the word has come to that: freeing memory waits
+    /// for this stream, and who has lent it from elsewhere keeps it until the stream has come past.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::wait_for_word`].
+    ///
+    /// # Panics
+    ///
+    /// As [`Self::wait_for_word`].
+    pub fn hold_until<const N: usize>(
+        &self,
+        pinned: &Pinned,
+        offset: usize,
+        value: u32,
+        regions: [Option<DeviceRegion<'_>>; N],
+    ) -> Result<[Option<DeviceRegion<'static>>; N], Error> {
+        self.wait_for_word(pinned, offset, value)?;
+        let held = |region: DeviceRegion<'_>| DeviceRegion {
+            address: region.address,
+            bytes: region.bytes,
+            life: PhantomData,
+        };
+        Ok(regions.map(|region| region.map(held)))
     }
 
     /// Whether work is described rather than done: between the beginning and the end of a capture, of
