@@ -7,6 +7,7 @@
 //! few milliseconds as well.
 
 mod homes;
+mod listeners;
 mod lookout;
 
 use std::net::IpAddr;
@@ -20,6 +21,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv,
 use crate::TransportError;
 use crate::verbs::soft::socket::{self, Binding};
 
+pub use listeners::Listeners;
 pub use lookout::{Lookout, Watched};
 
 /// How often to look without having been told. A look at one NIC takes less than a microsecond.
@@ -150,16 +152,7 @@ impl Nics {
 
     /// Takes all announcements; tells whether there were any.
     pub(crate) fn was_told(&self) -> bool {
-        let Some(events) = &self.events else { return false };
-        let mut told = false;
-        loop {
-            match recv(events, &mut [0_u8; 64], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
-                // Too many announcements for the socket are one as well.
-                Ok(_) | Err(rustix::io::Errno::NOBUFS) => told = true,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(_) => return told,
-            }
-        }
+        take_announcements(self.events.as_ref())
     }
 
     /// What has changed since the last look.
@@ -178,7 +171,14 @@ impl Nics {
                         changes.push(Change { rail, kind: ChangeKind::Severed(ailment.text) });
                     }
                 }
-                None if !was_severed => {}
+                None if !was_severed => {
+                    // Gone and back in less than a look. The next one finds that it is another one.
+                    if look == Look::Thorough && nic.index != index(&self.inquiry, &nic.binding) {
+                        nic.is_severed = true;
+                        let kind = ChangeKind::Severed(nic.replaced());
+                        changes.push(Change { rail, kind });
+                    }
+                }
                 None if nic.is_another(&self.inquiry) => {
                     changes.push(Change { rail, kind: ChangeKind::Replaced });
                 }
@@ -220,6 +220,11 @@ impl Nic {
     fn is_searched(&mut self, look: Look, was_severed: bool) -> bool {
         self.looks = if was_severed { self.looks + 1 } else { 0 };
         look == Look::Thorough || self.looks.is_multiple_of(LOOKS_PER_SEARCH)
+    }
+
+    fn replaced(&self) -> String {
+        let name = self.binding.interface.as_deref().unwrap_or_default();
+        format!("{name} is another interface than before")
     }
 
     /// Whether the interface is not the one that it was at the last look.
@@ -289,6 +294,20 @@ fn listen() -> Option<OwnedFd> {
     let groups = (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR).cast_unsigned() | IPV6_ADDRESSES;
     bind(&events, &SocketAddrNetlink::new(0, groups)).ok()?;
     Some(events)
+}
+
+/// Takes all announcements; tells whether there were any.
+fn take_announcements(events: Option<&OwnedFd>) -> bool {
+    let Some(events) = events else { return false };
+    let mut told = false;
+    loop {
+        match recv(events, &mut [0_u8; 64], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
+            // Too many announcements for the socket are one as well.
+            Ok(_) | Err(rustix::io::Errno::NOBUFS) => told = true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return told,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -91,6 +91,15 @@ impl Part {
         &self.drill
     }
 
+    /// The number of a rank's host, as the plan counts hosts.
+    ///
+    /// # Panics
+    /// There is no such rank.
+    #[must_use]
+    pub fn host(&self, rank: Rank) -> usize {
+        self.hosts[rank.index()]
+    }
+
     /// Whether a peer's rail answers on a rail of this rank.
     #[must_use]
     pub fn reaches(&self, rail: usize, peer: Rank, peer_rail: usize) -> bool {

@@ -27,6 +27,8 @@ struct Post {
     is_severed: AtomicBool,
     /// How often it has begun to work again.
     returns: AtomicU32,
+    /// How often another interface of the same name has taken its place.
+    replacements: AtomicU32,
 }
 
 /// What only one looks through at a time.
@@ -102,8 +104,11 @@ impl Lookout {
                     glass.ailments[rail] = Some(reason);
                     post.is_severed.store(true, Ordering::Release);
                 }
-                ChangeKind::Restored | ChangeKind::Replaced | ChangeKind::Moved(_) => {
+                kind @ (ChangeKind::Restored | ChangeKind::Replaced | ChangeKind::Moved(_)) => {
                     tracing::info!(rail, "a NIC works again");
+                    if kind == ChangeKind::Replaced {
+                        post.replacements.fetch_add(1, Ordering::Release);
+                    }
                     glass.ailments[rail] = None;
                     post.is_severed.store(false, Ordering::Release);
                     post.returns.fetch_add(1, Ordering::Release);
@@ -135,6 +140,13 @@ impl Watched {
     #[must_use]
     pub fn returns(&self) -> u32 {
         self.post().returns.load(Ordering::Acquire)
+    }
+
+    /// How often another interface of the same name has taken its place: connections from before are dead, and
+    /// nobody says so where they are idle.
+    #[must_use]
+    pub fn replacements(&self) -> u32 {
+        self.post().replacements.load(Ordering::Acquire)
     }
 
     /// A new connection over it shows that it has a carrier, which the kernel may find out up to a second

@@ -70,7 +70,7 @@ pub trait Domain: Send + fmt::Debug {
     /// Makes `memory` known to the queue pairs of this domain, until the region is dropped.
     ///
     /// # Errors
-    /// The device refused, as one does that cannot use memory of other devices (dma-buf).
+    /// The device refused, as one does that cannot use memory of other devices (dma-buf), or not this one.
     fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError>;
 
     /// A queue pair in [`State::Reset`].

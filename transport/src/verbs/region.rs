@@ -13,7 +13,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, seek};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{LocalKey, RemoteAddress, RemoteKey, Segment};
 use crate::TransportError;
@@ -69,7 +70,7 @@ impl Drop for Mapping {
         if !matches!(self.owner, Owner::This) {
             return;
         }
-        // SAFETY: the range was mapped by `allocate`, and no slice of it outlives its owner.
+        // SAFETY: the range was mapped by `allocate` or `mapped`, and no slice of it outlives its owner.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
         unmapped.expect("a mapping of our own can be unmapped");
     }
@@ -90,6 +91,56 @@ impl Memory {
         })?;
         let start = NonNull::new(start.cast()).expect("the kernel never maps address 0");
         Ok(Self(Arc::new(Mapping { start, bytes, owner: Owner::This, lock: Mutex::new(()) })))
+    }
+
+    /// Zeroed memory of `bytes` bytes, which must not be 0, in a file without a name: whoever has the descriptor
+    /// can map it too, as a GPU's driver has to whose kernels use it.
+    ///
+    /// # Errors
+    /// There is no more memory.
+    pub fn in_file(bytes: usize) -> Result<(Self, OwnedFd), TransportError> {
+        let failed = |cause| {
+            TransportError::system(format!("allocate {bytes} bytes of memory in a file"), cause)
+        };
+        let file = memfd_create("r2ccl", MemfdFlags::CLOEXEC).map_err(failed)?;
+        // All of it, now: what is missing later would be a signal.
+        fallocate(&file, FallocateFlags::empty(), 0, bytes as u64).map_err(failed)?;
+        let memory = Self::mapped(file.as_fd(), 0, bytes).map_err(failed)?;
+        Ok((memory, file))
+    }
+
+    /// A file that is at least so long.
+    fn mapped(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let anywhere = std::ptr::null_mut();
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing here; whoever else has mapped
+        // the file is, as a peer that writes into a region, somebody with whom operations are ordered.
+        let start = unsafe { mmap(anywhere, bytes, protection, MapFlags::SHARED, file, offset) }?;
+        let start = NonNull::new(start.cast()).expect("the kernel never maps address 0");
+        Ok(Self(Arc::new(Mapping { start, bytes, owner: Owner::This, lock: Mutex::new(()) })))
+    }
+
+    /// The same memory as this process sees it; itself, if it is memory of this process. Of a dma-buf only if
+    /// whoever exports it lets processors map it, which drivers of GPUs as a rule do not.
+    ///
+    /// # Errors
+    /// It cannot be mapped, or is shorter than was said; or the processor's caches are not kept in order with
+    /// devices, as they are on x86-64.
+    pub fn reached(&self) -> Result<Self, TransportError> {
+        let Some(DmaBuf { descriptor, offset }) = self.dmabuf() else { return Ok(self.clone()) };
+        let failed = |cause: &dyn fmt::Display| {
+            TransportError::system("map a dma-buf into this process", cause)
+        };
+        if !cfg!(target_arch = "x86_64") {
+            return Err(failed(&"devices and caches need not agree on this architecture"));
+        }
+        let end = offset.checked_add(self.bytes() as u64);
+        let size = seek(descriptor, SeekFrom::End(0)).map_err(|cause| failed(&cause))?;
+        if end.is_none_or(|end| end > size) {
+            let (bytes, text) = (self.bytes(), "behind its end");
+            return Err(failed(&format!("{bytes} bytes from {offset} on are {text}: {size}")));
+        }
+        Self::mapped(descriptor.as_fd(), *offset, self.bytes()).map_err(|cause| failed(&cause))
     }
 
     /// Memory of somebody else, who keeps it.
@@ -356,73 +407,4 @@ impl fmt::Debug for MemoryRegion {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_is_zeroed_aligned_and_shared_by_its_clones() {
-        let memory = Memory::allocate(10_000).unwrap();
-        assert_eq!(memory.start().as_ptr() as usize % rustix::param::page_size(), 0);
-        assert!(memory.lock().bytes(0..10_000).iter().all(|&byte| byte == 0));
-        let clone = memory.clone();
-        clone.write(9_990, b"0123456789");
-        let mut tail = [0; 3];
-        memory.read(9_997, &mut tail);
-        assert_eq!(&tail, b"789");
-        memory.store(8, 0x0102);
-        assert_eq!(clone.load(8), 0x0102);
-        assert_eq!(clone.lock().bytes(8..10), [2, 1]);
-    }
-
-    #[test]
-    fn lent_memory_stays_with_its_owner() {
-        let mut bytes = vec![7; 64];
-        let start = NonNull::new(bytes.as_mut_ptr()).unwrap();
-        // SAFETY: the vector outlives the memory, and nobody touches it meanwhile.
-        let memory = unsafe { Memory::lent(start, bytes.len()) };
-        let clone = memory.clone();
-        assert!(memory.is_shared());
-        clone.store(8, 0x0102);
-        drop(clone);
-        assert!(!memory.is_shared());
-        drop(memory);
-        assert_eq!(bytes[7..11], [7, 2, 1, 0]);
-    }
-
-    fn a_descriptor() -> OwnedFd {
-        std::fs::File::open("/dev/null").unwrap().into()
-    }
-
-    #[test]
-    fn a_dmabuf_begins_at_a_page() {
-        let page = rustix::param::page_size();
-        let memory = Memory::of_dmabuf(a_descriptor(), page as u64, 100).unwrap();
-        let offset = memory.dmabuf().map(DmaBuf::offset);
-        assert_eq!((memory.bytes(), offset), (100, Some(page as u64)));
-        for (offset, bytes) in [(8, 100), (0, 0)] {
-            let error = Memory::of_dmabuf(a_descriptor(), offset, bytes).unwrap_err().to_string();
-            assert!(error.starts_with("use a dma-buf"), "{error}");
-        }
-    }
-
-    #[test]
-    #[should_panic(expected = "of a dma-buf")]
-    fn memory_of_a_device_is_not_read_by_this_process() {
-        Memory::of_dmabuf(a_descriptor(), 0, 100).unwrap().read(0, &mut [0]);
-    }
-
-    #[test]
-    #[should_panic(expected = "outside")]
-    fn nothing_outside_is_read() {
-        let memory = Memory::allocate(100).unwrap();
-        memory.read(98, &mut [0; 4]);
-    }
-
-    #[test]
-    fn access_is_what_was_granted() {
-        assert!(Access::ALL.allows(Access::WRITE) && Access::ALL.allows(Access::ATOMIC));
-        assert!(Access::READ.allows(Access::READ) && Access::READ.allows(Access::LOCAL));
-        assert!(!Access::READ.allows(Access::WRITE) && !Access::LOCAL.allows(Access::READ));
-        assert!(!Access::WRITE.allows(Access::ATOMIC));
-    }
-}
+mod tests;

@@ -19,8 +19,8 @@ use super::super::{Endpoint, PeerLink, RailAddress, Terms};
 use super::tests::{Candidate, Kept, replace, send, soon};
 use super::{Directory, News};
 use crate::clock;
-use crate::nics::{Look, Nics};
-use crate::verbs::soft::socket::Binding;
+use crate::nics::{Change, ChangeKind, Listeners, Look, Nics};
+use crate::verbs::soft::socket::{self, Binding};
 
 type Task = Box<dyn FnOnce() + Send>;
 
@@ -166,6 +166,37 @@ fn cables_are_pulled_and_come_back() {
     plug(&hosts, 1);
     let (mut one, mut other) = replace(&mut near, &mut far, 1, one.1);
     send(&mut other, &mut one);
+}
+
+/// Nobody has looked in between.
+#[test]
+fn an_interface_that_is_another_one_is_noticed_although_it_was_never_seen_gone() {
+    let Some(hosts) = hosts() else { return skip() };
+    let near = || Binding { address: address(0, 1), interface: Some(interface(0, 1)) };
+    let (mut nics, mut listeners) = hosts[0]
+        .run(move || (Nics::watch(vec![near()]).unwrap(), Listeners::open(&[near()]).unwrap()));
+    let places = listeners.addresses();
+    hosts[0].ip("link del near1");
+    plug(&hosts, 1);
+    let seen = hosts[0].run(move || {
+        assert!(nics.was_told());
+        [Look::Thorough, Look::Quick, Look::Thorough].map(|look| nics.changes(look))
+    });
+    let cause = "near1 is another interface than before".to_owned();
+    let severed = Change { rail: 0, kind: ChangeKind::Severed(cause) };
+    let replaced = Change { rail: 0, kind: ChangeKind::Replaced };
+    assert_eq!(seen, [vec![severed], vec![replaced], vec![]]);
+
+    let far = || Binding { address: address(1, 1), interface: Some(interface(1, 1)) };
+    let place = places[0];
+    let dial = move || socket::dial(&far(), place, Duration::from_millis(100)).is_ok();
+    assert!(!hosts[1].run(dial), "a listener hears another interface");
+    let listeners = hosts[0].run(move || {
+        listeners.follow();
+        listeners
+    });
+    assert!(hosts[1].run(dial));
+    assert_eq!(listeners.addresses(), places);
 }
 
 #[test]

@@ -81,11 +81,11 @@ impl SoftDomain {
 
 impl Domain for SoftDomain {
     fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError> {
-        if memory.dmabuf().is_some() {
-            let text = "it moves bytes with the processor, which has no access to a dma-buf";
-            return Err(TransportError::system("register memory with a software device", text));
-        }
-        let key = self.table.insert(memory.clone(), access);
+        let reached = memory.reached().map_err(|cause| {
+            let text = format!("it moves bytes with the processor: {cause}");
+            TransportError::system("register memory with a software device", text)
+        })?;
+        let key = self.table.insert(reached, access);
         let registration = Registration { table: Arc::clone(&self.table), key };
         let keys = (LocalKey(key), RemoteKey(key));
         Ok(MemoryRegion::new(memory.clone(), keys, 0, Box::new(registration)))
@@ -131,7 +131,23 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_other_devices_is_refused() {
+    fn memory_of_other_devices_is_moved_where_it_can_be_mapped() {
+        if cfg!(not(target_arch = "x86_64")) {
+            return;
+        }
+        let (there, descriptor) = Memory::in_file(8192).unwrap();
+        let memory = Memory::of_dmabuf(descriptor, 4096, 4096).unwrap();
+        let table = Arc::new(Table::default());
+        let domain = SoftDomain::new(Arc::clone(&table), None);
+        let region = domain.register(&memory, Access::ALL).unwrap();
+        let span = table.local(region.segment(8, 8)).unwrap();
+        span.memory.store(span.offset, 7);
+        assert_eq!(there.load(4096 + 8), 7);
+        assert!(region.memory().dmabuf().is_some(), "results of atomics cannot lie there");
+    }
+
+    #[test]
+    fn memory_of_other_devices_that_cannot_be_mapped_is_refused() {
         let descriptor = std::fs::File::open("/dev/null").unwrap().into();
         let memory = Memory::of_dmabuf(descriptor, 0, 4096).unwrap();
         let domain = SoftDomain::new(Arc::new(Table::default()), None);

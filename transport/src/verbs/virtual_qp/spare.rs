@@ -88,6 +88,7 @@ impl Spare {
 /// A bounded number of spares to one host.
 #[derive(Debug)]
 pub struct SparePool {
+    /// The oldest first.
     spares: Vec<Spare>,
     size: usize,
 }
@@ -120,6 +121,18 @@ impl SparePool {
         Ok(())
     }
 
+    /// Gives up the spare that was added first, if there is no room.
+    pub fn make_room(&mut self) {
+        if self.room() == 0 && !self.spares.is_empty() {
+            self.spares.remove(0);
+        }
+    }
+
+    /// Gives up all spares.
+    pub fn clear(&mut self) {
+        self.spares.clear();
+    }
+
     /// Gives a spare to a rail of a queue pair that leads and wants one; tells whether it did.
     ///
     /// # Errors
@@ -130,7 +143,7 @@ impl SparePool {
             return Ok(false);
         }
         while let Some(index) = self.spares.iter().rposition(|spare| spare.owner == Owner::Here) {
-            let mut spare = self.spares.swap_remove(index);
+            let mut spare = self.spares.remove(index);
             let claim = Claim { identity, rail }.encode();
             // An idle connection takes so few bytes at once. One that does not is dead.
             if matches!(spare.stream.write(&claim), Ok(CLAIM_BYTES)) {
@@ -150,10 +163,10 @@ impl SparePool {
             match (self.spares[index].listen(), owner) {
                 (Heard::Nothing, _) => index += 1,
                 (Heard::End, _) | (Heard::Claim(_), Owner::Here) => {
-                    self.spares.swap_remove(index);
+                    self.spares.remove(index);
                 }
                 (Heard::Claim(claim), Owner::There) => {
-                    let stream = self.spares.swap_remove(index).stream;
+                    let stream = self.spares.remove(index).stream;
                     return Some((claim, Connection::Spare(stream)));
                 }
             }

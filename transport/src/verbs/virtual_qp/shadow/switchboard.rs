@@ -1,6 +1,6 @@
 //! Takes connections for the queue pairs of a process, in whatever order they come.
 //!
-//! There is a listener for each rail, and one thread for all of them. Every connection is authenticated
+//! There is a listener for each rail, and one thread for all of them, which listens anew where a NIC is put in again. Every connection is authenticated
 //! in a thread of its own, and names the queue pair and the rail that it is for. It waits here until its
 //! queue pair takes it: one that is made later finds it as well. A newer connection replaces an older
 //! one for the same rail, because the other end makes another one only when it has given that up.
@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::super::super::soft::socket::{self, Binding};
 use super::{Attempt, Bell};
 use crate::auth::{self, JobKey};
+use crate::nics::Listeners;
 use crate::{TransportError, clock};
 
 /// Connections that are authenticated at the same time; others wait in the kernel.
@@ -88,19 +89,18 @@ impl Switchboard {
     /// # Errors
     /// A NIC is not there, or the system has no thread or no descriptor left.
     pub fn open(bindings: &[Binding], key: JobKey) -> Result<Self, TransportError> {
-        let listeners = bindings.iter().map(socket::listen).collect::<Result<Vec<_>, _>>()?;
+        let mut listeners = Listeners::open(bindings)?;
+        let addresses = listeners.addresses();
         let failed = |call: &str| {
             let call = call.to_owned();
             |cause| TransportError::system(call, cause)
         };
-        let addresses = listeners.iter().map(TcpListener::local_addr).collect::<Result<_, _>>();
-        let addresses = addresses.map_err(failed("ask for the address of a listener"))?;
         let (line, end) = UnixStream::pair().map_err(failed("make a pair of sockets"))?;
         let lobby = Arc::new(Lobby { key, book: Mutex::default(), arrival: Condvar::new() });
         let inside = Arc::clone(&lobby);
         let thread = std::thread::Builder::new()
             .name("r2ccl-switchboard".into())
-            .spawn(move || inside.run(&listeners, &end))
+            .spawn(move || inside.run(&mut listeners, &end))
             .map_err(failed("start a thread"))?;
         Ok(Self { lobby, addresses, line: Some(line), thread: Some(thread) })
     }
@@ -166,22 +166,18 @@ impl Lobby {
     }
 
     /// Accepts until the switchboard is dropped.
-    fn run(self: Arc<Self>, listeners: &[TcpListener], end: &UnixStream) {
+    fn run(self: Arc<Self>, listeners: &mut Listeners, end: &UnixStream) {
         loop {
             let is_busy = self.book().greeters >= MAX_GREETERS;
-            let mut polled = vec![PollFd::new(end, PollFlags::IN)];
-            if !is_busy {
-                let all = listeners.iter();
-                polled.extend(all.map(|listener| PollFd::new(listener, PollFlags::IN)));
-            }
-            let nanoseconds = i64::from(CLOSED_PAUSE.subsec_nanos());
-            let pause = Timespec { tv_sec: 0, tv_nsec: nanoseconds };
-            // Interrupted or not, what is there is accepted.
-            let _ = poll(&mut polled, is_busy.then_some(&pause));
-            if !polled[0].revents().is_empty() {
+            let pause = if is_busy { Some(CLOSED_PAUSE) } else { listeners.longest_sleep() };
+            let (is_over, is_told) = wait(listeners, is_busy, end, pause);
+            if is_over {
                 return;
             }
-            if !is_busy && !listeners.iter().enumerate().all(|entry| self.accept(entry)) {
+            if is_told || listeners.longest_sleep().is_some() {
+                listeners.follow();
+            }
+            if !is_busy && !listeners.all().iter().enumerate().all(|entry| self.accept(entry)) {
                 clock::sleep(CLOSED_PAUSE);
             }
         }
@@ -241,6 +237,31 @@ impl Drop for Greeter {
     fn drop(&mut self) {
         self.0.book().greeters -= 1;
     }
+}
+
+/// Waits for a connection, unless nobody could be greeted. Tells whether it is over, and whether the kernel has
+/// announced something.
+fn wait(
+    listeners: &Listeners,
+    is_busy: bool,
+    end: &UnixStream,
+    pause: Option<Duration>,
+) -> (bool, bool) {
+    let mut polled = vec![PollFd::new(end, PollFlags::IN)];
+    polled.extend(listeners.announcements().map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+    let first = polled.len();
+    if !is_busy {
+        let all = listeners.all().iter();
+        polled.extend(all.map(|listener| PollFd::new(listener, PollFlags::IN)));
+    }
+    let pause = pause.map(|pause| Timespec {
+        tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: i64::from(pause.subsec_nanos()),
+    });
+    // Interrupted or not, what is there is accepted.
+    let _ = poll(&mut polled, pause.as_ref());
+    let is_told = polled[1..first].iter().any(|events| !events.revents().is_empty());
+    (!polled[0].revents().is_empty(), is_told)
 }
 
 /// Whether the other end has not given it up.
