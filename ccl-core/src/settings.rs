@@ -16,7 +16,9 @@ use std::time::Duration;
 
 pub use hca::HcaFilter;
 pub use table::TABLE;
-pub use values::{AlgorithmChoice, CudaPeers, Endpoint, InterfaceFilter, Network, PassPhrase};
+pub use values::{
+    AlgorithmChoice, CudaNetwork, CudaPeers, Endpoint, InterfaceFilter, Network, PassPhrase,
+};
 
 use crate::error::Error;
 use crate::fault::Rehearsal;
@@ -51,6 +53,8 @@ pub struct Settings {
     pub cuda_staging_bytes: usize,
     /// What ranks on one host do without the host.
     pub cuda_peers: CudaPeers,
+    /// What ranks on hosts of their own do without the processor.
+    pub cuda_network: CudaNetwork,
     /// A folder with compiled kernels.
     pub cuda_kernels: Option<PathBuf>,
     /// Whether the death of a rail is survived.
@@ -69,6 +73,8 @@ pub struct Settings {
     pub algorithms: Vec<AlgorithmChoice>,
     /// Which network interfaces are used.
     pub interfaces: InterfaceFilter,
+    /// How long a rank waits for an interface that is about to come up.
+    pub nic_wait: Duration,
     /// What carries tiles between hosts.
     pub network: Network,
     /// Which RDMA devices are used.
@@ -162,6 +168,7 @@ impl Settings {
             net_slots: 0,
             cuda_staging_bytes: 0,
             cuda_peers: CudaPeers::Mapped,
+            cuda_network: CudaNetwork::Off,
             cuda_kernels: None,
             hot_repair: false,
             rail_suspicion: Duration::ZERO,
@@ -171,6 +178,7 @@ impl Settings {
             rail_hold: Duration::ZERO,
             algorithms: Vec::new(),
             interfaces: InterfaceFilter::default(),
+            nic_wait: Duration::ZERO,
             network: Network::default(),
             rdma_devices: HcaFilter::default(),
             host_identity: None,

@@ -197,8 +197,8 @@ impl Health {
             if let Some(fault) = limits.fault() {
                 return Err(fault);
             }
-            if clock::now().saturating_duration_since(start) >= limits.timeout {
-                return Err(held_too_long(&state.agreement, limits.timeout));
+            if clock::now().saturating_duration_since(start) >= limits.timeout() {
+                return Err(held_too_long(&state.agreement, limits.timeout()));
             }
             let woken = self.released.wait_timeout(state, LOOK_PERIOD);
             drop(woken.unwrap_or_else(PoisonError::into_inner));

@@ -4,6 +4,7 @@
 //! carry data between hosts; the decision is [`select`], a pure function of what exists.
 
 pub(crate) mod caches;
+pub(crate) mod reach;
 
 use std::fmt;
 use std::fs;
@@ -40,11 +41,7 @@ impl HostIdentity {
     #[must_use]
     pub fn observed() -> Self {
         let boot = booted_system();
-        let namespace = |kind: &str| {
-            fs::read_link(format!("/proc/self/ns/{kind}"))
-                .map_or_else(|_| "?".to_owned(), |target| target.to_string_lossy().into_owned())
-        };
-        let (net, pid) = (namespace("net"), namespace("pid"));
+        let (net, pid) = (namespace("self/ns/net"), namespace("self/ns/pid"));
         Self(format!("{}/{}/{net}/{pid}", boot, host_name()))
     }
 
@@ -67,6 +64,18 @@ impl fmt::Display for HostIdentity {
 pub fn booted_system() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     boot.trim().to_owned()
+}
+
+/// Equal for two threads between which loopback leads: on the same booted system, in the same network
+/// namespace.
+#[must_use]
+pub(crate) fn network() -> String {
+    format!("{}/{}", booted_system(), namespace("thread-self/ns/net"))
+}
+
+fn namespace(link: &str) -> String {
+    fs::read_link(format!("/proc/{link}"))
+        .map_or_else(|_| "?".to_owned(), |target| target.to_string_lossy().into_owned())
 }
 
 /// The name of this host, for messages.
@@ -118,15 +127,18 @@ pub(crate) fn nics_among(
     existing: &[InterfaceAddress],
     settings: &Settings,
 ) -> Result<Vec<Nic>, Error> {
-    Ok(select(existing, settings)?
-        .into_iter()
-        .map(|InterfaceAddress { interface, address, .. }| Nic {
-            name: if settings.rails.is_empty() { interface.clone() } else { address.to_string() },
-            address,
-            speed_bytes_per_second: speed_bytes_per_second(&interface),
-            interface,
-        })
-        .collect())
+    Ok(named(select(existing, settings)?, settings))
+}
+
+/// What was chosen, with names and speeds.
+fn named(chosen: Vec<InterfaceAddress>, settings: &Settings) -> Vec<Nic> {
+    let nic = |InterfaceAddress { interface, address, .. }| Nic {
+        name: if settings.rails.is_empty() { interface.clone() } else { address.to_string() },
+        address,
+        speed_bytes_per_second: speed_bytes_per_second(&interface),
+        interface,
+    };
+    chosen.into_iter().map(nic).collect()
 }
 
 /// Tells the log where the rails of this rank are.
@@ -149,25 +161,63 @@ pub(crate) fn tell(rank: Rank, rails: &[Nic]) {
     }
 }
 
+/// The interfaces of this host at one moment.
+#[derive(Debug, Default)]
+pub(crate) struct Interfaces {
+    /// All addresses.
+    addresses: Vec<InterfaceAddress>,
+    /// All interfaces, those without an address too.
+    all: Vec<Interface>,
+}
+
+/// One interface, as the kernel reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Interface {
+    name: String,
+    /// Whether somebody has switched it on.
+    is_on: bool,
+    /// Whether it has a carrier.
+    is_running: bool,
+    is_loopback: bool,
+}
+
 /// The addresses of all interfaces, up or not.
 ///
 /// # Errors
 /// [`Error::System`] if the kernel does not list them.
 pub(crate) fn interface_addresses() -> Result<Vec<InterfaceAddress>, Error> {
+    Ok(interfaces()?.addresses)
+}
+
+/// All interfaces and their addresses.
+///
+/// # Errors
+/// [`Error::System`] if the kernel does not list them.
+fn interfaces() -> Result<Interfaces, Error> {
     let listed = nix::ifaddrs::getifaddrs().map_err(|cause| Error::system("getifaddrs", cause))?;
-    Ok(listed
-        .filter_map(|entry| {
-            let socket_address = entry.address?;
-            let v4 = socket_address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-            let v6 = || socket_address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip()));
-            Some(InterfaceAddress {
-                interface: entry.interface_name,
-                address: v4.or_else(v6)?,
-                up: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
-                loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
-            })
-        })
-        .collect())
+    let mut interfaces = Interfaces::default();
+    for entry in listed {
+        let has = |flag| entry.flags.contains(flag);
+        let interface = Interface {
+            name: entry.interface_name.clone(),
+            is_on: has(InterfaceFlags::IFF_UP),
+            is_running: has(InterfaceFlags::IFF_RUNNING),
+            is_loopback: has(InterfaceFlags::IFF_LOOPBACK),
+        };
+        let v4 = || Some(IpAddr::V4(entry.address?.as_sockaddr_in()?.ip()));
+        let v6 = || Some(IpAddr::V6(entry.address?.as_sockaddr_in6()?.ip()));
+        let address = v4().or_else(v6).map(|address| InterfaceAddress {
+            interface: entry.interface_name.clone(),
+            address,
+            up: interface.is_on && interface.is_running,
+            loopback: interface.is_loopback,
+        });
+        interfaces.addresses.extend(address);
+        if !interfaces.all.iter().any(|known| known.name == interface.name) {
+            interfaces.all.push(interface);
+        }
+    }
+    Ok(interfaces)
 }
 
 /// Chooses the NICs among `existing`, at most one address for each interface.
@@ -234,12 +284,13 @@ fn is_routable(address: IpAddr) -> bool {
 
 /// Real interfaces if there are any, else bridges, else loopback.
 fn preferred(admitted: Vec<InterfaceAddress>) -> Vec<InterfaceAddress> {
-    let class = |entry: &InterfaceAddress| {
-        let bridge = BRIDGES.iter().any(|prefix| entry.interface.starts_with(prefix));
-        (entry.loopback, bridge)
-    };
+    let class = |entry: &InterfaceAddress| (entry.loopback, is_bridge(&entry.interface));
     let best = admitted.iter().map(class).min();
     admitted.into_iter().filter(|entry| Some(class(entry)) == best).collect()
+}
+
+fn is_bridge(interface: &str) -> bool {
+    BRIDGES.iter().any(|prefix| interface.starts_with(prefix))
 }
 
 fn listing(existing: &[InterfaceAddress]) -> String {

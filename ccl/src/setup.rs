@@ -1,32 +1,34 @@
 //! Connects a rank to its peers: shared memory to those on its host, all NICs to the others.
 
-use std::collections::BTreeSet;
+mod introduction;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_core::failover::watch::Limits;
-use ccl_core::ids::{Node, Rank};
+use ccl_core::ids::Rank;
 use ccl_core::program::Port;
 use ccl_core::settings::Settings;
-use ccl_core::topology::{Host, RailCapacity, Topology};
+use ccl_core::topology::Topology;
 use ccl_transport::bell::Bell;
 use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::{Endpoint, LinkShape, MAX_RAILS, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
 use ccl_transport::{TransportError, auth::JobKey};
-use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
 use crate::executor::{Caches, Links};
-use crate::health::{HealthBoard, Judge, Paths, Surroundings};
-use crate::hosts::{self, HostIdentity, Nic, booted_system, caches, nics};
+use crate::health::{HealthBoard, Judge, Surroundings};
+use crate::hosts::reach::{self, Look};
+use crate::hosts::{self, Nic, caches};
 use crate::rdma;
 use crate::rehearsal::{self, Member};
 use crate::timeline::Timeline;
+use introduction::{Introduction, parties, paths, topology, usable_processors};
 
 /// Small tiles on the way between two ranks of a host, unless there are so many ranks that the headers
 /// of all rings together would need more memory than a part of that of the rings.
@@ -67,20 +69,6 @@ pub(crate) struct Machine {
     pub(crate) caches: Caches,
 }
 
-/// What a rank tells the others about itself.
-#[derive(Debug, Serialize, Deserialize)]
-struct Introduction {
-    /// The machine, which ranks that pretend to live on different hosts may share.
-    machine: String,
-    host: String,
-    /// Processors it may run on.
-    processors: Vec<u32>,
-    /// How many of them it may keep busy: a control group may allow fewer.
-    allowance: u32,
-    rails: Vec<f64>,
-    shared_memory: bool,
-}
-
 /// Where a rank can be reached.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Whereabouts {
@@ -115,45 +103,32 @@ pub(crate) fn connect(
     Group { control, me, communicator, key, settings, deadline }.connect()
 }
 
-/// How many paths this rank has over each of its rails, and to how many hosts.
-fn paths(
-    introductions: &[Introduction],
-    topology: &Topology,
-    me: Rank,
-    remote: &[Rank],
-) -> Vec<Paths> {
-    let mine = introductions[me.index()].rails.len();
-    let over = |rail: usize, peer: &Rank| {
-        let connections = mine.max(introductions[peer.index()].rails.len());
-        (rail..connections).step_by(mine).count()
-    };
-    let on_rail = |rail: usize| {
-        let count = remote.iter().map(|peer| over(rail, peer)).sum();
-        let reached = remote.iter().filter(|peer| over(rail, peer) > 0);
-        let hosts: BTreeSet<_> = reached.map(|peer| topology.node_of(*peer)).collect();
-        Paths::new(count, hosts.len())
-    };
-    (0..mine).map(on_rail).collect()
-}
-
 impl Group<'_> {
-    /// What all ranks tell about themselves.
-    fn introductions(&self, rails: &[Nic]) -> Result<Vec<Introduction>, Error> {
-        let introduction = Introduction {
-            machine: booted_system(),
-            host: HostIdentity::of_this_process(self.settings).as_str().to_owned(),
-            processors: processors(),
-            allowance: allowance(),
-            #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
-            rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
-            shared_memory: self.settings.shared_memory,
-        };
-        self.exchange("introduction", &introduction)
+    /// This rank's rails, and what all ranks tell about themselves, when every rank has NICs that lead to the
+    /// others.
+    fn introductions(&self) -> Result<(Vec<Nic>, Vec<Introduction>), Error> {
+        let mut look = reach::look(self.settings)?;
+        let (mut rails, mut introductions) = self.introduce("introduction", &look)?;
+        if reach::anybody_waits(&parties(&introductions)) {
+            if reach::waits(self.me, &parties(&introductions)) {
+                let is_over = || self.control.fault().is_some();
+                look = look.wait(self.settings, self.deadline, is_over)?;
+            }
+            (rails, introductions) = self.introduce("introduction after a wait", &look)?;
+        }
+        reach::check(&parties(&introductions))?;
+        look.refusal.map_or(Ok((rails, introductions)), Err)
+    }
+
+    fn introduce(&self, name: &str, look: &Look) -> Result<(Vec<Nic>, Vec<Introduction>), Error> {
+        let rails = connections(&look.nics, self.settings.net_connections)?;
+        let introduction = Introduction::new(self.settings, &rails, look.offer.clone());
+        let introductions = self.exchange(name, &introduction)?;
+        Ok((rails, introductions))
     }
 
     fn connect(&self) -> Result<Connected, Error> {
-        let rails = connections(&nics(self.settings)?, self.settings.net_connections)?;
-        let introductions = self.introductions(&rails)?;
+        let (rails, introductions) = self.introductions()?;
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
         let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
@@ -392,53 +367,6 @@ fn one_of_each_host<'a>(
 ) -> impl Iterator<Item = Rank> + 'a {
     let is_first = |rank: &&Rank| topology.leader(topology.node_of(**rank)) == **rank;
     ranks.iter().filter(is_first).copied()
-}
-
-/// How many processors this process may keep busy; affinity and control groups count.
-fn allowance() -> u32 {
-    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
-}
-
-/// Processors this process may run on.
-fn processors() -> Vec<u32> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
-    let limit = u32::try_from(CpuSet::MAX_CPU).unwrap_or(u32::MAX);
-    (0..limit).filter(|processor| set.is_set(*processor as usize)).collect()
-}
-
-/// How many processors these ranks, which share a machine, can keep busy. A launcher may have bound
-/// each of them to processors of its own.
-fn usable_processors<'a>(ranks: impl Iterator<Item = &'a Introduction>) -> u32 {
-    let mut union: BTreeSet<u32> = BTreeSet::new();
-    let mut allowance = u32::MAX;
-    for rank in ranks {
-        union.extend(&rank.processors);
-        if (rank.allowance as usize) < rank.processors.len() {
-            allowance = allowance.min(rank.allowance);
-        }
-    }
-    u32::try_from(union.len()).unwrap_or(u32::MAX).min(allowance).max(1)
-}
-
-/// Ranks with the same host share a node if they all use shared memory; any other rank is a node
-/// of its own.
-fn topology(introductions: &[Introduction]) -> Topology {
-    let mut hosts: Vec<Host> = Vec::new();
-    let mut names: Vec<Option<&str>> = Vec::new();
-    let mut node_of = Vec::new();
-    for introduction in introductions {
-        let name = introduction.shared_memory.then_some(introduction.host.as_str());
-        let known = names.iter().position(|other| name.is_some() && *other == name);
-        let node = known.unwrap_or_else(|| {
-            let rails = introduction.rails.iter().map(|rate| RailCapacity::up(*rate)).collect();
-            let here = introductions.iter().filter(|other| other.host == introduction.host);
-            hosts.push(Host { rails, cores: usable_processors(here) });
-            names.push(name);
-            hosts.len() - 1
-        });
-        node_of.push(Node(u32::try_from(node).unwrap_or(u32::MAX)));
-    }
-    Topology::new(node_of, hosts)
 }
 
 fn from_transport(cause: TransportError) -> Error {

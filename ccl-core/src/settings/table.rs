@@ -47,6 +47,13 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_NIC_WAIT",
+        default: "5",
+        help: "How long a rank that has nothing but loopback or bridges, and peers on other hosts, waits for an \
+               interface that is switched on and has no carrier or no address yet.",
+        field: Field::Seconds { of: |s| &mut s.nic_wait, least: 0.0, most: 1e6 },
+    },
+    Setting {
         name: "R2CCL_NET",
         default: "auto",
         help: "What carries data between hosts: `verbs` of RDMA devices, `tcp`, or `auto`: verbs on rails \
@@ -156,6 +163,17 @@ pub const TABLE: &[Setting] = &[
         field: Field::Syntax {
             set: |s, text| text.parse().map(|value| s.cuda_peers = value),
             allowed: "0, staged or 1",
+        },
+    },
+    Setting {
+        name: "R2CCL_CUDA_NETWORK",
+        default: "0",
+        help: "Whether kernels and NICs do collectives on memory of GPUs between ranks of which each is on a host of \
+               its own: `0`: they do not, `pinned`: through pinned memory, `1`: through memory of the GPU where NICs \
+               reach it.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.cuda_network = value),
+            allowed: "0, pinned or 1",
         },
     },
     Setting {

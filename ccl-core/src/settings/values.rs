@@ -81,6 +81,31 @@ impl FromStr for CudaPeers {
     }
 }
 
+/// What ranks that are each on a host of their own do without the processor, in collectives on memory of GPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaNetwork {
+    /// Nothing.
+    #[default]
+    Off,
+    /// NICs read and write pinned memory of the host.
+    Pinned,
+    /// NICs read and write memory of the GPU, where they reach it.
+    Device,
+}
+
+impl FromStr for CudaNetwork {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" => Ok(Self::Off),
+            "pinned" => Ok(Self::Pinned),
+            "1" => Ok(Self::Device),
+            _ => Err(format!("there is no way {text:?}")),
+        }
+    }
+}
+
 /// A host, by name or address, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {

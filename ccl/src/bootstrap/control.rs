@@ -187,6 +187,7 @@ impl Control {
     /// The first fatal event, once there is one. Costs one atomic load, so that a waiting loop can
     /// ask in every turn.
     #[must_use]
+    #[inline]
     pub fn fault(&self) -> Option<&Arc<Error>> {
         self.heard.fault()
     }

@@ -92,6 +92,7 @@ impl Heard {
     }
 
     /// The first fatal event.
+    #[inline]
     pub(super) fn fault(&self) -> Option<&Arc<Error>> {
         self.fault.get()
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
+use std::time::Instant;
 
 use ccl_core::Error;
 use ccl_core::settings::Settings;
@@ -11,7 +12,7 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::server::{self, Admission, Doors};
-use crate::hosts::{self, HostIdentity};
+use crate::hosts::{self, HostIdentity, reach};
 
 /// Size of a [`UniqueId`] outside this process.
 pub const UNIQUE_ID_BYTES: usize = 128;
@@ -29,13 +30,15 @@ const BACKLOG: i32 = 4096;
 /// join: treat it as a secret of the job.
 ///
 /// ```text
-/// 0 magic   8 version   10 fixed   11 addresses   12 port   16 communicator   24 host   32 key   64 addresses
+/// 0 magic   8 version   10 fixed   11 addresses   12 port   14 network   16 communicator   24 host   32 key   64 addresses
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
     /// Whether the port was given, so that another program may be behind it for a while.
     fixed: bool,
     port: u16,
+    /// Digest of the network of the store, in which loopback leads to it, 0 if that is not known.
+    network: u16,
     communicator: u64,
     /// Digest of the identity of the store's host, 0 if that is not known.
     host: u64,
@@ -72,6 +75,7 @@ impl UniqueId {
         Self {
             fixed: true,
             port,
+            network: 0,
             communicator: first_word(&digest(&["r2ccl communicator, version 1", job])),
             host: 0,
             secret,
@@ -87,6 +91,7 @@ impl UniqueId {
         bytes[8..10].copy_from_slice(&VERSION.to_le_bytes());
         bytes[10] = u8::from(self.fixed);
         bytes[12..14].copy_from_slice(&self.port.to_le_bytes());
+        bytes[14..16].copy_from_slice(&self.network.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.communicator.to_le_bytes());
         bytes[24..32].copy_from_slice(&self.host.to_le_bytes());
         bytes[32..64].copy_from_slice(&self.secret);
@@ -120,6 +125,7 @@ impl UniqueId {
         Ok(Self {
             fixed: bytes[10] == 1,
             port: u16::from_le_bytes(part(bytes, 12)),
+            network: u16::from_le_bytes(part(bytes, 14)),
             communicator: u64::from_le_bytes(part(bytes, 16)),
             host: u64::from_le_bytes(part(bytes, 24)),
             secret: part(bytes, 32),
@@ -152,6 +158,23 @@ impl UniqueId {
         local.into_iter().chain(self.addresses()).map(|a| SocketAddr::new(a, self.port)).collect()
     }
 
+    /// Returns when this host has a NIC that may lead to the store.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUsage`] if the store is on another host and can be reached there only;
+    /// [`Error::System`] if this host has nothing but loopback, and nothing else comes up in time.
+    pub(crate) fn await_way(&self, settings: &Settings, deadline: Instant) -> Result<(), Error> {
+        let is_elsewhere = ![0, network_digest()].contains(&self.network);
+        if is_elsewhere && self.addresses().all(|address| address.is_loopback()) {
+            return Err(Error::InvalidUsage(
+                "the unique id was made on another host, which had nothing but loopback then; make it when a \
+                 NIC is up there, or name one with R2CCL_NIC"
+                    .to_owned(),
+            ));
+        }
+        reach::await_way(&self.places(), settings, deadline)
+    }
+
     fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().flatten().copied()
     }
@@ -182,12 +205,12 @@ pub(super) struct NewStore {
 impl NewStore {
     /// Takes a free port and a random key.
     pub(super) fn on_any_port(settings: &Settings) -> Result<Self, Error> {
-        let addresses: Vec<IpAddr> =
-            hosts::nics(settings)?.into_iter().map(|nic| nic.address).collect();
+        let addresses = reach::addresses(settings)?;
         let listener = listen(0)?;
         let id = UniqueId {
             fixed: false,
             port: port_of(&listener)?,
+            network: network_digest(),
             communicator: u64::from_le_bytes(random()?),
             host: host_digest(),
             secret: random()?,
@@ -258,6 +281,12 @@ fn host_digest() -> u64 {
     first_word(&digest(&["r2ccl host, version 1", HostIdentity::observed().as_str()]))
 }
 
+/// Never 0.
+fn network_digest() -> u16 {
+    let word = first_word(&digest(&["r2ccl network, version 1", &hosts::network()]));
+    u16::try_from(word % u64::from(u16::MAX)).unwrap_or(0) + 1
+}
+
 fn digest(texts: &[&str]) -> [u8; SECRET_BYTES] {
     let mut digest = Sha256::new();
     for text in texts {
@@ -309,8 +338,22 @@ mod tests {
     fn an_id_survives_the_way_through_c() {
         let id = example();
         assert_eq!(UniqueId::from_bytes(&id.to_bytes()), Ok(id));
-        let id = UniqueId { host: 9, fixed: false, addresses: take(&[[1, 2, 3, 4].into()]), ..id };
+        let addresses = take(&[[1, 2, 3, 4].into()]);
+        let id = UniqueId { host: 9, network: 7, fixed: false, addresses, ..id };
         assert_eq!(UniqueId::from_bytes(&id.to_bytes()), Ok(id));
+    }
+
+    #[test]
+    fn an_id_that_leads_to_loopback_elsewhere_is_of_no_use() {
+        fn way(network: u16) -> Result<(), Error> {
+            let addresses = take(&[[127, 0, 0, 1].into()]);
+            let id = UniqueId { fixed: false, network, addresses, ..example() };
+            id.await_way(&Settings::default(), ccl_transport::clock::now())
+        }
+        assert_eq!((way(0), way(network_digest())), (Ok(()), Ok(())));
+        let elsewhere = network_digest() % u16::MAX + 1;
+        let complaint = way(elsewhere).unwrap_err();
+        assert!(complaint.to_string().contains("nothing but loopback"), "{complaint}");
     }
 
     #[test]

@@ -1,0 +1,121 @@
+//! What ranks tell each other about themselves before they connect, and what all of them conclude from that alike.
+
+use std::collections::BTreeSet;
+
+use ccl_core::ids::{Node, Rank};
+use ccl_core::settings::Settings;
+use ccl_core::topology::{Host, RailCapacity, Topology};
+use rustix::thread::CpuSet;
+use serde::{Deserialize, Serialize};
+
+use crate::health::Paths;
+use crate::hosts::reach::{Offer, Party};
+use crate::hosts::{HostIdentity, Nic, booted_system};
+
+/// What a rank tells the others about itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Introduction {
+    /// The machine, which ranks that pretend to live on different hosts may share.
+    pub(super) machine: String,
+    pub(super) host: String,
+    /// Processors it may run on.
+    processors: Vec<u32>,
+    /// How many of them it may keep busy: a control group may allow fewer.
+    allowance: u32,
+    pub(super) rails: Vec<f64>,
+    shared_memory: bool,
+    offer: Offer,
+}
+
+impl Introduction {
+    /// Of this process.
+    pub(super) fn new(settings: &Settings, rails: &[Nic], offer: Offer) -> Self {
+        Self {
+            machine: booted_system(),
+            host: HostIdentity::of_this_process(settings).as_str().to_owned(),
+            processors: processors(),
+            allowance: allowance(),
+            #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
+            rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
+            shared_memory: settings.shared_memory,
+            offer,
+        }
+    }
+}
+
+/// The ranks, for decisions about their ways to each other.
+pub(super) fn parties(introductions: &[Introduction]) -> Vec<Party<'_>> {
+    let memory = |rank: &Introduction| rank.shared_memory;
+    introductions
+        .iter()
+        .map(|rank| Party { offer: &rank.offer, memory: memory(rank).then_some(&rank.host) })
+        .collect()
+}
+
+/// How many paths this rank has over each of its rails, and to how many hosts.
+pub(super) fn paths(
+    introductions: &[Introduction],
+    topology: &Topology,
+    me: Rank,
+    remote: &[Rank],
+) -> Vec<Paths> {
+    let mine = introductions[me.index()].rails.len();
+    let over = |rail: usize, peer: &Rank| {
+        let connections = mine.max(introductions[peer.index()].rails.len());
+        (rail..connections).step_by(mine).count()
+    };
+    let on_rail = |rail: usize| {
+        let count = remote.iter().map(|peer| over(rail, peer)).sum();
+        let reached = remote.iter().filter(|peer| over(rail, peer) > 0);
+        let hosts: BTreeSet<_> = reached.map(|peer| topology.node_of(*peer)).collect();
+        Paths::new(count, hosts.len())
+    };
+    (0..mine).map(on_rail).collect()
+}
+
+/// How many processors this process may keep busy; affinity and control groups count.
+fn allowance() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cores| u32::try_from(cores.get()).unwrap_or(1))
+}
+
+/// Processors this process may run on.
+fn processors() -> Vec<u32> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else { return vec![0] };
+    let limit = u32::try_from(CpuSet::MAX_CPU).unwrap_or(u32::MAX);
+    (0..limit).filter(|processor| set.is_set(*processor as usize)).collect()
+}
+
+/// How many processors these ranks, which share a machine, can keep busy. A launcher may have bound
+/// each of them to processors of its own.
+pub(super) fn usable_processors<'a>(ranks: impl Iterator<Item = &'a Introduction>) -> u32 {
+    let mut union: BTreeSet<u32> = BTreeSet::new();
+    let mut allowance = u32::MAX;
+    for rank in ranks {
+        union.extend(&rank.processors);
+        if (rank.allowance as usize) < rank.processors.len() {
+            allowance = allowance.min(rank.allowance);
+        }
+    }
+    u32::try_from(union.len()).unwrap_or(u32::MAX).min(allowance).max(1)
+}
+
+/// Ranks with the same host share a node if they all use shared memory; any other rank is a node
+/// of its own.
+pub(super) fn topology(introductions: &[Introduction]) -> Topology {
+    let mut hosts: Vec<Host> = Vec::new();
+    let mut names: Vec<Option<&str>> = Vec::new();
+    let mut node_of = Vec::new();
+    for introduction in introductions {
+        let name = introduction.shared_memory.then_some(introduction.host.as_str());
+        let known = names.iter().position(|other| name.is_some() && *other == name);
+        let node = known.unwrap_or_else(|| {
+            let rails = introduction.rails.iter().map(|rate| RailCapacity::up(*rate)).collect();
+            let here = introductions.iter().filter(|other| other.host == introduction.host);
+            hosts.push(Host { rails, cores: usable_processors(here) });
+            names.push(name);
+            hosts.len() - 1
+        });
+        node_of.push(Node(u32::try_from(node).unwrap_or(u32::MAX)));
+    }
+    Topology::new(node_of, hosts)
+}
