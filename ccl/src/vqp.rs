@@ -86,6 +86,8 @@ mod meeting;
 mod pair;
 mod plain;
 mod pool;
+#[cfg(feature = "cuda")]
+mod rails;
 
 pub use ccl_core::fault::Rehearsal;
 pub use ccl_transport::verbs::virtual_qp::{Counters, Evidence, Limits};
@@ -100,3 +102,5 @@ pub use event::{Event, EventKind};
 pub use meeting::{Key, Listener, MAX_MESSAGE_BYTES, Meeting, PeerRegion, Side};
 pub use pair::QueuePair;
 pub use pool::{MAX_SPARES, Pool};
+#[cfg(feature = "cuda")]
+pub(crate) use rails::{Rails, Stage};

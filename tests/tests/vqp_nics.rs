@@ -344,6 +344,41 @@ fn ends_with_a_pool_survive_the_loss_of_a_nic_at_once() {
     every_loss_is_survived(true, true);
 }
 
+/// Whoever waits for connections at a NIC has to hear the one that takes its place. Backups of a queue pair are its
+/// own, or those of a pool.
+fn a_nic_that_is_put_in_again_is_used_again(is_pooled: bool) {
+    let _turn = turn();
+    let Some(mut bed) = bed() else { return };
+    let ends = Ends::begin(&bed, Some(Evidence::Handshake), is_pooled, is_pooled);
+    for host in [1, 0] {
+        for rail in [0, 1] {
+            ends.flow_on(0);
+            ends.have_backups();
+            ip(&bed, host, &format!("link del rail{rail}"));
+            ends.flow_on(1 - rail);
+            bed.insert(Cable { host, rail }).unwrap();
+            if rail == 1 {
+                carrier(&mut bed, 1 - host, Turn::Cut);
+                ends.flow_on(1);
+                carrier(&mut bed, 1 - host, Turn::Heal);
+            }
+            ends.flow_on(0);
+        }
+    }
+    ends.have_backups();
+    ends.end();
+}
+
+#[test]
+fn a_nic_that_is_put_in_again_is_used_again_with_own_backups() {
+    a_nic_that_is_put_in_again_is_used_again(false);
+}
+
+#[test]
+fn a_nic_that_is_put_in_again_is_used_again_with_a_pool() {
+    a_nic_that_is_put_in_again_is_used_again(true);
+}
+
 #[test]
 fn a_plain_queue_pair_ends_and_says_what_its_nic_has_lost() {
     let _turn = turn();

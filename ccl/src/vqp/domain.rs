@@ -157,11 +157,17 @@ impl Domain {
     pub fn open(config: &DomainConfig, key: &Key) -> Result<Self, Error> {
         let found = ports(&config.devices, &crate::environment::settings()?)?;
         tell(&found);
-        Self::over(&found, config, key)
+        let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
+        Self::over(&found, config, drill, key)
     }
 
-    pub(super) fn over(found: &[Port], config: &DomainConfig, key: &Key) -> Result<Self, Error> {
-        let drill = config.faults.clone().map(|plan| Drill::new(plan, found.len())).transpose()?;
+    /// The same over devices that were found, where `drill` is imitated.
+    pub(super) fn over(
+        found: &[Port],
+        config: &DomainConfig,
+        drill: Option<Drill>,
+        key: &Key,
+    ) -> Result<Self, Error> {
         let drill = drill.map(Arc::new);
         let standings = standings(found);
         let settings = VirtualSettings {
@@ -322,7 +328,7 @@ mod tests {
             port.bytes_per_second = speed;
         }
         let key = Key::from_passphrase("a test of distances");
-        let domain = Domain::over(&ports, &DomainConfig::default(), &key).unwrap();
+        let domain = Domain::over(&ports, &DomainConfig::default(), None, &key).unwrap();
         let distances: Vec<_> = domain.wiring.standings.iter().map(|rail| rail.distance).collect();
         assert_eq!(distances, [Distance::Loc, Distance::Sys, Distance::Phb, Distance::Pix]);
         let mut backups = [1, 2, 3];

@@ -24,8 +24,13 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Drill {
     plan: Rehearsal,
-    /// Which of the two hosts this is.
-    host: OnceLock<usize>,
+    /// This host and that of the peer, as the plan counts them.
+    hosts: OnceLock<[usize; 2]>,
+    /// Whether which end accepts says nothing about which host it is.
+    is_cast: bool,
+    /// What the plan calls the default rail, of so many.
+    first: usize,
+    rails: usize,
     start: OnceLock<Instant>,
 }
 
@@ -35,7 +40,15 @@ impl Drill {
         plan.check(&[rails; 2])
             .map_err(|cause| Error::InvalidArgument(format!("faults \"{plan}\": {cause}")))?;
         tracing::warn!(faults = %plan, "rails of virtual queue pairs will fail on purpose");
-        Ok(Self { plan, host: OnceLock::new(), start: OnceLock::new() })
+        let (hosts, start) = Default::default();
+        Ok(Self { plan, hosts, is_cast: false, first: 0, rails, start })
+    }
+
+    /// One between two hosts of many, this one and that of the peer, for a queue pair whose default rail is
+    /// `first` of so many. Whoever has the plan has checked it.
+    #[cfg(feature = "cuda")]
+    pub(super) fn between(plan: Rehearsal, hosts: [usize; 2], first: usize, rails: usize) -> Self {
+        Self { plan, hosts: hosts.into(), is_cast: true, first, rails, start: OnceLock::new() }
     }
 
     /// What both ends must have alike.
@@ -45,11 +58,11 @@ impl Drill {
 
     /// Says which host this is: the same for all queue pairs.
     pub(super) fn take_side(&self, side: Side) -> Result<(), Error> {
-        let host = match side {
-            Side::Accepting => 0,
-            Side::Connecting => 1,
+        let hosts = match side {
+            Side::Accepting => [0, 1],
+            Side::Connecting => [1, 0],
         };
-        if *self.host.get_or_init(|| host) == host {
+        if *self.hosts.get_or_init(|| hosts) == hosts || self.is_cast {
             return Ok(());
         }
         let text =
@@ -62,16 +75,16 @@ impl Drill {
         self.start.get_or_init(clock::now);
     }
 
-    fn condition(&self, cable: Cable) -> Condition {
+    fn condition(&self, host: usize, rail: usize) -> Condition {
+        let cable = Cable { host, rail: (rail + self.first) % self.rails };
         let Some(start) = self.start.get() else { return Condition::default() };
         let elapsed = clock::now().saturating_duration_since(*start);
         self.plan.condition(cable, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 
     fn loss(&self, rail: usize) -> Loss {
-        let Some(&host) = self.host.get() else { return Loss::default() };
-        let near = self.condition(Cable { host, rail });
-        let far = self.condition(Cable { host: 1 - host, rail });
+        let Some(hosts) = self.hosts.get() else { return Loss::default() };
+        let [near, far] = hosts.map(|host| self.condition(host, rail));
         let (out, back) = (Direction::Outgoing, Direction::Incoming);
         Loss {
             outgoing: near.loses(out) || far.loses(back),
@@ -86,8 +99,8 @@ impl Drill {
 
     /// Whether the host would be told by its kernel that its NIC is off.
     pub(super) fn is_severed(&self, rail: usize) -> bool {
-        let host = self.host.get();
-        host.is_some_and(|&host| self.condition(Cable { host, rail }).severed().is_some())
+        let hosts = self.hosts.get();
+        hosts.is_some_and(|[here, _]| self.condition(*here, rail).severed().is_some())
     }
 }
 
@@ -208,6 +221,19 @@ mod tests {
             [near.is_severed(0), far.is_severed(0), far.is_severed(1)],
             [false, true, false]
         );
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn hosts_and_rails_are_those_of_the_plan() {
+        let plan = "oneway:host=4,rail=2,at=0s,lose=outgoing;silent:host=2,rail=0,at=0s";
+        let drill = Drill::between(plan.parse().unwrap(), [4, 2], 1, 3);
+        drill.take_side(Side::Accepting).unwrap();
+        drill.take_side(Side::Connecting).unwrap();
+        drill.begin();
+        assert_eq!(drill.loss(0), Loss::default());
+        assert_eq!(drill.loss(1), Loss { outgoing: true, incoming: false });
+        assert_eq!(drill.loss(2), Loss { outgoing: true, incoming: true });
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 const HELLO: &[u8] = b"r2ccl vqp 3";
 /// How long a stranger may take to say that it is none.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
+/// Between two looks whether a peer is still waited for.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// Between two attempts to reach somebody who does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// A peer that is starved for longer than a listener waits is sent away like a stranger, and tries again; one that
@@ -101,8 +103,17 @@ impl Listener {
     /// # Errors
     /// [`Error::Deadline`], or the system refuses.
     pub fn accept(&self, limit: Duration) -> Result<Meeting, Error> {
+        self.accept_unless(limit, &|| false)
+    }
+
+    /// The same, unless that `is_over`.
+    pub(crate) fn accept_unless(
+        &self,
+        limit: Duration,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Meeting, Error> {
         let deadline = Deadline::after("accept", limit);
-        loop {
+        while !is_over() {
             let left = deadline.left("a peer to connect")?;
             match self.inner.accept() {
                 Ok((stream, address)) => {
@@ -115,12 +126,13 @@ impl Listener {
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
                     let readable = PollFd::new(&self.inner, PollFlags::IN);
                     // A poll that is interrupted is repeated.
-                    let _ = poll(&mut [readable], Some(&timespec(left)));
+                    let _ = poll(&mut [readable], Some(&timespec(left.min(LOOK_PAUSE))));
                 }
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
                 Err(cause) => return Err(Error::system("accept a peer", cause)),
             }
         }
+        Err(gone("nobody waits for it any more"))
     }
 }
 

@@ -310,6 +310,15 @@ impl QueuePair {
         Ok(())
     }
 
+    /// Whether the peer is owed something that only polls here give: an acknowledgement, a repair.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn owes(&self) -> bool {
+        match &self.end {
+            End::Surviving(pair) => pair.needs_poll(),
+            End::Plain(plain) => plain.pair.needs_poll(),
+        }
+    }
+
     /// Where it is in its life.
     #[must_use]
     pub fn state(&self) -> State {

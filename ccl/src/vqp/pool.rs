@@ -18,10 +18,11 @@ mod filler;
 mod keeper;
 mod stock;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ccl_transport::nics::Listeners;
 use serde::{Deserialize, Serialize};
 
 use super::domain::Wiring;
@@ -95,12 +96,10 @@ impl Domain {
         self.open_backups();
         let deadline = Deadline::after("make a pool", limit);
         let (listeners, name) = match meeting.side() {
-            Side::Accepting => (filler::listen(&self.wiring)?, random_name()?),
+            Side::Accepting => (Some(filler::listen(&self.wiring)?), random_name()?),
             Side::Connecting => Default::default(),
         };
-        let addresses: Result<_, _> = listeners.iter().map(TcpListener::local_addr).collect();
-        let addresses =
-            addresses.map_err(|cause| Error::system("ask for an own address", cause))?;
+        let addresses = listeners.as_ref().map(Listeners::addresses).unwrap_or_default();
         let mine = Offer { rails, spares, name, addresses };
         let theirs = exchange(&mine, meeting, &deadline)?;
         mine.agrees(&theirs)?;
@@ -112,9 +111,9 @@ impl Domain {
         };
         let keeper = Keeper::new(self.inner.clone(), 2 * spares);
         let stock = Arc::new(Stock::new(name, room, keeper, Arc::clone(&self.wiring)));
-        let filler = match meeting.side() {
-            Side::Accepting => Filler::accepting(&stock, listeners)?,
-            Side::Connecting => Filler::dialling(&stock, &theirs.addresses)?,
+        let filler = match listeners {
+            Some(listeners) => Filler::accepting(&stock, listeners)?,
+            None => Filler::dialling(&stock, &theirs.addresses)?,
         };
         Ok(Pool { stock, _filler: filler })
     }

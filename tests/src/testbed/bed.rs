@@ -23,6 +23,9 @@ use super::shape::{Cable, Rate, Shape, host_name, management_address, rail_addre
 /// The first number of a device that is not loopback.
 const FIRST_DEVICE: u32 = 2;
 
+/// The first number of a network card that is put in later; those of a bed are smaller.
+const FIRST_INSERTED: u32 = 1 << 20;
+
 /// Name of the network card for management, on every host.
 const MANAGEMENT_NAME: &str = "manage0";
 
@@ -33,6 +36,8 @@ pub struct Bed {
     switches: Netlink,
     hosts: Vec<Host>,
     conditions: BTreeMap<Cable, Condition>,
+    /// Numbers of network cards that were put in later.
+    inserted: BTreeMap<Cable, Index>,
     _switch_place: Namespace,
 }
 
@@ -63,6 +68,7 @@ impl Bed {
             switches,
             hosts: Vec::new(),
             conditions: BTreeMap::new(),
+            inserted: BTreeMap::new(),
             _switch_place: switch_place,
         };
         for network in 0..=shape.rails {
@@ -110,6 +116,20 @@ impl Bed {
         Ok(Moment { began_ns, ended_ns })
     }
 
+    /// Puts in a network card in place of one that was removed, as `ip link del` does, together with its cable. It
+    /// has the name and the addresses of that one, in the network and in hardware, and another number.
+    ///
+    /// # Errors
+    /// There is no such card, it is still there, or the kernel refused.
+    pub fn insert(&mut self, cable: Cable) -> Outcome<()> {
+        self.shape.check(cable).map_err(Failure::Input)?;
+        let index = self.inserted.values().max().map_or(FIRST_INSERTED, |last| last + 1);
+        self.inserted.insert(cable, index);
+        self.conditions.remove(&cable);
+        self.connect(cable.host, cable.rail)
+            .map_err(|cause| Failure::system(format!("inserting a network card, {cable}"), cause))
+    }
+
     fn add_host(&mut self, number: usize) -> Outcome<()> {
         let (place, netlink) = Namespace::create(&host_name(number))?;
         self.hosts.push(Host { place, netlink });
@@ -130,10 +150,11 @@ impl Bed {
         } else {
             (MANAGEMENT_NAME.to_owned(), management_address(number), Rate::Unlimited)
         };
-        let (port, bridge, card) =
-            (self.port(number, network), self.bridge(network), card(network));
+        let card = self.card(Cable { host: number, rail: network });
+        let (port, bridge) = (self.port(number, network), self.bridge(network));
         let host = &mut self.hosts[number];
-        let there = Place { index: card, name, namespace: host.place.network() };
+        let hardware = hardware_address(number, network);
+        let there = Place { index: card, name, hardware, namespace: host.place.network() };
         self.switches.add_cable((port, &format!("port{number}.{network}")), &there)?;
         self.switches.attach(port, Some(bridge))?;
         host.netlink.add_address(card, address)?;
@@ -149,7 +170,7 @@ impl Bed {
     fn take(&mut self, cable: Cable, step: Step) -> io::Result<()> {
         let port = self.port(cable.host, cable.rail);
         let bridge = self.bridge(cable.rail);
-        let card = card(cable.rail);
+        let card = self.card(cable);
         let host = &mut self.hosts[cable.host].netlink;
         match step {
             Step::Power(End::Host, on) => host.power(card, on),
@@ -158,6 +179,12 @@ impl Bed {
             Step::Queue(End::Host, queue) => host.queue(card, queue),
             Step::Queue(End::Switch, queue) => self.switches.queue(port, queue),
         }
+    }
+
+    /// Number of a network card on its host.
+    fn card(&self, cable: Cable) -> Index {
+        let built = || FIRST_DEVICE + number(cable.rail);
+        self.inserted.get(&cable).copied().unwrap_or_else(built)
     }
 
     fn bridge(&self, network: usize) -> Index {
@@ -171,9 +198,11 @@ impl Bed {
     }
 }
 
-/// Number of a network card on its host.
-fn card(network: usize) -> Index {
-    FIRST_DEVICE + number(network)
+/// A card that is put in again keeps it, as real ones do: others remember it for half a minute.
+fn hardware_address(host: usize, network: usize) -> [u8; 6] {
+    let byte = |number: usize| u8::try_from(number).expect("a bed is small");
+    // Administered locally, and of one card.
+    [2, 0, 0, 0, byte(network), byte(host + 1)]
 }
 
 fn number(small: usize) -> Index {

@@ -61,6 +61,7 @@ const ETHERNET: u8 = 1;
 pub(super) struct Place {
     pub(super) index: Index,
     pub(super) name: String,
+    pub(super) hardware: [u8; 6],
     pub(super) namespace: RawFd,
 }
 
@@ -95,6 +96,7 @@ impl Netlink {
     pub(super) fn add_cable(&mut self, here: (Index, &str), there: &Place) -> io::Result<()> {
         let mut peer = device(there.index);
         peer.attributes.push(LinkAttribute::IfName(there.name.clone()));
+        peer.attributes.push(LinkAttribute::Address(there.hardware.to_vec()));
         peer.attributes.push(LinkAttribute::NetNsFd(there.namespace));
         let data = InfoData::Veth(InfoVeth::Peer(peer));
         let info = vec![LinkInfo::Kind(InfoKind::Veth), LinkInfo::Data(data)];

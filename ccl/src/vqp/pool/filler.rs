@@ -9,9 +9,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ccl_transport::nics::Listeners;
 use ccl_transport::verbs::soft::socket;
 use ccl_transport::{TransportError, auth, clock};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::super::Error;
 use super::super::domain::Wiring;
@@ -43,9 +44,8 @@ impl Drop for Filler {
 }
 
 /// Listeners on all rails but the default one.
-pub(super) fn listen(wiring: &Wiring) -> Result<Vec<TcpListener>, Error> {
-    let bindings = wiring.bindings[1..].iter();
-    Ok(bindings.map(socket::listen).collect::<Result<_, _>>()?)
+pub(super) fn listen(wiring: &Wiring) -> Result<Listeners, Error> {
+    Ok(Listeners::open(&wiring.bindings[1..])?)
 }
 
 impl Filler {
@@ -59,14 +59,11 @@ impl Filler {
     }
 
     /// At the end that accepts.
-    pub(super) fn accepting(
-        stock: &Arc<Stock>,
-        listeners: Vec<TcpListener>,
-    ) -> Result<Self, Error> {
+    pub(super) fn accepting(stock: &Arc<Stock>, mut listeners: Listeners) -> Result<Self, Error> {
         let (line, end) =
             UnixStream::pair().map_err(|cause| Error::system("make a pair of sockets", cause))?;
         let inside = Arc::clone(stock);
-        begin(move || welcome(&inside, &listeners, &end))?;
+        begin(move || welcome(&inside, &mut listeners, &end))?;
         Ok(Self { stock: Arc::clone(stock), _line: Some(line) })
     }
 }
@@ -129,18 +126,26 @@ fn purpose(pool: &str, heard: &[u8]) -> Option<Purpose> {
     Some([Purpose::Theirs, Purpose::Ours, Purpose::Line][index])
 }
 
-/// Accepts what the peer dials, until the other end of `end` is closed.
-fn welcome(stock: &Stock, listeners: &[TcpListener], end: &UnixStream) {
+/// Accepts what the peer dials, until the other end of `end` is closed. Where a NIC is put in again, it is listened to
+/// anew.
+fn welcome(stock: &Stock, listeners: &mut Listeners, end: &UnixStream) {
     loop {
-        let mut polled: Vec<_> =
-            listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
-        polled.push(PollFd::new(end, PollFlags::IN));
+        let mut polled = vec![PollFd::new(end, PollFlags::IN)];
+        let announcements = listeners.announcements();
+        polled.extend(announcements.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+        let all = listeners.all().iter();
+        polled.extend(all.map(|listener| PollFd::new(listener, PollFlags::IN)));
+        let pause = listeners.longest_sleep().map(|pause| Timespec {
+            tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: i64::from(pause.subsec_nanos()),
+        });
         // A poll that is interrupted is repeated.
-        let _ = poll(&mut polled, None);
-        if polled.last().is_some_and(|end| !end.revents().is_empty()) {
+        let _ = poll(&mut polled, pause.as_ref());
+        if !polled[0].revents().is_empty() {
             return;
         }
-        for (index, listener) in listeners.iter().enumerate() {
+        listeners.follow();
+        for (index, listener) in listeners.all().iter().enumerate() {
             accept(stock, index + 1, listener);
         }
     }

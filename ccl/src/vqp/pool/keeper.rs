@@ -229,7 +229,7 @@ mod tests {
         let (backup, asked) = provident(addresses[1].parse().unwrap(), usize::MAX);
         let last = rails.pop().unwrap();
         rails.push(last.with_device(Arc::new(backup)));
-        let domain = Domain::over(&rails, &DomainConfig::default(), &key()).unwrap();
+        let domain = Domain::over(&rails, &DomainConfig::default(), None, &key()).unwrap();
         let pool = domain.pool(&mut meeting, 1, LIMIT).unwrap();
         let mut pair = domain.queue_pair(&Terms::default()).unwrap();
         pair.connect_pooled(&mut meeting, &pool, LIMIT).unwrap();

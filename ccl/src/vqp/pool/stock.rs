@@ -87,9 +87,20 @@ struct Reserve {
     ours: SparePool,
     theirs: SparePool,
     line: Option<Line>,
+    /// As of the NIC, when somebody looked last.
+    replacements: u32,
 }
 
 impl Reserve {
+    /// Where the NIC is another one everything that was made over the one before is dead.
+    fn follow(&mut self, replacements: u32) {
+        if std::mem::replace(&mut self.replacements, replacements) != replacements {
+            self.ours.clear();
+            self.theirs.clear();
+            self.line = None;
+        }
+    }
+
     fn missing(&self) -> Option<Purpose> {
         if self.line.is_none() {
             return Some(Purpose::Line);
@@ -105,8 +116,15 @@ impl Reserve {
 
     fn put(&mut self, purpose: Purpose, stream: TcpStream) -> Result<(), TransportError> {
         match purpose {
-            Purpose::Ours => self.ours.add(stream, Owner::Here),
-            Purpose::Theirs => self.theirs.add(stream, Owner::There),
+            // The peer makes another one only where one has died: here that may not be known yet.
+            Purpose::Ours => {
+                self.ours.make_room();
+                self.ours.add(stream, Owner::Here)
+            }
+            Purpose::Theirs => {
+                self.theirs.make_room();
+                self.theirs.add(stream, Owner::There)
+            }
             Purpose::Line => {
                 let prepared = stream.set_nonblocking(true);
                 prepared.map_err(|cause| TransportError::system("prepare a line", cause))?;
@@ -131,9 +149,13 @@ impl Reserve {
 impl Stock {
     /// With room for so many spares of each end on each rail.
     pub(super) fn new(name: String, room: usize, keeper: Keeper, wiring: Arc<Wiring>) -> Self {
-        let reserve =
-            || Reserve { ours: SparePool::new(room), theirs: SparePool::new(room), line: None };
-        let shelf = |_| Shelf { reserve: Mutex::new(reserve()), change: Condvar::new() };
+        let reserve = |rail| Reserve {
+            ours: SparePool::new(room),
+            theirs: SparePool::new(room),
+            line: None,
+            replacements: wiring.lookout.nic(rail).replacements(),
+        };
+        let shelf = |rail| Shelf { reserve: Mutex::new(reserve(rail)), change: Condvar::new() };
         Self {
             name,
             keeper,
@@ -188,6 +210,7 @@ impl Stock {
     fn collect_from(&self, rail: usize) {
         let shelf = self.shelf(rail);
         let mut reserve = lock(&shelf.reserve);
+        reserve.follow(self.wiring.lookout.nic(rail).replacements());
         // Nobody but this end gives its own away: this drops those that have died.
         drop(reserve.ours.claimed());
         while let Some((claim, connection)) = reserve.theirs.claimed() {
@@ -245,10 +268,10 @@ impl Stock {
         self.wiring.drill.as_ref().is_some_and(|drill| drill.is_broken(rail))
     }
 
-    /// Adds a connection, if there is room for it.
+    /// Adds a connection.
     pub(super) fn put(&self, rail: usize, purpose: Purpose, stream: TcpStream) {
         if let Err(reason) = lock(&self.shelf(rail).reserve).put(purpose, stream) {
-            tracing::debug!(rail, ?purpose, %reason, "a connection too many for a pool");
+            tracing::debug!(rail, ?purpose, %reason, "a connection that a pool cannot use");
         }
         // It replaces one that was taken, unless it is one of the first.
         self.keeper.refill();
