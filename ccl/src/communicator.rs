@@ -59,7 +59,7 @@ impl Communicator {
     ///
     /// # Errors
     /// The rank is out of range or claimed twice; a rank does not come before the bootstrap
-    /// deadline; a NIC or the shared memory is not there.
+    /// deadline; a NIC or the shared memory is not there; ranks are on other hosts and no NIC leads there.
     pub fn create(id: &UniqueId, rank: u32, size: u32, config: &Config) -> Result<Self, Error> {
         if size == 0 || rank >= size {
             let text = format!("rank {rank} is not a rank of a group of {size}");
@@ -67,6 +67,7 @@ impl Communicator {
         }
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         let rank = Rank(rank);
+        id.await_way(&config.settings, deadline)?;
         let control = Control::join(id, rank, size, deadline)?;
         let (settings, key) = (&config.settings, id.key());
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
@@ -95,6 +96,8 @@ impl Communicator {
             splits: AtomicU32::new(0),
             #[cfg(feature = "cuda")]
             correspondences: AtomicU32::new(0),
+            #[cfg(feature = "cuda")]
+            key,
             timeout_ns: AtomicU64::new(nanoseconds(config.timeout.unwrap_or(settings.timeout))),
             activity: AtomicU64::new(0),
         };
@@ -364,8 +367,8 @@ impl Communicator {
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), Error> {
         let core = self.core();
-        if let Some(error) = self.async_error() {
-            return Err(error);
+        if let Some(fault) = core.control.fault() {
+            return Err(Error::clone(fault));
         }
         if core.finalized.load(Ordering::Acquire) {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));

@@ -34,6 +34,9 @@ pub(super) struct Core {
     pub(super) splits: AtomicU32,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
+    /// What connections between the ranks prove.
+    #[cfg(feature = "cuda")]
+    pub(super) key: ccl_transport::auth::JobKey,
     /// Deadline of every call.
     pub(super) timeout_ns: AtomicU64,
     /// Calls made so far, of any kind: who looks after the links sees whether one came between.
@@ -51,7 +54,8 @@ impl Core {
         operations: &[Operation<'_>],
         watch: Option<Watch<'_>>,
     ) -> Result<(), Error> {
-        let limits = Limits { control: &self.control, timeout: self.timeout(), watch };
+        let timeout_ns = self.timeout_ns.load(Ordering::Relaxed);
+        let limits = Limits { control: &self.control, timeout_ns, watch };
         let mut engine = lock(&self.engine);
         // Only who holds the engine counts.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
@@ -88,6 +92,12 @@ impl Core {
                 let fault = || self.control.fault().map(|fault| Error::clone(fault));
                 let fail = |error: &Error| self.fail(error);
                 watch.run(&fault, &fail, self.timeout())
+            }
+            #[cfg(feature = "cuda")]
+            Work::Wire(job) => {
+                let fault = || self.control.fault().map(|fault| Error::clone(fault));
+                let fail = |error: &Error| self.fail(error);
+                job.run(&fault, &fail, self.timeout())
             }
         }
     }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ccl_core::error::Error;
+use ccl_core::settings::Settings;
+use ccl_transport::auth::JobKey;
 use ccl_transport::clock;
 
 use super::core::Core;
@@ -26,6 +28,16 @@ impl Correspondence {
     /// Which one it is of the communicator.
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// What the communicator was made with.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.core.config.settings
+    }
+
+    /// What connections between its ranks prove.
+    pub(crate) fn key(&self) -> &JobKey {
+        &self.core.key
     }
 
     /// What all ranks say under a name. Waits for them, as long as a call may take if they come `soon`, else until

@@ -1,9 +1,9 @@
 //! Collectives on memory of CUDA devices, in the order of streams.
 //!
 //! A call returns at once. Kernels of the ranks do it with each other ([`direct`]) if all ranks are on one host,
-//! and have agreed on that; else its stream copies the input into pinned memory, waits until the driver thread
-//! of the communicator has done the ordinary collective there, and copies the result back: what
-//! comes later on the stream finds it. See docs/cuda.md.
+//! or kernels and NICs ([`wire`]) if each is on a host of its own, and if they have agreed on that; else its stream
+//! copies the input into pinned memory, waits until the driver thread of the communicator has done the ordinary
+//! collective there, and copies the result back: what comes later on the stream finds it. See docs/cuda.md.
 //!
 //! Always true: calls on the communicator, on whichever stream or on memory of the host, are done in the
 //! order in which they were made; and no stream waits for a collective that is over, however it ended.
@@ -13,6 +13,7 @@ mod error;
 mod pieces;
 mod staging;
 mod uneven;
+mod wire;
 
 pub use direct::Paths;
 pub use error::error;
@@ -22,6 +23,7 @@ pub use ccl_kernels::cuda::gpu::{
 };
 pub(crate) use direct::Watch;
 pub(crate) use staging::Job;
+pub(crate) use wire::Job as WireJob;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -86,7 +88,9 @@ pub struct Communicator {
 
 impl Communicator {
     /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`, and
-    /// allocates as much on the device, if there are from 2 to 8 ranks and `R2CCL_CUDA_P2P` does not forbid it.
+    /// allocates as much on the device, if there are from 2 to 8 ranks and `R2CCL_CUDA_P2P` does not forbid it. Ranks
+    /// that are each on a host of their own allocate as much for what goes between them, on the device or pinned, in
+    /// place of that, when they first meet.
     ///
     /// # Errors
     /// [`Error::Cuda`]: so much cannot be pinned.
@@ -209,7 +213,7 @@ impl Communicator {
     /// As [`Self::check`].
     pub fn finalize(&self) -> Result<(), Error> {
         self.staging.close(self.host.timeout());
-        self.direct.stop();
+        self.end();
         let left = self.host.finalize();
         self.check().and(left)
     }
@@ -235,7 +239,8 @@ impl Communicator {
         self.check()
     }
 
-    /// How many collectives went which way on this rank, and why not without the host.
+    /// How many collectives went which way on this rank; and why not without the host, or, if NICs carry them, why not
+    /// in memory of the device.
     #[must_use]
     pub fn paths(&self) -> (Paths, Option<String>) {
         self.direct.paths()
@@ -268,7 +273,7 @@ impl Communicator {
         self.issue_either(issue, &apart, count, stream)
     }
 
-    /// By kernels alone, or through the host.
+    /// Without the host, or through it.
     fn issue_either(
         &self,
         issue: &mut Issue,
@@ -276,9 +281,9 @@ impl Communicator {
         count: usize,
         stream: &Stream,
     ) -> Result<(), Error> {
-        let watch = self.direct.issue(batch, stream, &mut issue.last).map_err(error)?;
-        let Some(watch) = watch else { return self.issue(issue, batch, count, stream) };
-        *lock(&self.last) = Some(self.host.start_on_device(Work::Direct(watch))?);
+        let work = self.direct.issue(batch, stream, issue).map_err(error)?;
+        let Some(work) = work else { return self.issue(issue, batch, count, stream) };
+        *lock(&self.last) = Some(self.host.start_on_device(work)?);
         Ok(())
     }
 
@@ -304,6 +309,16 @@ impl Communicator {
             *lock(&self.last) = Some(self.host.start_on_device(Work::Staged(job))?);
         }
         begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
+    }
+
+    /// Waits for all calls, until the others have what they need of them.
+    fn end(&self) {
+        let last = lock(&self.last).take();
+        if let Some(last) = last {
+            let _kept_elsewhere = last.wait();
+            self.direct.settle(&self.host);
+        }
+        self.direct.stop();
     }
 
     /// The others have to know that this rank does not come.
@@ -364,10 +379,7 @@ impl Drop for Communicator {
     /// The driver thread must not be the one that frees pinned memory: that waits for the device, which
     /// may wait for the driver thread.
     fn drop(&mut self) {
-        if let Some(last) = lock(&self.last).take() {
-            let _kept_by_nobody = last.wait();
-        }
-        self.direct.stop();
+        self.end();
     }
 }
 

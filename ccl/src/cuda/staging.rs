@@ -10,7 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
-use ccl_kernels::cuda::gpu::{DeviceRegion, Event, Gpu, Pinned, Stream};
+use ccl_kernels::cuda::gpu::{self, DeviceRegion, Event, Gpu, Pinned, Stream};
 
 use super::direct::overdue;
 use super::error::error as from_device;
@@ -101,17 +101,47 @@ impl Gate {
     }
 }
 
-/// What the driver thread does for one piece. Dropping it lets the stream go on.
+/// The time between a stream's coming to a call and its going on. Dropping it lets the stream go on.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    staging: Arc<Staging>,
+    gate: Arc<Gate>,
+    /// Happens when the stream has come; fails if the device does.
+    entered: Event,
+    number: u32,
+}
+
+impl Turn {
+    /// Waits for the stream; what ended the communicator, which `fault` tells, ends that too.
+    pub(crate) fn begin(&self, call: &str, fault: &dyn Fn() -> Option<Error>) -> Result<(), Error> {
+        let mut first_look = None;
+        let hopeless = || {
+            let failed = || self.entered.has_happened().err().map(from_device);
+            fault().or_else(failed).or_else(|| self.staging.is_overdue(call, &mut first_look))
+        };
+        // What has ended the communicator may have let the stream come here with nothing.
+        self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err))
+    }
+
+    /// Keeps what went wrong, if it is the first.
+    pub(crate) fn keep(&self, error: &Error) {
+        self.staging.keep(error);
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.staging.over.word(0).store(self.number, Ordering::Release);
+    }
+}
+
+/// What the driver thread does for one piece.
 #[derive(Debug)]
 pub(crate) struct Job {
-    staging: Arc<Staging>,
+    turn: Turn,
     slot: usize,
     census: Option<Census>,
     operations: Vec<OperationOn<Stretch>>,
-    gate: Arc<Gate>,
-    /// Happens when the slot is filled; fails if the device does.
-    entered: Event,
-    number: u32,
 }
 
 impl Job {
@@ -128,34 +158,22 @@ impl Job {
         sequence: &dyn Fn() -> u64,
         mut run: impl FnMut(&[Operation<'_>]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut first_look = None;
-        let hopeless = || {
-            let failed = || self.entered.has_happened().err().map(from_device);
-            let call = self.operations.first().map_or("a call", OperationOn::name);
-            fault().or_else(failed).or_else(|| self.staging.is_overdue(call, &mut first_look))
-        };
-        // What has ended the communicator may have let the stream come here with nothing.
-        let arrived = self.gate.pass(hopeless).and_then(|()| fault().map_or(Ok(()), Err));
+        let call = self.operations.first().map_or("a call", OperationOn::name);
+        let arrived = self.turn.begin(call, fault);
         let census = || self.census.as_ref();
         let told = arrived
             .and_then(|()| census().map_or(Ok(()), |census| census.take(sequence, &mut run)));
         let result = told.inspect_err(fail).and_then(|()| {
-            let mut lent = self.staging.slots[self.slot].lend();
+            let mut lent = self.turn.staging.slots[self.slot].lend();
             let region = lent.region();
             let part = |stretch: Stretch| region.part(stretch.offset, stretch.bytes);
             let operations = self.operations.iter().map(|operation| operation.clone().map(part));
             run(&operations.collect::<Vec<Operation<'_>>>())
         });
         if let Err(error) = &result {
-            self.staging.keep(error);
+            self.turn.keep(error);
         }
         result
-    }
-}
-
-impl Drop for Job {
-    fn drop(&mut self) {
-        self.staging.over.word(0).store(self.number, Ordering::Release);
     }
 }
 
@@ -193,7 +211,7 @@ impl Issue {
         &mut self,
         stream: &Stream,
         piece: Piece<DeviceRegion<'a>>,
-    ) -> Result<(Begun<'a>, Box<Job>), ccl_kernels::cuda::gpu::Error> {
+    ) -> Result<(Begun<'a>, Box<Job>), gpu::Error> {
         let slot = self.next_slot;
         if let Some(end) = &self.ends[slot] {
             stream.wait(end)?;
@@ -201,24 +219,40 @@ impl Issue {
         for moved in &piece.into {
             stream.copy(moved.device, self.staging.part(slot, moved.slot))?;
         }
+        let turn = self.turn(stream)?;
+        self.next_slot = (slot + 1) % SLOTS;
+        let number = turn.number;
+        let Piece { census, operations, .. } = piece;
+        let job = Job { turn, slot, census, operations };
+        Ok((Begun { slot, number, out_of: piece.out_of }, Box::new(job)))
+    }
+
+    /// Lets the stream tell that it has come, and gives what the driver thread waits with.
+    fn turn(&mut self, stream: &Stream) -> Result<Turn, gpu::Error> {
         let gate = Arc::new(Gate::default());
         let opened = Arc::clone(&gate);
         stream.call(move || opened.open())?;
         let entered = stream.mark()?;
-        self.next_slot = (slot + 1) % SLOTS;
         self.number = self.number.wrapping_add(1);
         let (staging, number) = (Arc::clone(&self.staging), self.number);
-        let Piece { census, operations, .. } = piece;
-        let job = Job { staging, slot, census, operations, gate, entered, number };
-        Ok((Begun { slot, number, out_of: piece.out_of }, Box::new(job)))
+        Ok(Turn { staging, gate, entered, number })
+    }
+
+    /// Lets the stream come to a call that works on memory where it is, and wait for its end. The memory stays as long,
+    /// because whoever frees it waits for the stream.
+    pub(crate) fn hold<const N: usize>(
+        &mut self,
+        stream: &Stream,
+        memory: [Option<DeviceRegion<'_>>; N],
+    ) -> Result<(Turn, [Option<DeviceRegion<'static>>; N]), gpu::Error> {
+        let turn = self.turn(stream)?;
+        let held = stream.hold_until(&self.staging.over, 0, turn.number, memory)?;
+        self.last = Some(Arc::new(stream.mark()?));
+        Ok((turn, held))
     }
 
     /// Lets the stream wait for the result, and copy it out.
-    pub(crate) fn end(
-        &mut self,
-        stream: &Stream,
-        begun: &Begun<'_>,
-    ) -> Result<(), ccl_kernels::cuda::gpu::Error> {
+    pub(crate) fn end(&mut self, stream: &Stream, begun: &Begun<'_>) -> Result<(), gpu::Error> {
         stream.wait_for_word(&self.staging.over, 0, begun.number)?;
         for moved in &begun.out_of {
             stream.copy(self.staging.part(begun.slot, moved.slot), moved.device)?;

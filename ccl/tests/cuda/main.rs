@@ -10,11 +10,13 @@
     reason = "tests tell their processes by the environment; small numbers; what fails, fails the test"
 )]
 
+mod calls;
 mod direct;
 mod kernels;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]
 mod nvrtc;
 mod ranks;
+mod wire;
 
 use std::io::Write as _;
 use std::process;

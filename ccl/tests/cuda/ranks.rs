@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(200);
 
 /// Does it in a process per rank; those of the ranks in `lost` fail.
 pub(super) fn processes(test: &str, size: u32, lost: &[u32], act: impl FnOnce(u32, u32, UniqueId)) {
-    in_processes(test, size, lost, None, act);
+    in_processes(test, size, lost, (None, &[]), act);
 }
 
 /// As [`processes`], with compiled kernels; nothing if there are none.
@@ -31,10 +31,21 @@ pub(super) fn processes_with(
     lost: &[u32],
     act: impl FnOnce(u32, u32, UniqueId),
 ) {
+    processes_where(test, size, lost, &[], act);
+}
+
+/// As [`processes_with`], where the environment says this.
+pub(super) fn processes_where(
+    test: &str,
+    size: u32,
+    lost: &[u32],
+    variables: &[(&str, &str)],
+    act: impl FnOnce(u32, u32, UniqueId),
+) {
     // Inside, they have been made.
     let folder = if env::var_os(INSIDE).is_some() { None } else { kernels::folder() };
     if folder.is_some() || env::var_os(INSIDE).is_some() {
-        in_processes(test, size, lost, folder, act);
+        in_processes(test, size, lost, (folder, variables), act);
     }
 }
 
@@ -47,7 +58,7 @@ fn in_processes(
     test: &str,
     size: u32,
     lost: &[u32],
-    folder: Option<PathBuf>,
+    (folder, variables): (Option<PathBuf>, &[(&str, &str)]),
     act: impl FnOnce(u32, u32, UniqueId),
 ) {
     if let Some((rank, size, id)) = inside() {
@@ -58,6 +69,7 @@ fn in_processes(
     let digits: String = id.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let start = |rank| {
         let mut command = start(test);
+        command.envs(variables.iter().copied());
         if let Some(folder) = &folder {
             command.env(KERNELS, folder);
         }

@@ -1,8 +1,12 @@
-//! Whether ranks can do collectives without the host: all of them decide it alike, from what all have said.
+//! Whether ranks can do collectives without the host, and how: all of them decide it alike, from what all have said.
+
+use std::collections::BTreeSet;
 
 use ccl_kernels::cuda::MOST_BLOCKS;
 use ccl_kernels::cuda::gpu::{Handle, Invitation};
 use serde::{Deserialize, Serialize};
+
+use crate::cuda::wire::{Means, Shape};
 
 /// An [`Invitation`] on its way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,25 +50,26 @@ pub(super) struct Facts {
     pub(super) maps_buffers: bool,
     /// The region; or why there is none.
     pub(super) region: Result<Letter, String>,
+    /// What there is for a ring between hosts; or why there is nothing.
+    pub(super) network: Result<Means, String>,
 }
 
 /// What ranks have agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Agreement {
-    /// Blocks of a kernel, at most.
-    pub(super) blocks: u32,
-    pub(super) maps_buffers: bool,
+pub(super) enum Agreement {
+    /// All are on one host.
+    Near {
+        /// Blocks of a kernel, at most.
+        blocks: u32,
+        maps_buffers: bool,
+    },
+    /// Each is on a host of its own.
+    Far(Shape),
 }
 
 /// Decides, or says why not.
 pub(super) fn agree(facts: &[Facts]) -> Result<Agreement, String> {
     for (rank, fact) in facts.iter().enumerate() {
-        if let Err(reason) = &fact.region {
-            return Err(format!("rank {rank}: {reason}"));
-        }
-        if fact.host != facts[0].host {
-            return Err(format!("rank {rank} is on another host than rank 0"));
-        }
         if fact.staging_bytes != facts[0].staging_bytes {
             return Err(format!(
                 "R2CCL_CUDA_STAGING_BYTES is {} on rank 0 and {} on rank {rank}",
@@ -72,6 +77,35 @@ pub(super) fn agree(facts: &[Facts]) -> Result<Agreement, String> {
             ));
         }
     }
+    let hosts: BTreeSet<_> = facts.iter().map(|fact| fact.host.as_str()).collect();
+    match hosts.len() {
+        1 => near(facts),
+        all if all == facts.len() => far(facts),
+        some => Err(format!(
+            "{} ranks are on {some} hosts: only ranks of one host do it, or ranks of which each is on another one",
+            facts.len()
+        )),
+    }
+}
+
+/// What all ranks have; or which has it not, and why.
+fn all<'a, T>(
+    facts: &'a [Facts],
+    of: fn(&'a Facts) -> &'a Result<T, String>,
+) -> Result<Vec<&'a T>, String> {
+    let named = |(rank, said): (usize, &'a Result<T, String>)| {
+        said.as_ref().map_err(|reason| format!("rank {rank}: {reason}"))
+    };
+    facts.iter().map(of).enumerate().map(named).collect()
+}
+
+fn far(facts: &[Facts]) -> Result<Agreement, String> {
+    let means: Vec<Means> = all(facts, |fact| &fact.network)?.into_iter().cloned().collect();
+    Shape::of(&means, facts[0].staging_bytes).map(Agreement::Far)
+}
+
+fn near(facts: &[Facts]) -> Result<Agreement, String> {
+    all(facts, |fact| &fact.region)?;
     // The blocks of all ranks on a device have to run together.
     let beside = |fact: &Facts| facts.iter().filter(|other| other.bus == fact.bus).count() as u32;
     let blocks = facts.iter().map(|fact| fact.processors / beside(fact)).min().unwrap_or(0);
@@ -79,7 +113,7 @@ pub(super) fn agree(facts: &[Facts]) -> Result<Agreement, String> {
         return Err("more ranks share a device than it has processors".into());
     }
     let maps_buffers = facts.iter().all(|fact| fact.maps_buffers);
-    Ok(Agreement { blocks: blocks.min(MOST_BLOCKS as u32), maps_buffers })
+    Ok(Agreement::Near { blocks: blocks.min(MOST_BLOCKS as u32), maps_buffers })
 }
 
 #[cfg(test)]
@@ -96,19 +130,27 @@ mod tests {
             staging_bytes: 4096,
             maps_buffers: true,
             region: Ok(region.into()),
+            network: Ok(Means { soft: 2, rdma: 0 }),
+        }
+    }
+
+    fn blocks_and_maps(facts: &[Facts]) -> Result<(u32, bool), String> {
+        match agree(facts)? {
+            Agreement::Near { blocks, maps_buffers } => Ok((blocks, maps_buffers)),
+            Agreement::Far(shape) => panic!("{shape:?} on one host"),
         }
     }
 
     #[test]
     fn blocks_of_all_ranks_on_a_device_run_together() {
-        let blocks = |facts: &[Facts]| agree(facts).map(|agreement| agreement.blocks);
+        let blocks = |facts: &[Facts]| blocks_and_maps(facts).map(|(blocks, _)| blocks);
         assert_eq!(blocks(&[facts("a"), facts("b")]), Ok(64));
         assert_eq!(blocks(&[facts("a"), facts("b"), facts("a")]), Ok(50));
         let small = Facts { processors: 1, ..facts("a") };
         assert_eq!(blocks(&[facts("b"), small.clone()]), Ok(1));
         assert!(blocks(&[facts("a"), small]).is_err());
         let plain = Facts { maps_buffers: false, ..facts("a") };
-        assert!(!agree(&[facts("b"), plain]).unwrap().maps_buffers);
+        assert!(!blocks_and_maps(&[facts("b"), plain]).unwrap().1);
     }
 
     #[test]
@@ -116,8 +158,23 @@ mod tests {
         let refused = |fact: Facts| agree(&[facts("a"), fact]).unwrap_err();
         let reason = "R2CCL_CUDA_P2P is 0".to_owned();
         assert!(refused(Facts { region: Err(reason), ..facts("a") }).contains("rank 1: R2CCL"));
-        assert!(refused(Facts { host: "there".into(), ..facts("a") }).contains("another host"));
         assert!(refused(Facts { staging_bytes: 8192, ..facts("a") }).contains("8192 on rank 1"));
+    }
+
+    #[test]
+    fn ranks_that_are_each_on_a_host_of_their_own_need_a_network() {
+        let at = |host: &str| Facts {
+            host: host.into(),
+            region: Err("9 ranks do not do it".into()),
+            ..facts("a")
+        };
+        let far = agree(&[at("x"), at("y"), at("z")]);
+        let Ok(Agreement::Far(shape)) = far else { panic!("{far:?}") };
+        assert_eq!((shape.lanes, shape.is_rdma), (2, false));
+        let off = Facts { network: Err("it is off".into()), ..at("z") };
+        assert_eq!(agree(&[at("x"), off]), Err("rank 1: it is off".into()));
+        let mixed = agree(&[at("x"), at("y"), at("x")]).unwrap_err();
+        assert!(mixed.contains("3 ranks are on 2 hosts"), "{mixed}");
     }
 
     #[test]

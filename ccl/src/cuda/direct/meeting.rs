@@ -18,11 +18,14 @@ use ccl_transport::clock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::Routes;
-use super::agreement::{Facts, agree};
+use super::agreement::{Agreement, Facts, agree};
 use super::buffers::News;
+use super::{Routes, Way};
 use crate::communicator::Correspondence;
+use crate::cuda::wire::{Means, Offer, Place, Shape, Wire};
 use crate::driver::lock;
+use crate::rehearsal::{self, Member};
+use crate::vqp::Stage;
 
 /// Between two attempts to end a thread that waits for others.
 const STOP_PAUSE: Duration = Duration::from_millis(1);
@@ -144,6 +147,8 @@ pub(super) struct Host {
     pub(super) me: usize,
     pub(super) facts: Facts,
     pub(super) own: Option<Own>,
+    /// Calls between hosts that are not larger go through the host.
+    pub(super) small_bytes: usize,
     /// Names of what is gathered: the same on all ranks, and of nothing else.
     pub(super) name: String,
     pub(super) gathered: u64,
@@ -175,19 +180,32 @@ impl Host {
         }
     }
 
-    fn exchange(&self) -> Option<Arc<Exchange>> {
-        lock(&self.routes).exchange.clone()
+    fn has_way(&self) -> bool {
+        lock(&self.routes).way.is_some()
     }
 
     fn open(&mut self, agenda: &Agenda) -> Result<(), Error> {
+        self.facts.network = Means::of(self.correspondence.settings(), self.correspondence.key());
         let facts: Vec<Facts> = self.gather(&self.facts.clone(), agenda)?;
-        let agreement = match agree(&facts) {
-            Ok(agreement) => agreement,
+        match agree(&facts) {
+            Ok(Agreement::Near { blocks, maps_buffers }) => {
+                self.map_all(&facts, (blocks, maps_buffers), agenda)
+            }
+            Ok(Agreement::Far(shape)) => self.connect(&facts, shape, agenda),
             Err(reason) => {
                 self.refuse(&reason);
-                return Ok(());
+                Ok(())
             }
-        };
+        }
+    }
+
+    /// Ranks of one host map each other's regions.
+    fn map_all(
+        &mut self,
+        facts: &[Facts],
+        (blocks, maps_buffers): (u32, bool),
+        agenda: &Agenda,
+    ) -> Result<(), Error> {
         let mut mapped = Vec::new();
         let map_all = facts.iter().enumerate().map(|(rank, fact)| {
             let map = || {
@@ -202,43 +220,80 @@ impl Host {
             mapped = all;
             mapped.iter().map(|one| one.as_ref().map_or(0, Mapped::address)).collect::<Vec<u64>>()
         });
-        let all: Vec<Result<Vec<u64>, String>> = self.gather(&said, agenda)?;
-        let mut seen = Vec::new();
-        for (rank, said) in all.into_iter().enumerate() {
-            match said {
-                Ok(addresses) => seen.push(addresses.get(self.me).copied().unwrap_or(0)),
-                Err(reason) => {
-                    self.refuse(&format!("rank {rank}: {reason}"));
-                    return Ok(());
-                }
-            }
-        }
+        let Some(all) = self.gather_all(said, agenda)? else { return Ok(()) };
+        let here = |addresses: &Vec<u64>| addresses.get(self.me).copied().unwrap_or(0);
+        let seen = all.iter().map(here).collect();
         let none = || Error::Internal("a rank has no region, and has said that it has one".into());
         let own = self.own.take().ok_or_else(none)?;
         let gpu = Arc::clone(&self.gpu);
-        let exchange = Exchange::new(gpu, own, self.me, agreement.blocks, (mapped, seen));
-        self.maps_buffers = agreement.maps_buffers;
-        lock(&self.routes).exchange = Some(Arc::new(exchange));
+        let exchange = Exchange::new(gpu, own, self.me, blocks, (mapped, seen));
+        self.maps_buffers = maps_buffers;
+        lock(&self.routes).way = Some(Way::Near(Arc::new(exchange)));
         Ok(())
     }
 
+    /// Ranks that are each on a host of their own connect with their neighbours.
+    fn connect(&mut self, facts: &[Facts], shape: Shape, agenda: &Agenda) -> Result<(), Error> {
+        // Nobody will map it.
+        self.own = None;
+        let correspondence = Arc::clone(&self.correspondence);
+        let place = self.place(facts, shape)?;
+        let means = (correspondence.settings(), correspondence.key());
+        let offer = Offer::new(&self.gpu, place.clone(), shape, means);
+        let offer = offer.and_then(|offer| Ok((offer.address()?, offer)));
+        let (said, offer) = match offer {
+            Ok((address, offer)) => (Ok(address), Some(offer)),
+            Err(error) => (Err(error.to_string()), None),
+        };
+        let Some(addresses) = self.gather_all(said, agenda)? else { return Ok(()) };
+        let wire = offer.map(|offer| {
+            let terms = (place.clone(), shape, self.small_bytes);
+            let is_over = || lock(&agenda.steps).is_stopped;
+            Wire::connect(&self.gpu, offer, addresses[place.next()], terms, &is_over)
+        });
+        let none = || Err(Error::Internal("a rank has nothing, and has said that it has".into()));
+        let wire = wire.unwrap_or_else(none).map_err(|error| error.to_string());
+        let (said, wire) = match wire {
+            Ok(wire) => (Ok(()), Some(wire)),
+            Err(reason) => (Err(reason), None),
+        };
+        if let (Some(_), Some(wire)) = (self.gather_all(said, agenda)?, wire) {
+            let obstacle = wire.obstacle();
+            tracing::info!(rank = self.me, ?shape, obstacle, "collectives between hosts by NICs");
+            lock(&self.routes).way = Some(Way::Far(Arc::new(wire)));
+        }
+        Ok(())
+    }
+
+    /// Where this rank is, with its part in a rehearsal of faults.
+    fn place(&self, facts: &[Facts], shape: Shape) -> Result<Place, Error> {
+        let (me, ranks) = (self.me, facts.len());
+        let mut place = Place { me, ranks, name: self.name.clone(), stages: [None, None] };
+        let Some(plan) = &self.correspondence.settings().rehearsal else { return Ok(place) };
+        let rails = shape.lanes;
+        let members = facts.iter().map(|fact| Member { host: &fact.host, rails });
+        let members: Vec<Member<'_>> = members.collect();
+        let part = rehearsal::part(plan, Rank(me as u32), &members)?;
+        let host = |rank: usize| part.host(Rank(rank as u32));
+        let stage = |peer| Some(Stage { plan: plan.clone(), hosts: [host(me), host(peer)] });
+        place.stages = [stage(place.next()), stage(place.previous())];
+        Ok(place)
+    }
+
     fn load(&mut self, module: Module, agenda: &Agenda) -> Result<(), Error> {
-        if self.exchange().is_none() {
+        if !self.has_way() {
             return Ok(());
         }
-        let loaded = self.gpu.prepare_from(&self.supply, module);
+        // Rings move bytes with the kernels for copies.
+        let modules = [module, Module::Copies];
+        let all = if self.is_far() { &modules[..] } else { &modules[..1] };
+        let loaded = all.iter().try_for_each(|one| self.gpu.prepare_from(&self.supply, *one));
         let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
         let said = said.map(|()| module.name().to_owned());
-        let all: Vec<Result<String, String>> = self.gather(&said, agenda)?;
-        for (rank, said) in all.into_iter().enumerate() {
-            let reason = match said {
-                Ok(name) if name == module.name() => continue,
-                Ok(name) => {
-                    format!("it loads kernels for {name}, this one for {}", module.name())
-                }
-                Err(reason) => reason,
-            };
-            self.refuse(&format!("rank {rank}: {reason}"));
+        let Some(all) = self.gather_all(said, agenda)? else { return Ok(()) };
+        let own = module.name();
+        if let Some((rank, name)) = all.iter().enumerate().find(|(_, name)| *name != own) {
+            self.refuse(&format!("rank {rank}: it loads kernels for {name}, this one for {own}"));
             return Ok(());
         }
         // Nobody makes a call between what it says here and what it hears.
@@ -262,7 +317,7 @@ impl Host {
     }
 
     fn show(&mut self, number: u64, agenda: &Agenda) -> Result<(), Error> {
-        if self.exchange().is_none() {
+        if !self.has_way() {
             return Ok(());
         }
         let (first, news) = self.news(number);
@@ -328,6 +383,30 @@ impl Host {
     fn refuse(&self, reason: &str) {
         tracing::info!(rank = self.me, reason, "collectives on devices go through the host");
         lock(&self.routes).refuse(reason);
+    }
+
+    fn is_far(&self) -> bool {
+        matches!(lock(&self.routes).way, Some(Way::Far(_)))
+    }
+
+    /// What all ranks have. If one has not got it nothing goes this way, for its reason.
+    fn gather_all<T: Serialize + DeserializeOwned>(
+        &mut self,
+        said: Result<T, String>,
+        agenda: &Agenda,
+    ) -> Result<Option<Vec<T>>, Error> {
+        let all: Vec<Result<T, String>> = self.gather(&said, agenda)?;
+        let named = |(rank, said): (usize, Result<T, String>)| {
+            said.map_err(|reason| format!("rank {rank}: {reason}"))
+        };
+        match all.into_iter().enumerate().map(named).collect() {
+            Ok(all) => Ok(Some(all)),
+            Err(reason) => {
+                let reason: String = reason;
+                self.refuse(&reason);
+                Ok(None)
+            }
+        }
     }
 
     /// What all ranks say, whenever they come.

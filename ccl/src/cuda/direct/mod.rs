@@ -1,5 +1,6 @@
 //! Collectives on memory of devices without the host: ranks on one host map each other's memory, and their
-//! kernels do the rest, in the order of streams. See docs/cuda.md.
+//! kernels do the rest, in the order of streams; ranks that are each on a host of their own have NICs that carry
+//! ([`super::wire`]). Here they agree on either. See docs/cuda.md.
 //!
 //! Always true: all ranks take this way for the same calls, because they count them and have agreed
 //! from which on; a rank says to the others what lies in memory that they have mapped only; and no kernel
@@ -7,6 +8,7 @@
 
 mod agreement;
 mod buffers;
+mod call;
 mod meeting;
 mod parts;
 mod watch;
@@ -16,25 +18,26 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ccl_core::collective::{Collective, Request, Signature};
+use ccl_core::collective::{Request, Signature};
 use ccl_core::ids::Rank;
 use ccl_core::settings::CudaPeers;
 use ccl_kernels::cuda::gpu::{
-    self, DeviceRegion, Event, Exchange, Gpu, Layout, Own, Part, Protocol, Shown, Side, Stream,
-    Supply, Told,
+    self, DeviceRegion, Exchange, Gpu, Layout, Own, Protocol, Stream, Supply,
 };
-use ccl_kernels::cuda::{Entry, Family, MOST_RANKS, Module};
+use ccl_kernels::cuda::{MOST_RANKS, Module};
 
 use super::Operation;
-use super::staging::Staging;
+use super::staging::{Issue, Staging};
 use super::uneven::Party;
+use super::wire::{self, Wire};
 use crate::communicator::Communicator;
-use crate::driver::lock;
+use crate::driver::{Work, lock};
 use crate::hosts::HostIdentity;
 use agreement::Facts;
 use buffers::Buffers;
+use call::Call;
 use meeting::{Host, Meeting, Step};
-use parts::{Cast, Roles, Spot, Stretch, Work};
+use parts::Cast;
 pub(crate) use watch::Watch;
 pub(super) use watch::overdue;
 use wish::{Wish, module_of};
@@ -57,7 +60,13 @@ pub struct Paths {
     pub push: u64,
     /// By kernels alone, as messages between all ranks.
     pub pull: u64,
-    /// Buffers of these that others worked on where they are; all other ones were staged.
+    /// By kernels and NICs, between hosts.
+    pub wire: u64,
+    /// Those of these in which NICs read and wrote memory of the device.
+    pub gpudirect: u64,
+    /// How often queue pairs have gone on over another rail, in these calls and between them.
+    pub repairs: u64,
+    /// Buffers of those by kernels alone that others worked on where they are; all other ones were staged.
     pub mapped_buffers: u64,
 }
 
@@ -72,13 +81,29 @@ pub(crate) struct Routes {
     asked: BTreeSet<&'static str>,
     /// For modules that all ranks have: the last call that goes through the host.
     behind: BTreeMap<&'static str, u64>,
-    exchange: Option<Arc<Exchange>>,
+    way: Option<Way>,
     buffers: Buffers,
     refused: Option<String>,
     paths: Paths,
 }
 
+/// How collectives are done without the host.
+#[derive(Clone, Debug)]
+enum Way {
+    /// By kernels of ranks on one host.
+    Near(Arc<Exchange>),
+    /// By kernels and NICs of ranks that are each on a host of their own.
+    Far(Arc<Wire>),
+}
+
 impl Routes {
+    fn exchange(&self) -> Option<Arc<Exchange>> {
+        match &self.way {
+            Some(Way::Near(exchange)) => Some(Arc::clone(exchange)),
+            Some(Way::Far(_)) | None => None,
+        }
+    }
+
     fn count(&mut self, call: Signature) {
         self.calls += 1;
         // Without an exchange nobody compares, and the host does it for every call.
@@ -112,23 +137,6 @@ pub(super) struct Direct {
     meeting: Mutex<Meeting>,
 }
 
-/// A call on its way to the stream.
-struct Call<'a, 'b> {
-    exchange: &'b Exchange,
-    cast: Cast,
-    work: Work,
-    input: Option<DeviceRegion<'a>>,
-    output: Option<DeviceRegion<'a>>,
-}
-
-/// Where the others find the blocks of a buffer.
-enum Ground {
-    /// In staging memory, without gaps.
-    Staged(Side),
-    /// Where they are.
-    Mapped(Shown, usize),
-}
-
 impl Direct {
     /// Allocates what the others will map, if this way may be taken.
     pub(super) fn new(host: &Communicator, gpu: &Arc<Gpu>, staging: &Arc<Staging>) -> Self {
@@ -160,6 +168,7 @@ impl Direct {
             staging_bytes,
             maps_buffers: settings.cuda_peers == CudaPeers::Mapped,
             region,
+            network: Err("it was not looked for".to_owned()),
         };
         let routes = Arc::<Mutex<Routes>>::default();
         let correspondence = Arc::new(host.correspondence());
@@ -173,6 +182,7 @@ impl Direct {
             me,
             facts,
             own,
+            small_bytes,
             gathered: 0,
             maps_buffers: false,
             mapped: BTreeMap::new(),
@@ -182,38 +192,60 @@ impl Direct {
         Self { gpu, staging, me, ranks, routes, meeting }
     }
 
-    /// Puts a call on the stream, after `last`, and says what the driver thread is to watch; None if the call goes
-    /// through the host.
+    /// Puts a call on the stream, after all calls before, and says what the driver thread is to do; None if the call
+    /// goes through the host.
     pub(super) fn issue(
         &self,
         batch: &[Operation<'_>],
         stream: &Stream,
-        last: &mut Option<Arc<Event>>,
-    ) -> Result<Option<Box<Watch>>, gpu::Error> {
-        let Some(wish) = Wish::of(batch, self.me, self.ranks) else { return Ok(None) };
+        issue: &mut Issue,
+    ) -> Result<Option<Work>, gpu::Error> {
+        let Some(wish) = Wish::of(batch, self.ranks) else { return Ok(None) };
         let mut routes = lock(&self.routes);
         routes.count(wish.signature());
         self.ask(&mut routes, wish.module());
         let sequence = routes.calls;
         let is_open = |behind: &u64| sequence > *behind;
-        let exchange = routes
-            .exchange
-            .clone()
-            .filter(|_| routes.behind.get(wish.module().name()).is_some_and(is_open));
-        let Some(exchange) = exchange else {
-            routes.paths.host += 1;
-            return Ok(None);
-        };
-        if let Some(last) = &*last {
+        let is_open = routes.behind.get(wish.module().name()).is_some_and(is_open);
+        match (routes.way.clone().filter(|_| is_open), &wish) {
+            (Some(Way::Near(exchange)), _) => {
+                let watch = self.near(&wish, exchange, &mut routes, (stream, issue))?;
+                Ok(Some(Work::Direct(Box::new(watch))))
+            }
+            (Some(Way::Far(wire)), Wish::Even { request, input, output, .. })
+                if wire.takes(request) =>
+            {
+                routes.paths.wire += 1;
+                routes.paths.gpudirect += u64::from(wire.obstacle().is_none());
+                let (turn, [input, output]) = issue.hold(stream, [*input, *output])?;
+                let call = wire::Call { request: *request, sequence, input, output };
+                Ok(Some(Work::Wire(Box::new(wire::Job { turn, wire, call }))))
+            }
+            _ => {
+                routes.paths.host += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    /// By kernels of ranks that are on this host.
+    fn near(
+        &self,
+        wish: &Wish<'_, '_>,
+        exchange: Arc<Exchange>,
+        routes: &mut Routes,
+        (stream, issue): (&Stream, &mut Issue),
+    ) -> Result<Watch, gpu::Error> {
+        if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
         let entered = stream.mark()?;
-        let (protocol, party) = self.launch(&wish, &exchange, &mut routes, stream)?;
+        let (protocol, party) = self.launch(wish, &exchange, routes, stream)?;
         routes.paths.count(protocol);
         let ended = Arc::new(stream.mark()?);
-        *last = Some(Arc::clone(&ended));
+        issue.last = Some(Arc::clone(&ended));
         let (staging, call) = (Arc::clone(&self.staging), wish.name());
-        Ok(Some(Box::new(Watch { exchange, staging, call, protocol, party, entered, ended })))
+        Ok(Watch { exchange, staging, call, protocol, party, entered, ended })
     }
 
     /// Puts the kernels on the stream.
@@ -225,9 +257,10 @@ impl Direct {
         stream: &Stream,
     ) -> Result<(Protocol, Option<Party>), gpu::Error> {
         match wish {
-            Wish::Even { request, work, input, output } => {
+            Wish::Even { request, input, output, .. } => {
                 let cast = Cast { request: *request, me: self.me, ranks: self.ranks };
-                let call = Call { exchange, cast, work: *work, input: *input, output: *output };
+                let work = parts::Work::of(request, self.me, self.ranks);
+                let call = Call { exchange, cast, work, input: *input, output: *output };
                 let protocol = call.protocol();
                 if protocol == Protocol::LowLatency {
                     call.low_latency(stream)?;
@@ -277,7 +310,7 @@ impl Direct {
         let (wait, number) = {
             let mut routes = lock(&self.routes);
             for request in requests {
-                if let Some(module) = module_of(request, self.me, self.ranks) {
+                if let Some(module) = module_of(request, self.ranks) {
                     let is_first = routes.asked.is_empty();
                     let is_new = routes.asked.insert(module.name());
                     let mut meeting = lock(&self.meeting);
@@ -302,17 +335,31 @@ impl Direct {
         wait(number, patience)
     }
 
-    /// How many calls went which way, and why not without the host.
+    /// How many calls went which way, and why not without the host, or not in memory of the device.
     pub(super) fn paths(&self) -> (Paths, Option<String>) {
         let routes = lock(&self.routes);
-        (routes.paths, routes.refused.clone())
+        match &routes.way {
+            Some(Way::Far(wire)) => {
+                let paths = Paths { repairs: wire.repairs(), ..routes.paths };
+                (paths, routes.refused.clone().or_else(|| wire.obstacle().map(str::to_owned)))
+            }
+            Some(Way::Near(_)) | None => (routes.paths, routes.refused.clone()),
+        }
     }
 
     /// Lets all kernels go, those that come later, too.
     pub(super) fn give_up(&self) {
-        let exchange = lock(&self.routes).exchange.clone();
+        let exchange = lock(&self.routes).exchange();
         if let Some(exchange) = exchange {
             exchange.give_up();
+        }
+    }
+
+    /// Waits a moment until neighbours on other hosts have what calls that are over have sent them.
+    pub(super) fn settle(&self, host: &Communicator) {
+        let way = lock(&self.routes).way.clone();
+        if let Some(Way::Far(wire)) = way {
+            wire.settle(|| host.async_error().is_some());
         }
     }
 
@@ -338,121 +385,13 @@ impl Paths {
     }
 }
 
-impl Call<'_, '_> {
-    fn protocol(&self) -> Protocol {
-        let Request { collective, .. } = self.cast.request;
-        let is_small = self.cast.request.bytes() <= self.exchange.small_bytes();
-        if collective == Collective::AllReduce && is_small {
-            Protocol::LowLatency
-        } else {
-            Protocol::Push
-        }
-    }
-
-    fn entry(&self, family: Family) -> Entry {
-        let Work { operation, datatype, .. } = self.work;
-        Entry::Elements { family, operation, datatype }
-    }
-
-    fn low_latency(&self, stream: &Stream) -> Result<(), gpu::Error> {
-        let (Some(input), Some(output)) = (self.input, self.output) else {
-            return Err(gpu::Error::Misuse("there is no buffer".into()));
-        };
-        let bytes = self.cast.request.bytes();
-        let memory = (input.part(0, bytes), output.part(0, bytes));
-        let entry = self.entry(Family::LowLatency);
-        self.exchange.low_latency(stream, entry, self.work.arithmetic, memory)
-    }
-
-    /// Where the others find the input and the output.
-    fn grounds(&self, gpu: &Gpu, routes: &mut Routes) -> [Ground; 2] {
-        let (blocks, block) = (self.cast.blocks(), self.cast.request.bytes());
-        let address = |region: Option<DeviceRegion<'_>>| region.map(|region| region.address());
-        let is_overwritten = self.cast.needs_copy() && address(self.input) == address(self.output);
-        let input = self.input.filter(|_| !is_overwritten);
-        let mut ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
-            let used = region.filter(|_| blocks > 0).map(|region| region.part(0, blocks * block));
-            let found = used.and_then(|region| routes.buffers.find(gpu, &region));
-            found.map_or(Ground::Staged(side), |(shown, offset)| {
-                routes.paths.mapped_buffers += 1;
-                Ground::Mapped(shown, offset)
-            })
-        };
-        [ground(Side::Input, input, blocks.input), ground(Side::Output, self.output, blocks.output)]
-    }
-
-    fn push(&self, stream: &Stream, grounds: &[Ground; 2]) -> Result<(), gpu::Error> {
-        let entry = self.entry(Family::Push);
-        let blocks = self.cast.blocks();
-        for piece in self.cast.pieces(self.exchange.staging_bytes()) {
-            for block in 0..blocks.input {
-                if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input) {
-                    let (there, staged) = self.both(input, *side, block, piece);
-                    stream.copy(there, staged)?;
-                }
-            }
-            for turn in 0..self.cast.turns() {
-                let roles = self.cast.roles(&self.work, piece.bytes, turn);
-                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
-            }
-            for block in 0..blocks.output {
-                if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output) {
-                    let (there, staged) = self.both(output, *side, block, piece);
-                    stream.copy(staged, there)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A piece of a block in a buffer, and in staging memory.
-    fn both<'c>(
-        &'c self,
-        buffer: DeviceRegion<'c>,
-        side: Side,
-        block: usize,
-        piece: Stretch,
-    ) -> (DeviceRegion<'c>, DeviceRegion<'c>) {
-        let there = block * self.cast.request.bytes() + piece.start;
-        let staged = self.exchange.staging(side).part(block * piece.bytes, piece.bytes);
-        (buffer.part(there, piece.bytes), staged)
-    }
-
-    fn part(&self, roles: &Roles, grounds: &[Ground; 2], piece: Stretch) -> Part {
-        let size = self.work.datatype.bytes();
-        let told =
-            |ground: &Ground, spots: &[Option<Spot>; MOST_RANKS]| -> [Option<Told>; MOST_RANKS] {
-                std::array::from_fn(|rank| {
-                    let spot = spots[rank]?;
-                    Some(match ground {
-                        Ground::Staged(side) => {
-                            let offset = spot.block * piece.bytes + spot.offset;
-                            self.exchange.told_staging(*side, rank).at(offset)
-                        }
-                        Ground::Mapped(shown, start) => {
-                            let block = self.cast.request.bytes();
-                            shown.told(rank, start + spot.block * block + piece.start + spot.offset)
-                        }
-                    })
-                })
-            };
-        Part {
-            sources: told(&grounds[0], &roles.sources),
-            destinations: told(&grounds[1], &roles.destinations),
-            count: roles.bytes / size,
-            largest: roles.largest / size,
-            arithmetic: self.work.arithmetic,
-        }
-    }
-}
-
 /// Whether there are as many ranks as kernels can have.
 fn is_possible(ranks: usize) -> bool {
     (2..=MOST_RANKS).contains(&ranks)
 }
 
 /// A call in words, without a plan: there is none.
-fn described(call: &Signature) -> String {
+pub(super) fn described(call: &Signature) -> String {
     let text = call.to_string();
     text.split_once(", plan=").map_or_else(|| text.clone(), |(call, _)| format!("{call})"))
 }

@@ -21,23 +21,40 @@ pub(super) struct Work {
 }
 
 impl Work {
-    /// For a request; None for what goes another way.
-    pub(super) fn of(request: &Request, me: usize, ranks: usize) -> Option<Self> {
-        match request.collective {
+    /// Of which type the kernels of a collective are; None for what goes another way.
+    pub(super) fn datatype(collective: Collective, datatype: DataType) -> Option<DataType> {
+        match collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
-                Some(Self::combine(request, me, ranks))
+                Some(datatype)
             }
             // The sum of one contribution of bytes is that contribution.
             Collective::Broadcast
             | Collective::AllGather
             | Collective::Gather
             | Collective::Scatter
-            | Collective::AllToAll => Some(Self {
+            | Collective::AllToAll => Some(DataType::Uint8),
+            Collective::AllToAllV | Collective::Barrier | Collective::PointToPoint => None,
+        }
+    }
+
+    /// For a request, where there are as many ranks as kernels can have.
+    pub(super) fn of(request: &Request, me: usize, ranks: usize) -> Self {
+        match request.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+                Self::combine(request, me, ranks)
+            }
+            Collective::Broadcast
+            | Collective::AllGather
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll
+            | Collective::AllToAllV
+            | Collective::Barrier
+            | Collective::PointToPoint => Self {
                 operation: Operation::Sum,
                 datatype: DataType::Uint8,
                 arithmetic: Arithmetic::default(),
-            }),
-            Collective::AllToAllV | Collective::Barrier | Collective::PointToPoint => None,
+            },
         }
     }
 
@@ -228,8 +245,7 @@ mod tests {
         let block = count * 4;
         let mut outputs: Vec<Vec<Vec<usize>>> =
             casts.iter().map(|cast| vec![Vec::new(); cast.blocks().output * block]).collect();
-        let works: Vec<Work> =
-            casts.iter().map(|c| Work::of(&c.request, c.me, ranks).unwrap()).collect();
+        let works: Vec<Work> = casts.iter().map(|c| Work::of(&c.request, c.me, ranks)).collect();
         let pieces = casts[0].pieces(256);
         assert!(casts.iter().all(|cast| cast.pieces(256) == pieces));
         let turns = casts[0].turns();

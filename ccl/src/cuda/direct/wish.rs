@@ -7,8 +7,8 @@ use ccl_core::layout::Ragged;
 use ccl_kernels::cuda::Module;
 use ccl_kernels::cuda::gpu::{self, DeviceRegion, Exchange, Gpu, Ground, Messages, Stream};
 
+use super::Routes;
 use super::parts::Work;
-use super::{Routes, is_possible};
 use crate::cuda::Operation;
 use crate::operation::OperationOn;
 
@@ -17,7 +17,7 @@ pub(super) enum Wish<'a, 'b> {
     /// On blocks of one size.
     Even {
         request: Request,
-        work: Work,
+        module: Module,
         input: Option<DeviceRegion<'a>>,
         output: Option<DeviceRegion<'a>>,
     },
@@ -27,14 +27,14 @@ pub(super) enum Wish<'a, 'b> {
 
 impl<'a, 'b> Wish<'a, 'b> {
     /// None for what goes through the host.
-    pub(super) fn of(batch: &'b [Operation<'a>], me: usize, ranks: usize) -> Option<Self> {
-        if !is_possible(ranks) {
+    pub(super) fn of(batch: &'b [Operation<'a>], ranks: usize) -> Option<Self> {
+        if ranks < 2 {
             return None;
         }
         match batch {
             [OperationOn::Collective { request, input, output }] if request.count > 0 => {
-                let work = Work::of(request, me, ranks)?;
-                Some(Self::Even { request: *request, work, input: *input, output: *output })
+                let (module, input, output) = (module_of(request, ranks)?, *input, *output);
+                Some(Self::Even { request: *request, module, input, output })
             }
             [OperationOn::AllToAllV { datatype, counts, input, output }] => {
                 let (datatype, input, output) = (*datatype, *input, *output);
@@ -55,7 +55,7 @@ impl<'a, 'b> Wish<'a, 'b> {
     /// Where its kernels are.
     pub(super) fn module(&self) -> Module {
         match self {
-            Self::Even { work, .. } => Module::Elements(work.datatype),
+            Self::Even { module, .. } => *module,
             Self::Uneven(_) => Module::Copies,
         }
     }
@@ -66,13 +66,13 @@ impl<'a, 'b> Wish<'a, 'b> {
 }
 
 /// Where the kernels of a request are, of which the collective and the type are known; None if there are none.
-pub(super) fn module_of(request: &Request, me: usize, ranks: usize) -> Option<Module> {
-    if !is_possible(ranks) {
+pub(super) fn module_of(request: &Request, ranks: usize) -> Option<Module> {
+    if ranks < 2 {
         None
     } else if request.collective == Collective::AllToAllV {
         Some(Module::Copies)
     } else {
-        Work::of(request, me, ranks).map(|work| Module::Elements(work.datatype))
+        Work::datatype(request.collective, request.datatype).map(Module::Elements)
     }
 }
 

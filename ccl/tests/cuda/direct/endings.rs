@@ -1,43 +1,18 @@
 //! What ends calls that kernels do.
 
-use std::process;
-use std::time::Duration;
-
-use ccl::cuda::Buffer;
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
 
 use super::{member, prepared, request};
+use crate::calls::{without_rank_one, without_the_last};
 use crate::ranks::{processes_with, threads_with};
-use crate::{Member, all_reduce, words};
-
-/// The error that ends the communicator, after a call was enqueued; the stream goes on.
-fn failure(member: &Member, data: &Buffer) -> Error {
-    loop {
-        let enqueued = member.cuda.enqueue(all_reduce(data), &member.stream);
-        let ended = enqueued.and_then(|()| member.cuda.wait());
-        member.stream.synchronise().unwrap();
-        if let Err(error) = ended {
-            assert_eq!(member.cuda.check(), Err(error.clone()), "it is kept");
-            return error;
-        }
-    }
-}
+use crate::{all_reduce, words};
 
 fn a_rank_dies(test: &str, count: usize) {
     processes_with(test, 3, &[1], |rank, size, id| {
         let member = member(rank as usize % 2, (rank, size), &id, "1");
         let data = member.upload(&words(vec![1; count]));
         let member = prepared(member, &[DataType::Int64], &[data.region()]);
-        let before = member.cuda.paths().0;
-        member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-        if rank == 1 {
-            member.stream.synchronise().unwrap();
-            process::abort();
-        }
-        let error = failure(&member, &data);
-        assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
-        let paths = member.cuda.paths().0;
-        assert_eq!(paths.host, before.host);
+        without_rank_one(&member, &data);
     });
 }
 
@@ -98,19 +73,8 @@ fn a_rank_does_not_come(test: &str, count: usize) {
         let member = member(rank as usize % 2, (rank, size), &id, "1");
         let data = member.upload(&words(vec![1; count]));
         let member = prepared(member, &[DataType::Int64], &[]);
-        for _ in 0..3 {
-            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-        }
-        member.cuda.wait().unwrap();
-        member.host().barrier().unwrap();
-        if rank != 2 {
-            member.host().set_timeout(Duration::from_secs(2)).unwrap();
-            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-        }
-        let error = member.ending();
-        member.stream.synchronise().unwrap();
+        let text = without_the_last(&member, &data).to_string();
         // Of the two that wait, one is the first to tell.
-        let text = error.to_string();
         assert!(text.contains("the device of rank 2 has not come to it"), "{text}");
     });
 }

@@ -32,17 +32,26 @@ fn member(device: usize, (rank, size): (u32, u32), id: &UniqueId, peers: &str) -
     Member { cuda, stream: gpu.stream().unwrap() }
 }
 
-fn request(collective: Collective, count: usize, datatype: DataType, op: ReduceOp) -> Request {
+pub(crate) fn request(
+    collective: Collective,
+    count: usize,
+    datatype: DataType,
+    op: ReduceOp,
+) -> Request {
     Request { collective, count, datatype, reduction: Reduction::Builtin(op), root: Rank(1) }
 }
 
-fn sums(datatypes: &[DataType]) -> Vec<Request> {
+pub(crate) fn sums(datatypes: &[DataType]) -> Vec<Request> {
     let sum = |datatype| request(Collective::AllReduce, 1, datatype, ReduceOp::Sum);
     datatypes.iter().map(|datatype| sum(*datatype)).collect()
 }
 
 /// A member whose calls of these types go without the host.
-fn prepared(member: Member, datatypes: &[DataType], memory: &[DeviceRegion<'_>]) -> Member {
+pub(crate) fn prepared(
+    member: Member,
+    datatypes: &[DataType],
+    memory: &[DeviceRegion<'_>],
+) -> Member {
     member.cuda.prepare(&sums(datatypes), memory).unwrap();
     // So that nobody has made a call while another one is still being told.
     member.host().barrier().unwrap();
@@ -50,7 +59,7 @@ fn prepared(member: Member, datatypes: &[DataType], memory: &[DeviceRegion<'_>])
 }
 
 /// Any bits, different on every rank.
-fn noise(bytes: usize, seed: u32) -> Vec<u8> {
+pub(crate) fn noise(bytes: usize, seed: u32) -> Vec<u8> {
     let mut state = u64::from(seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -63,7 +72,13 @@ fn noise(bytes: usize, seed: u32) -> Vec<u8> {
 
 /// One collective out of place and in place, against the same one on the host, in buffers that begin
 /// `shift` bytes into an allocation. `shown`: the others have mapped these buffers.
-fn compare(member: &Member, request: Request, shift: usize, contribution: &[u8], shown: bool) {
+pub(crate) fn compare(
+    member: &Member,
+    request: Request,
+    shift: usize,
+    contribution: &[u8],
+    shown: bool,
+) {
     let (me, ranks) = (member.me() as usize, member.size() as usize);
     let (inputs, outputs, apart) = shape(request.collective, me, ranks);
     let block = request.bytes();

@@ -1,11 +1,9 @@
 //! What ranks get from collectives that kernels do.
 
-use std::sync::atomic::Ordering;
-
-use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Rank, ReduceOp, Reduction, Request};
 
 use super::{SOME, assert_direct, compare, member, noise, prepared, request};
+use crate::calls::rounds;
 use crate::ranks::{processes_with, threads_with};
 use crate::{Member, all_reduce, contribution, download, words};
 
@@ -111,31 +109,8 @@ fn all_collectives_of_threads_on_two_devices() {
     });
 }
 
-/// Calls of both protocols, one behind the other, of which nobody waits for one.
-fn rounds(member: &Member, streams: &[cuda::Stream], late: bool) {
-    let (me, size) = (i64::from(member.me()), i64::from(member.size()));
-    let counts = [3, 900, 64, 1, 700, 128];
-    let buffers: Vec<Buffer> =
-        counts.iter().map(|count| member.upload(&words(vec![me + 1; *count]))).collect();
-    let word = member.gpu().pin(4).unwrap();
-    if late && me == 0 {
-        streams.iter().for_each(|stream| stream.wait_for_word(&word, 0, 1).unwrap());
-    }
-    let rounds: u32 = 6;
-    for round in 0..rounds {
-        for (index, buffer) in buffers.iter().enumerate() {
-            let stream = &streams[(index + round as usize) % streams.len()];
-            member.cuda.enqueue(all_reduce(buffer), stream).unwrap();
-        }
-    }
-    word.word(0).store(1, Ordering::Release);
-    member.cuda.wait().unwrap();
-    streams.iter().for_each(|stream| stream.synchronise().unwrap());
-    let expected = size * (size + 1) / 2 * size.pow(rounds - 1);
-    for (count, buffer) in counts.iter().zip(&buffers) {
-        assert!(download(buffer) == words(vec![expected; *count]), "{count} elements, rank {me}");
-    }
-}
+/// Calls of both protocols.
+const COUNTS: [usize; 6] = [3, 900, 64, 1, 700, 128];
 
 #[test]
 fn calls_follow_each_other_on_several_streams() {
@@ -148,9 +123,9 @@ fn calls_follow_each_other_on_several_streams() {
             let member = prepared(member, &[DataType::Int64], &[]);
             let before = member.cuda.paths().0;
             let streams = [member.stream.clone(), member.gpu().stream().unwrap()];
-            rounds(&member, &streams[..1], false);
-            rounds(&member, &streams, false);
-            rounds(&member, &streams, true);
+            rounds(&member, &streams[..1], &COUNTS, false);
+            rounds(&member, &streams, &COUNTS, false);
+            rounds(&member, &streams, &COUNTS, true);
             assert_direct(&member, before);
             // Calls on the host come in between.
             let data = member.upload(&words([1; 900]));

@@ -1,9 +1,10 @@
 //! Which way calls go, and whose memory is mapped.
 
 use ccl::cuda::{self, Paths};
-use ccl::{Communicator, DataType, ReduceOp};
+use ccl::{Communicator, DataType};
 
 use super::{SOME, STAGING_BYTES, assert_direct, member, prepared};
+use crate::calls::changing;
 use crate::ranks::{KERNELS, processes_with};
 use crate::{Member, all_reduce, config, download, skip, words};
 
@@ -14,34 +15,8 @@ fn the_way_changes_between_calls_without_harm() {
         3,
         &[],
         |rank, size, id| {
-            // Nobody prepares: the first calls go through the host, and ranks are not equally fast.
             let member = member(rank as usize % 2, (rank, size), &id, "1");
-            let data = member.upload(&words([1; 900]));
-            let mut calls = 0;
-            loop {
-                for _ in 0..10 {
-                    member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-                    calls += 1;
-                    if calls % (2 + rank) == 0 {
-                        member.stream.synchronise().unwrap();
-                    }
-                }
-                member.stream.synchronise().unwrap();
-                let expected = 3i64.wrapping_pow(calls);
-                assert!(
-                    download(&data) == words([expected; 900]),
-                    "after {calls} calls, rank {rank}"
-                );
-                // All ranks end after the same call.
-                let paths = member.cuda.paths().0;
-                let mut pushes = vec![paths.push as i64];
-                member.host().all_reduce_in_place(&mut pushes, ReduceOp::Min).unwrap();
-                assert_eq!(paths.push as i64, pushes[0], "rank {rank}: {paths:?}");
-                if pushes[0] > 20 {
-                    break;
-                }
-            }
-            assert!(member.cuda.paths().0.host > 0);
+            changing(&member, |paths| paths.push);
         },
     );
 }

@@ -1,0 +1,135 @@
+//! One call, as kernels that launch it.
+
+use ccl_core::collective::{Collective, Request};
+use ccl_kernels::cuda::gpu::{
+    self, DeviceRegion, Exchange, Gpu, Part, Protocol, Shown, Side, Stream, Told,
+};
+use ccl_kernels::cuda::{Entry, Family, MOST_RANKS};
+
+use super::Routes;
+use super::parts::{Cast, Roles, Spot, Stretch, Work};
+
+/// A call on its way to the stream.
+pub(super) struct Call<'a, 'b> {
+    pub(super) exchange: &'b Exchange,
+    pub(super) cast: Cast,
+    pub(super) work: Work,
+    pub(super) input: Option<DeviceRegion<'a>>,
+    pub(super) output: Option<DeviceRegion<'a>>,
+}
+
+/// Where the others find the blocks of a buffer.
+pub(super) enum Ground {
+    /// In staging memory, without gaps.
+    Staged(Side),
+    /// Where they are.
+    Mapped(Shown, usize),
+}
+
+impl Call<'_, '_> {
+    pub(super) fn protocol(&self) -> Protocol {
+        let Request { collective, .. } = self.cast.request;
+        let is_small = self.cast.request.bytes() <= self.exchange.small_bytes();
+        if collective == Collective::AllReduce && is_small {
+            Protocol::LowLatency
+        } else {
+            Protocol::Push
+        }
+    }
+
+    fn entry(&self, family: Family) -> Entry {
+        let Work { operation, datatype, .. } = self.work;
+        Entry::Elements { family, operation, datatype }
+    }
+
+    pub(super) fn low_latency(&self, stream: &Stream) -> Result<(), gpu::Error> {
+        let (Some(input), Some(output)) = (self.input, self.output) else {
+            return Err(gpu::Error::Misuse("there is no buffer".into()));
+        };
+        let bytes = self.cast.request.bytes();
+        let memory = (input.part(0, bytes), output.part(0, bytes));
+        let entry = self.entry(Family::LowLatency);
+        self.exchange.low_latency(stream, entry, self.work.arithmetic, memory)
+    }
+
+    /// Where the others find the input and the output.
+    pub(super) fn grounds(&self, gpu: &Gpu, routes: &mut Routes) -> [Ground; 2] {
+        let (blocks, block) = (self.cast.blocks(), self.cast.request.bytes());
+        let address = |region: Option<DeviceRegion<'_>>| region.map(|region| region.address());
+        let is_overwritten = self.cast.needs_copy() && address(self.input) == address(self.output);
+        let input = self.input.filter(|_| !is_overwritten);
+        let mut ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
+            let used = region.filter(|_| blocks > 0).map(|region| region.part(0, blocks * block));
+            let found = used.and_then(|region| routes.buffers.find(gpu, &region));
+            found.map_or(Ground::Staged(side), |(shown, offset)| {
+                routes.paths.mapped_buffers += 1;
+                Ground::Mapped(shown, offset)
+            })
+        };
+        [ground(Side::Input, input, blocks.input), ground(Side::Output, self.output, blocks.output)]
+    }
+
+    pub(super) fn push(&self, stream: &Stream, grounds: &[Ground; 2]) -> Result<(), gpu::Error> {
+        let entry = self.entry(Family::Push);
+        let blocks = self.cast.blocks();
+        for piece in self.cast.pieces(self.exchange.staging_bytes()) {
+            for block in 0..blocks.input {
+                if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input) {
+                    let (there, staged) = self.both(input, *side, block, piece);
+                    stream.copy(there, staged)?;
+                }
+            }
+            for turn in 0..self.cast.turns() {
+                let roles = self.cast.roles(&self.work, piece.bytes, turn);
+                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
+            }
+            for block in 0..blocks.output {
+                if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output) {
+                    let (there, staged) = self.both(output, *side, block, piece);
+                    stream.copy(staged, there)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A piece of a block in a buffer, and in staging memory.
+    fn both<'c>(
+        &'c self,
+        buffer: DeviceRegion<'c>,
+        side: Side,
+        block: usize,
+        piece: Stretch,
+    ) -> (DeviceRegion<'c>, DeviceRegion<'c>) {
+        let there = block * self.cast.request.bytes() + piece.start;
+        let staged = self.exchange.staging(side).part(block * piece.bytes, piece.bytes);
+        (buffer.part(there, piece.bytes), staged)
+    }
+
+    fn part(&self, roles: &Roles, grounds: &[Ground; 2], piece: Stretch) -> Part {
+        let size = self.work.datatype.bytes();
+        let told =
+            |ground: &Ground, spots: &[Option<Spot>; MOST_RANKS]| -> [Option<Told>; MOST_RANKS] {
+                std::array::from_fn(|rank| {
+                    let spot = spots[rank]?;
+                    Some(match ground {
+                        Ground::Staged(side) => {
+                            let offset = spot.block * piece.bytes + spot.offset;
+                            self.exchange.told_staging(*side, rank).at(offset)
+                        }
+                        Ground::Mapped(shown, start) => {
+                            let block = self.cast.request.bytes();
+                            shown.told(rank, start + spot.block * block + piece.start + spot.offset)
+                        }
+                    })
+                })
+            };
+        Part {
+            sources: told(&grounds[0], &roles.sources),
+            destinations: told(&grounds[1], &roles.destinations),
+            count: roles.bytes / size,
+            largest: roles.largest / size,
+            arithmetic: self.work.arithmetic,
+        }
+    }
+}
