@@ -9,7 +9,9 @@ mod kernels;
 mod nvrtc;
 
 use std::env;
+use std::fs;
 use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -86,6 +88,28 @@ fn devices_are_named_and_shared_out() {
 fn threads_are_ranks_too() {
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -o all -u 3");
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -z 1");
+}
+
+/// What `tests/gpu/network` runs on a machine with a GPU.
+#[test]
+fn a_rail_dies_and_returns_below_devices() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("gpu-over-the-network");
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/network");
+    for (file, name) in [(script.as_path(), "network"), (Path::new(ALL_REDUCE), "all_reduce_perf")]
+    {
+        symlink(file, folder.join(name)).unwrap();
+    }
+    let mut command = Command::new(folder.join("network"));
+    command.env("LD_LIBRARY_PATH", driver()).env("PROGRAMS", "all_reduce_perf").env("WAYS", "0");
+    command.env("SIZES", "-b 256K -e 256K -n 1000");
+    command.env("FAULTS", "silent:host=0,rail=1,at=100ms,heal=200ms");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("# Out of bounds values : 0 OK\n"), "{text}");
+    assert!(text.contains("given-up (silence"), "{text}");
 }
 
 #[test]
