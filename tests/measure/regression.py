@@ -15,6 +15,8 @@ it is slow each time, at least once while others used little of the processors. 
 a line for each; the exit status is 1 if one is slow, else 2 if one is in doubt.
 
     tests/measure/regression.py [--rounds 7] [--cases NAME,...] [--store]
+
+test_regression.py plants regressions, and this has to find them.
 """
 
 import argparse
@@ -256,7 +258,7 @@ def machine():
     return f"{model[0] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
-def store(cases, found, stored):
+def store(cases, found, stored, file):
     """Writes ratios for the next release; a bar is set once, and stays until somebody edits it."""
     commit = text_of(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]).strip()
     known = stored["cases"]
@@ -264,7 +266,7 @@ def store(cases, found, stored):
     new = {case.name: {"ratio": float(f"{found[case.name]:.3g}"), "bar": bar(case.name)} for case in cases}
     head = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit, "machine": machine()}
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in (known | new).items())
-    STORED.write_text(f"{json.dumps(head, indent=1)[:-2]},\n \"cases\": {{\n{rows}\n }}\n}}\n")
+    file.write_text(f"{json.dumps(head, indent=1)[:-2]},\n \"cases\": {{\n{rows}\n }}\n}}\n")
 
 
 def main():
@@ -272,16 +274,17 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--cases", default="*", help="names or patterns, such as all_reduce/*")
     parser.add_argument("--programs", metavar="FOLDER", help="perf programs and yardsticks that are built already")
+    parser.add_argument("--stored", metavar="FILE", type=Path, default=STORED, help="bars and ratios of the release before")
     parser.add_argument("--store", action="store_true", help="write the ratios down for the next release")
     options = parser.parse_args()
     wanted = options.cases.split(",")
     cases = [case for case in all_cases().values() if any(fnmatch.fnmatch(case.name, word) for word in wanted)]
     stored = {"date": "", "commit": "", "machine": "", "cases": {}}
-    if STORED.exists():
-        stored = json.loads(STORED.read_text())
+    if options.stored.exists():
+        stored = json.loads(options.stored.read_text())
     programs = Programs(options.programs)
     if options.store:
-        store(cases, ratios(programs, cases, CARE * options.rounds), stored)
+        store(cases, ratios(programs, cases, CARE * options.rounds), stored, options.stored)
         return
     print(f"# ratios of {stored['date']}, commit {stored['commit']}, {stored['machine']}")
     if stored["machine"] != machine():
