@@ -38,9 +38,12 @@ def call_until_failure() -> None:
 def one_dies() -> str:
     begun()
     if dist.get_rank() == 1:
+        # A call that begins when the death is known already raises itself; that is the one after this.
+        meet("called")
         die()
     work = dist.all_reduce(ones(), async_op=True)
     assert work is not None
+    meet("called")
     # The stream goes on, whatever has become of the call.
     torch.cuda.synchronize()
     assert work.is_completed() and not work.is_success() and work.exception() is not None
@@ -105,13 +108,14 @@ def test_wait_with_a_timeout_is_of_the_host() -> None:
 def different_calls() -> str:
     dist.all_reduce(ones())
     x = ones(6)
-    if dist.get_rank() == 0:
-        work = dist.all_reduce(x, async_op=True)
-    else:
-        work = dist.broadcast(x, 0, async_op=True)
-    assert work is not None
-    torch.cuda.synchronize()
     with pytest.raises(dist.DistBackendError) as caught:
+        # Where the device has already found out, the call says so, else its work.
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(x, async_op=True)
+        else:
+            work = dist.broadcast(x, 0, async_op=True)
+        assert work is not None
+        torch.cuda.synchronize()
         work.wait()
     return str(caught.value)
 
