@@ -52,6 +52,7 @@ impl Call {
     }
 
     /// The request behind the numbers.
+    #[inline(always)]
     pub(crate) fn request(&self, place: Place<'_>) -> Result<Request, Error> {
         let datatype = datatype(self.datatype)?;
         let reduction = match self.collective.reduces() {
@@ -66,6 +67,7 @@ impl Call {
     }
 
     /// The operation on these buffers.
+    #[inline(always)]
     pub(crate) fn on(
         self,
         send: *const c_void,
@@ -88,6 +90,7 @@ impl Call {
 }
 
 /// Blocks of `count` elements that a rank sends from and receives into; `None`: no such buffer.
+#[inline(always)]
 fn blocks(collective: Collective, ranks: u32, is_root: bool) -> (Option<u32>, Option<u32>) {
     let at_root = |blocks| is_root.then_some(blocks);
     match collective {

@@ -21,11 +21,13 @@ use crate::member::Member;
 use crate::outcome::{Outcome, entry};
 
 /// [`entry`] for a call that a group can contain: its failure is the group's.
+#[inline]
 fn entry_in_group(function: &str, body: impl FnOnce() -> Outcome) -> c_int {
     entry(function, || body().inspect_err(group::note_failure))
 }
 
 /// Who asks, for reading the arguments.
+#[inline]
 fn place<'a>(member: &'a Member, communicator: &Communicator) -> Place<'a> {
     Place { member, rank: communicator.rank(), size: communicator.size() }
 }

@@ -4,7 +4,7 @@
 //! (creation, split, the end of a communicator) begin at once in threads of their own, and the end
 //! of the group waits for them.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -16,10 +16,9 @@ use crate::outcome::{Outcome, Status};
 
 type Job = JoinHandle<Result<(), Error>>;
 
-/// An open group, or none where `depth` is 0.
+/// What an open group has so far.
 #[derive(Debug, Default)]
 struct Collected {
-    depth: u32,
     failure: Option<Error>,
     operations: Vec<(Arc<Member>, Operation<'static>)>,
     device_calls: Vec<(Arc<Member>, device::Call)>,
@@ -28,60 +27,68 @@ struct Collected {
 }
 
 thread_local! {
+    /// So many groups are open, one in another. Every call looks at this.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
     static OPEN: RefCell<Collected> = RefCell::default();
 }
 
 /// Opens a group, or one more level of it.
 pub(crate) fn start() {
-    OPEN.with_borrow_mut(|open| open.depth += 1);
+    DEPTH.set(DEPTH.get() + 1);
 }
 
 /// Whether this thread collects calls.
+#[inline]
 pub(crate) fn is_open() -> bool {
-    OPEN.with_borrow(|open| open.depth > 0)
+    DEPTH.get() > 0
 }
 
 /// Closes one level; the outermost runs what was collected.
 pub(crate) fn end() -> Outcome {
-    OPEN.with_borrow_mut(close)?.map_or(Ok(Status::Done), Collected::run)
+    close()?.map_or(Ok(Status::Done), Collected::run)
 }
 
 /// Closes one level and runs nothing: tells how many seconds what was collected would take.
 pub(crate) fn simulate_end() -> Result<f64, Error> {
-    OPEN.with_borrow_mut(close)?.map_or(Ok(0.0), Collected::predict)
+    close()?.map_or(Ok(0.0), Collected::predict)
 }
 
 /// Closes one level; what was collected, if it was the outermost.
-fn close(open: &mut Collected) -> Result<Option<Collected>, Error> {
-    open.depth = open.depth.checked_sub(1).ok_or_else(|| {
+fn close() -> Result<Option<Collected>, Error> {
+    let depth = DEPTH.get().checked_sub(1).ok_or_else(|| {
         Error::InvalidUsage("ccl_group_end without a ccl_group_start in this thread".into())
     })?;
-    Ok((open.depth == 0).then(|| std::mem::take(open)))
+    DEPTH.set(depth);
+    Ok((depth == 0).then(|| OPEN.take()))
 }
 
 /// Notes that a call of the open group failed, so that the group will.
 pub(crate) fn note_failure(error: &Error) {
-    OPEN.with_borrow_mut(|open| {
-        if open.depth > 0 {
-            open.failure.get_or_insert_with(|| error.clone());
-        }
-    });
+    if is_open() {
+        OPEN.with_borrow_mut(|open| _ = open.failure.get_or_insert_with(|| error.clone()));
+    }
 }
 
 /// Runs an operation as its communicator wants it, or collects it.
+#[inline]
 pub(crate) fn submit(member: &Arc<Member>, operation: Operation<'static>) -> Outcome {
     if is_open() {
-        let communicator = member.communicator()?;
-        operation.validate(communicator.rank(), communicator.size())?;
-        let entry = (Arc::clone(member), operation);
-        OPEN.with_borrow_mut(|open| open.operations.push(entry));
-        return Ok(Status::Done);
+        return collect(member, operation);
     }
     let communicator = member.ready()?;
     if member.blocking {
         return communicator.run(operation).map(|()| Status::Done);
     }
     member.watch(vec![communicator.start(operation)?])
+}
+
+#[cold]
+fn collect(member: &Arc<Member>, operation: Operation<'static>) -> Outcome {
+    let communicator = member.communicator()?;
+    operation.validate(communicator.rank(), communicator.size())?;
+    let entry = (Arc::clone(member), operation);
+    OPEN.with_borrow_mut(|open| open.operations.push(entry));
+    Ok(Status::Done)
 }
 
 /// Puts a call on memory of a device on its stream, or collects it.
@@ -100,7 +107,9 @@ pub(crate) fn perform(
     work: impl FnOnce() -> Result<(), Error> + Send + 'static,
 ) -> Outcome {
     if !member.blocking {
-        OPEN.with_borrow_mut(|open| open.in_progress |= open.depth > 0);
+        if is_open() {
+            OPEN.with_borrow_mut(|open| open.in_progress = true);
+        }
         return member.work_in_background(work);
     }
     if !is_open() {

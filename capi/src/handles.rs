@@ -47,7 +47,8 @@ impl<T> Table<T> {
         entries.remove(&number).ok_or_else(|| self.gone())
     }
 
-    fn check(&self, number: usize) -> Result<(), Error> {
+    /// Whether it may be the number of an object of this process.
+    pub(crate) fn check(&self, number: usize) -> Result<(), Error> {
         let kind = self.kind;
         if number == 0 {
             return Err(Error::InvalidArgument(format!("the {kind} is NULL")));

@@ -27,3 +27,4 @@ mod group;
 mod handles;
 mod member;
 mod outcome;
+mod recent;

@@ -11,11 +11,29 @@ use ccl::{Communicator, Error, Pending, Reduction, Registration};
 
 use crate::abi::FIRST_USER_OP;
 use crate::device::Device;
-use crate::handles::{Table, locked};
+use crate::handles::locked;
 use crate::outcome::{Outcome, Status};
+use crate::recent::{Recent, Seat};
 
 /// The members this process knows by `ccl_comm_t`.
-pub(crate) static COMMUNICATORS: Table<Member> = Table::new("communicator");
+pub(crate) static COMMUNICATORS: Recent<Member> = Recent::new("communicator");
+
+thread_local! {
+    static SEAT: Arc<Seat<Member>> = COMMUNICATORS.seat();
+}
+
+/// Does something with the member of this number.
+#[inline]
+pub(crate) fn with_member<R>(
+    number: usize,
+    body: impl FnOnce(&Arc<Member>) -> Result<R, Error>,
+) -> Result<R, Error> {
+    // A thread that is ending keeps nothing any more.
+    if SEAT.try_with(|_| ()).is_err() {
+        return body(&COMMUNICATORS.get(number)?);
+    }
+    SEAT.with(|seat| COMMUNICATORS.with(seat, number, body))
+}
 
 /// One rank of a communicator, in this process.
 #[derive(Debug)]
@@ -85,6 +103,7 @@ impl Member {
     }
 
     /// The communicator, whatever it does.
+    #[inline]
     pub(crate) fn communicator(&self) -> Result<&Communicator, Error> {
         match self.created.get() {
             None => Err(Error::InvalidUsage(
@@ -95,12 +114,14 @@ impl Member {
     }
 
     /// The communicator, if it can take a new call.
+    #[inline]
     pub(crate) fn ready(&self) -> Result<&Communicator, Error> {
         let communicator = self.communicator()?;
         if self.ending.load(Ordering::SeqCst) {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));
         }
-        if self.work_result().is_none() {
+        // What blocks does nothing in the background.
+        if !self.blocking && self.work_result().is_none() {
             return Err(Error::InvalidUsage(
                 "the previous call is in progress: poll ccl_comm_get_async_error".into(),
             ));

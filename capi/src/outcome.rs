@@ -10,7 +10,7 @@ use std::sync::Arc;
 use ccl::{Error, ResultCode};
 
 use crate::abi::CommHandle;
-use crate::member::{COMMUNICATORS, Member};
+use crate::member::{Member, with_member};
 
 /// How far a call got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,11 +61,13 @@ impl Explained for ccl::vqp::Error {
 }
 
 /// Runs the inside of an exported function: no panic gets out, and a failure leaves a message.
+#[inline]
 pub(crate) fn entry(function: &str, body: impl FnOnce() -> Outcome) -> c_int {
     entry_with(function, body)
 }
 
 /// [`entry`] for a function that has errors of its own.
+#[inline]
 pub(crate) fn entry_with<E: Explained>(
     function: &str,
     body: impl FnOnce() -> Result<Status, E>,
@@ -80,6 +82,7 @@ pub(crate) fn entry_with<E: Explained>(
 }
 
 /// Keeps the message of a failure.
+#[cold]
 fn failed<E: Explained>(function: &str, error: &E) -> ResultCode {
     // A thread that is ending has no place for the message any more.
     let _ = LAST.try_with(|last| last.replace(message(function, error)));
@@ -96,13 +99,15 @@ pub(crate) fn entry_on(
 }
 
 /// Does something on a communicator, which keeps the message of a failure.
+#[inline]
 pub(crate) fn on(
     function: &str,
     comm: CommHandle,
     body: impl FnOnce(&Arc<Member>) -> Outcome,
 ) -> Outcome {
-    let member = COMMUNICATORS.get(comm.addr())?;
-    body(&member).inspect_err(|error| member.remember(message(function, error)))
+    with_member(comm.addr(), |member| {
+        body(member).inspect_err(|error| member.remember(message(function, error)))
+    })
 }
 
 /// What the program reads about a failure.

@@ -15,6 +15,7 @@ use ccl_core::health::RailHealth;
 use ccl_core::ids::{Epoch, Rank};
 use ccl_core::topology::Topology;
 use ccl_core::tuning::Tuning;
+use ccl_transport::biased::Biased;
 use ccl_transport::clock;
 use ccl_transport::wait::Ladder;
 
@@ -88,7 +89,7 @@ impl Communicator {
             config: config.clone(),
             control,
             queue: Queue::default(),
-            engine: Mutex::new(engine),
+            engine: Biased::new(engine),
             timeline: connected.timeline,
             dumped: AtomicBool::new(false),
             health,
@@ -292,7 +293,7 @@ impl Communicator {
     /// # Errors
     /// The settings force an algorithm that does not exist.
     pub fn explain(&self, request: &Request) -> Result<String, Error> {
-        lock(&self.core().engine).explain(request)
+        self.core().engine.lock().explain(request)
     }
 
     /// How many seconds an operation would take, as the planner predicts.
@@ -301,7 +302,7 @@ impl Communicator {
     /// The arguments are impossible, or the settings force an algorithm that does not exist.
     pub fn predict(&self, operation: &Operation<'_>) -> Result<f64, Error> {
         self.validate(std::slice::from_ref(operation))?;
-        lock(&self.core().engine).predict(operation)
+        self.core().engine.lock().predict(operation)
     }
 
     /// What happened to the rails between this rank and others since the last call, oldest first.
@@ -321,7 +322,7 @@ impl Communicator {
     /// Waits for a collective that is under way.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        lock(&self.core().engine).epoch()
+        self.core().engine.lock().epoch()
     }
 
     /// Where this rank's rails are reported, by the transport or by somebody who knows better: an
@@ -333,13 +334,13 @@ impl Communicator {
 
     /// The topology before anything failed.
     pub(crate) fn introduced(&self) -> Topology {
-        lock(&self.core().engine).introduced().clone()
+        self.core().engine.lock().introduced().clone()
     }
 
     /// Plans are made with these measurements from now on; the same on all ranks, between two calls.
     pub(crate) fn tuned(&self, tuning: &Tuning) {
         let core = self.core();
-        let topology = lock(&core.engine).tuned(tuning);
+        let topology = core.engine.lock().tuned(tuning);
         core.health.tuned(&topology);
     }
 
@@ -357,7 +358,7 @@ impl Communicator {
     /// Makes this rank's plans change without asking the others.
     #[cfg(test)]
     pub(crate) fn expect_epoch(&self, commit: ccl_core::epoch::Commit) {
-        lock(&self.core().engine).expect(commit);
+        self.core().engine.lock().expect(commit);
     }
 
     fn core(&self) -> &Core {

@@ -6,6 +6,7 @@
 //! nothing moved the caller decides how.
 
 mod copies;
+mod distance;
 mod idle;
 mod progress;
 mod rails;
@@ -24,6 +25,7 @@ use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
+use self::distance::Distance;
 use self::progress::Progress;
 pub(crate) use self::resume::Caches;
 pub(crate) use self::straight::is_straight;
@@ -49,6 +51,8 @@ pub(crate) struct Executor {
     links: Links,
     /// Links that have to be pushed.
     pushed: Vec<usize>,
+    /// How far the readers are of those that need not.
+    distances: Vec<Option<Distance>>,
     /// Their sockets, and at which revision of the links they were collected.
     sockets: Vec<RawFd>,
     revision: u32,
@@ -77,6 +81,10 @@ impl Executor {
                 pushed.push(index);
             }
         }
+        let is_inside =
+            |(index, link): (usize, &Option<_>)| link.is_some() && !pushed.contains(&index);
+        let distance = |link| is_inside(link).then(Distance::default);
+        let distances = links.iter().enumerate().map(distance).collect();
         let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
         let progress = Progress::new(links.len());
         let scaled = Scratch::new(largest);
@@ -88,6 +96,7 @@ impl Executor {
             me,
             links,
             pushed,
+            distances,
             sockets,
             revision,
             broken,
@@ -120,6 +129,7 @@ pub(crate) struct Run<'a> {
     encoded: EncodedStamp,
     links: &'a mut Links,
     pushed: &'a [usize],
+    distances: &'a mut [Option<Distance>],
     sockets: &'a mut Vec<RawFd>,
     revision: &'a mut u32,
     broken: &'a mut [Option<TransportError>],
@@ -324,11 +334,11 @@ impl<'a> Run<'a> {
         }
         let Some(slot) = link.reserve().map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
-        match factor {
-            None => copy(source, (&mut slot[..bytes]).into()),
-            Some((datatype, factor)) => {
-                scale(datatype, factor, source, (&mut slot[..bytes]).into());
-            }
+        let slot = (&mut slot[..bytes]).into();
+        match (factor, &mut self.distances[index]) {
+            (Some((datatype, factor)), _) => scale(datatype, factor, source, slot),
+            (None, Some(distance)) => distance.put(source, slot),
+            (None, None) => copy(source, slot),
         }
         link.commit(&stamp, bytes).map_err(failed)?;
         Ok(Departure::Copied(bytes))

@@ -28,7 +28,6 @@ mod driver;
 mod engine;
 pub mod environment;
 mod executor;
-mod fence;
 mod group;
 mod guardian;
 mod health;

@@ -106,6 +106,7 @@ impl<M> OperationOn<M> {
     }
 
     /// The same call with other memory in the place of each buffer.
+    #[inline]
     pub fn map<N>(self, mut other: impl FnMut(M) -> N) -> OperationOn<N> {
         match self {
             Self::Collective { request, input, output } => {

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -14,14 +15,17 @@ REPOSITORY = PEERS.parent.parent
 
 OURS = "r2ccl"
 REGISTERED = "r2ccl registered"
+IN_C = "r2ccl in C"
 LIMIT = "limit"
 # What is no peer: this library, and what the memory allows.
-OWN = (OURS, REGISTERED, LIMIT)
+OWN = (OURS, REGISTERED, IN_C, LIMIT)
 
 DEBIAN_PACKAGES = ["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev", "g++"]
 # Of PyPI: the libraries of Intel with their headers, and what draws the chart.
 PYTHON_PACKAGES = ["impi-devel", "oneccl-devel", "matplotlib"]
 FLAGS = ["-O3", "-Wall", "-Wextra"]
+
+LIBRARY = "r2ccl"  # as a linker calls it
 
 UNTIMED = 5  # Calls before the timed ones.
 
@@ -74,11 +78,18 @@ def find(folder, torch):
     folder.mkdir(parents=True, exist_ok=True)
     programs = build_ours()
     found, missing = [ours(programs), registered(programs)], []
-    for search in (open_mpi, mpich, intel_mpi, one_ccl):
+    searches = {
+        IN_C: partial(in_c, programs),
+        "Open MPI": open_mpi,
+        "MPICH": mpich,
+        "Intel MPI": intel_mpi,
+        "oneCCL": one_ccl,
+    }
+    for name, search in searches.items():
         try:
             found.append(search(folder))
         except (OSError, subprocess.CalledProcessError, Absent) as error:
-            missing.append(f"{search.__name__}: {error}")
+            missing.append(f"{name}: {error}")
     if torch:
         found.append(gloo(torch))
     else:
@@ -92,14 +103,17 @@ def find(folder, torch):
 def build_ours():
     """The programs of this repository by name, built for release."""
     build = ["cargo", "build", "--release", "--message-format=json"]
-    wanted = (["-p", "ccl-tests", "--bins"], ["-p", "ccl-kernels", "--example", "yardsticks"])
+    wanted = (["-p", "ccl-tests", "--bins"], ["-p", "ccl-kernels", "--example", "yardsticks"],
+              ["-p", "ccl-capi", "--lib"])
     lines = "".join(text_of([*build, *words], cwd=REPOSITORY) for words in wanted).splitlines()
     messages = [json.loads(line) for line in lines if line.startswith("{")]
-    return {
-        message["target"]["name"]: message["executable"]
+    files = [
+        (message["target"]["name"], file)
         for message in messages
-        if message.get("executable")
-    }
+        for file in [message.get("executable"), *message.get("filenames", ())]
+        if file and (message.get("executable") or file.endswith(f"lib{LIBRARY}.so"))
+    ]
+    return dict(files)
 
 
 def ours(programs):
@@ -110,6 +124,18 @@ def ours(programs):
 def registered(programs):
     """This library with buffers from `ccl_mem_alloc`, registered, which peers read in place."""
     return Candidate(REGISTERED, perf_command(programs, 1), "the same", reports=True)
+
+
+def in_c(programs, folder):
+    """This library as C programs call it, measured by the program that measures its peers. Open MPI starts it."""
+    library = folder / "lib"
+    library.mkdir(exist_ok=True)
+    for name in (f"lib{LIBRARY}.so", f"lib{LIBRARY}.so.0"):
+        shutil.copy(programs[LIBRARY], library / name)
+    headers = f"-I{REPOSITORY / 'capi' / 'include'}"
+    links = [headers, f"-L{library}", f"-l{LIBRARY}", f"-Wl,-rpath,{library}"]
+    program = compile_mpi("mpicc.openmpi", folder, "r2ccl_perf", links)
+    return Candidate(IN_C, open_mpi_command(program), "the same")
 
 
 def perf_command(programs, register):
@@ -148,6 +174,12 @@ def peer_arguments(plan):
 def open_mpi(folder):
     """Open MPI. When there are more ranks than cores, they must yield, and are bound as ours are."""
     program = compile_mpi("mpicc.openmpi", folder)
+    version = first_line(["mpirun.openmpi", "--version"]).split()[-1]
+    return Candidate("Open MPI", open_mpi_command(program), version)
+
+
+def open_mpi_command(program):
+    """How Open MPI starts the ranks of a program."""
     launch = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"]
 
     def command(plan):
@@ -156,8 +188,7 @@ def open_mpi(folder):
         sharing = sharing if is_crowded(plan) else []
         return [*launch, *sharing, "-n", str(plan.ranks), program, *peer_arguments(plan)]
 
-    version = first_line(["mpirun.openmpi", "--version"]).split()[-1]
-    return Candidate("Open MPI", command, version)
+    return command
 
 
 def mpich(folder):
@@ -171,11 +202,11 @@ def mpich(folder):
     return Candidate("MPICH", command, version)
 
 
-def compile_mpi(compiler, folder):
-    """The program for the MPI to which `compiler` belongs."""
-    program = str(folder / compiler.replace("mpicc", "mpi_perf"))
-    sources = [str(PEERS / "collective_perf.c"), str(PEERS / "mpi_perf.c")]
-    subprocess.run([compiler, *FLAGS, "-o", program, *sources], check=True)
+def compile_mpi(compiler, folder, library="mpi_perf", links=()):
+    """The program that measures `library`, for the MPI to which `compiler` belongs."""
+    program = str(folder / compiler.replace("mpicc", library))
+    sources = [str(PEERS / "collective_perf.c"), str(PEERS / f"{library}.c")]
+    subprocess.run([compiler, *FLAGS, "-o", program, *sources, *links], check=True)
     return program
 
 

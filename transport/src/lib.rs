@@ -23,7 +23,9 @@
 mod allocation;
 pub mod auth;
 pub mod bell;
+pub mod biased;
 pub mod clock;
+pub mod fence;
 pub mod memory;
 pub mod network;
 pub mod nics;

@@ -146,6 +146,7 @@ operations! {
 /// # Safety
 ///
 /// The buffers of the operation are memory of the host that is left to the library until it is done.
+#[inline]
 unsafe fn run(
     function: &str,
     comm: CommHandle,

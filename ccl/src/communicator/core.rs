@@ -1,16 +1,17 @@
 //! What stands behind a communicator: how a call is run, and how everything ends.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
+use ccl_transport::biased::Biased;
 
 use crate::bootstrap::{Control, ControlEvent};
 use crate::config::Config;
-use crate::driver::{Queue, Work, lock};
+use crate::driver::{Queue, Work};
 use crate::engine::{Engine, Limits, Watch};
 use crate::guardian::{Found, Guardian};
 use crate::health::Health;
@@ -26,7 +27,7 @@ pub(super) struct Core {
     pub(super) config: Config,
     pub(super) control: Control,
     pub(super) queue: Queue,
-    pub(super) engine: Mutex<Engine>,
+    pub(super) engine: Biased<Engine>,
     pub(super) timeline: Arc<Timeline>,
     pub(super) dumped: AtomicBool,
     pub(super) health: Arc<Health>,
@@ -56,7 +57,7 @@ impl Core {
     ) -> Result<(), Error> {
         let timeout_ns = self.timeout_ns.load(Ordering::Relaxed);
         let limits = Limits { control: &self.control, timeout_ns, watch };
-        let mut engine = lock(&self.engine);
+        let mut engine = self.engine.lock();
         // Only who holds the engine counts.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let result = engine.run(operations, limits);
@@ -84,7 +85,7 @@ impl Core {
             Work::Staged(job) => {
                 let fault = || self.control.fault().map(|fault| Error::clone(fault));
                 let fail = |error: &Error| self.fail(error);
-                let sequence = || lock(&self.engine).calls();
+                let sequence = || self.engine.lock().calls();
                 job.run(&fault, &fail, &sequence, |operations| self.run(operations, None))
             }
             #[cfg(feature = "cuda")]
@@ -122,7 +123,7 @@ impl Core {
             size: self.size,
             name: self.config.name.as_deref(),
             error,
-            calls: self.engine.try_lock().ok().map(|engine| engine.calls()),
+            calls: self.engine.try_lock().map(|engine| engine.calls()),
             rails: self.health.rails(),
             records: self.timeline.remembered(),
         };
@@ -134,7 +135,7 @@ impl Core {
 
     /// Somebody who looks after the links to other hosts between calls, if there are any.
     pub(super) fn guardian(core: &Arc<Self>) -> Result<Option<Guardian>, Error> {
-        if !lock(&core.engine).is_networked() {
+        if !core.engine.lock().is_networked() {
             return Ok(None);
         }
         let (core, mut seen) = (Arc::downgrade(core), 0);
@@ -144,7 +145,7 @@ impl Core {
             if std::mem::replace(&mut seen, activity) != activity {
                 return Found::Busy;
             }
-            let Ok(mut engine) = core.engine.try_lock() else { return Found::Busy };
+            let Some(mut engine) = core.engine.try_lock() else { return Found::Busy };
             if engine.tend() { Found::Settled } else { Found::Unsettled }
         };
         Guardian::start(look).map(Some)
@@ -152,7 +153,7 @@ impl Core {
 
     pub(super) fn leave(&self) {
         if !self.finalized.swap(true, Ordering::AcqRel) {
-            let mut engine = lock(&self.engine);
+            let mut engine = self.engine.lock();
             // A peer may still need what a dying rail has lost.
             let is_over = || self.control.fault().is_some();
             engine.settle(self.config.settings.rail_patience, is_over);

@@ -2,12 +2,12 @@
 //!
 //! A call counts itself and then looks whether the gate is closed; whoever closes it closes it and then looks
 //! at the count. Each must see what the other did, or both could be right and disagree: there is a fence
-//! between the two steps of both. Calls are many and closing is rare, so that the [fences](crate::fence) are
+//! between the two steps of both. Calls are many and closing is rare, so that the [fences](ccl_transport::fence) are
 //! such that a call pays nothing for its own.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::fence;
+use ccl_transport::fence;
 
 /// No collective starts.
 const CLOSED: u32 = 1;

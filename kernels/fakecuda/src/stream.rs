@@ -1,7 +1,7 @@
 //! Streams: work in order, each on a thread of its own.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::bell;
@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     pub(crate) is_blocking: bool,
     pub(crate) priority: i32,
     queue: Mutex<Queue>,
+    /// Work was put in, or the stream was closed. Of hundreds of streams that a program has, few have work.
+    filled: Condvar,
 }
 
 impl Stream {
@@ -42,8 +44,8 @@ impl Stream {
         is_blocking: bool,
         priority: i32,
     ) -> Arc<Self> {
-        let queue = Mutex::default();
-        let stream = Arc::new(Self { device, number, is_blocking, priority, queue });
+        let (queue, filled) = (Mutex::default(), Condvar::new());
+        let stream = Arc::new(Self { device, number, is_blocking, priority, queue, filled });
         let own = Arc::clone(&stream);
         let named = thread::Builder::new().name("fakecuda-stream".to_owned());
         let started = named.spawn(move || own.work());
@@ -52,17 +54,12 @@ impl Stream {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the thread does until the stream is closed.
     fn work(&self) {
-        loop {
-            bell::wait_until(|| {
-                let queue = self.queue();
-                !queue.items.is_empty() || queue.is_closed
-            });
-            let Some((work, after)) = self.queue().items.pop_front() else { return };
+        while let Some((work, after)) = self.next() {
             for (stream, entered) in after {
                 bell::wait_until(|| stream.queue().ended >= entered);
             }
@@ -79,6 +76,13 @@ impl Stream {
         }
     }
 
+    /// The next piece of work, once there is one; `None` where none will come.
+    fn next(&self) -> Option<(Work, Vec<After>)> {
+        let is_empty = |queue: &mut Queue| queue.items.is_empty() && !queue.is_closed;
+        let queue = self.filled.wait_while(self.queue(), is_empty);
+        queue.unwrap_or_else(PoisonError::into_inner).items.pop_front()
+    }
+
     /// Puts work at the end, behind what other streams have been given, or into the capture.
     pub(crate) fn push(&self, work: Work, after: Vec<After>) -> Result<()> {
         let mut queue = self.queue();
@@ -88,7 +92,7 @@ impl Stream {
         queue.items.push_back((work, after));
         queue.entered += 1;
         drop(queue);
-        bell::ring();
+        self.filled.notify_one();
         Ok(())
     }
 
@@ -115,7 +119,7 @@ impl Stream {
     /// Ends the thread when its work is done.
     pub(crate) fn close(&self) {
         self.queue().is_closed = true;
-        bell::ring();
+        self.filled.notify_one();
     }
 
     pub(crate) fn is_capturing(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Rings in every order in which threads can run and see each other's stores, within bounds: a loom model of the
 //! [`Writer`] and [`Reader`] that everything uses.
 //!
-//! `tests/ring_model.rs` builds the crate with `--cfg loom` and runs this. The words of rings are loom's atomics
+//! `tests/models.rs` builds the crate with `--cfg loom` and runs this. The words of rings are loom's atomics
 //! then, so no process could share a ring. What is not an atomic is watched line by line: the model fails if two threads
 //! touch one, one of them to write, and nothing orders the two.
 #![allow(clippy::print_stdout, reason = "how much was looked at is for who runs it")]

@@ -6,39 +6,77 @@
 //! every thread of the process that runs, and then [`light`] only has to keep the compiler from changing the
 //! order. Elsewhere both are ordinary fences.
 
-use std::sync::LazyLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+#[cfg(all(loom, test))]
+pub use model::{heavy, is_light, light};
+#[cfg(not(all(loom, test)))]
+pub use real::{heavy, is_light, light};
 
-use rustix::thread::{MembarrierCommand, membarrier};
+#[cfg(not(all(loom, test)))]
+mod real {
+    use std::sync::LazyLock;
+    use std::sync::atomic::{Ordering, compiler_fence, fence};
 
-/// Whether [`heavy`] reaches the other threads.
-static IS_EXPEDITED: LazyLock<bool> = LazyLock::new(|| {
-    membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-        && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
-});
+    use rustix::thread::{MembarrierCommand, membarrier};
 
-/// Between the write and the look of the thread that does this often.
-#[inline]
-pub(crate) fn light() {
-    if *IS_EXPEDITED {
-        compiler_fence(Ordering::SeqCst);
-    } else {
+    /// Whether [`heavy`] reaches the other threads.
+    static IS_EXPEDITED: LazyLock<bool> = LazyLock::new(|| {
+        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    });
+
+    /// Whether [`light`] costs nothing.
+    #[must_use]
+    pub fn is_light() -> bool {
+        *IS_EXPEDITED
+    }
+
+    /// Between the write and the look of the thread that does this often.
+    #[inline]
+    pub fn light() {
+        if *IS_EXPEDITED {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Between the write and the look of the thread that does this rarely.
+    ///
+    /// # Panics
+    /// The kernel takes back what it has offered.
+    pub fn heavy() {
+        fence(Ordering::SeqCst);
+        if *IS_EXPEDITED {
+            let reached = membarrier(MembarrierCommand::PrivateExpedited);
+            assert!(reached.is_ok(), "membarrier worked before: {reached:?}");
+        }
+    }
+}
+
+/// Ordinary fences, where threads are loom's.
+#[cfg(all(loom, test))]
+mod model {
+    use loom::sync::atomic::{Ordering, fence};
+
+    /// They are as if they were.
+    pub fn is_light() -> bool {
+        true
+    }
+
+    /// As [`heavy`].
+    pub fn light() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Between a write and a look.
+    pub fn heavy() {
         fence(Ordering::SeqCst);
     }
 }
 
-/// Between the write and the look of the thread that does this rarely.
-pub(crate) fn heavy() {
-    fence(Ordering::SeqCst);
-    if *IS_EXPEDITED {
-        let reached = membarrier(MembarrierCommand::PrivateExpedited);
-        assert!(reached.is_ok(), "membarrier worked before: {reached:?}");
-    }
-}
-
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::{AtomicU32, Ordering};
     use std::{hint, thread};
 
     use super::*;
