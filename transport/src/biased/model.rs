@@ -96,6 +96,15 @@ fn another_thread_takes_it_away_twice() {
     });
 }
 
+/// Often enough to be the owner, if it could.
+#[test]
+fn another_thread_comes_as_often() {
+    check(4, 1, |lock| {
+        (0..4).for_each(|_| count(lock));
+        4
+    });
+}
+
 #[test]
 fn another_thread_tries() {
     check(4, 1, |lock| u32::from(try_to_count(lock)));
