@@ -103,8 +103,8 @@ def find(folder, torch):
 def build_ours():
     """The programs of this repository by name, built for release."""
     build = ["cargo", "build", "--release", "--message-format=json"]
-    wanted = (["-p", "ccl-tests", "--bins"], ["-p", "ccl-kernels", "--example", "yardsticks"],
-              ["-p", "ccl-capi", "--lib"])
+    wanted = (["-p", "ccl-tests", "-p", "ccl-capi", "--bins", "--lib"],
+              ["-p", "ccl-kernels", "--example", "yardsticks"])
     lines = "".join(text_of([*build, *words], cwd=REPOSITORY) for words in wanted).splitlines()
     messages = [json.loads(line) for line in lines if line.startswith("{")]
     files = [
