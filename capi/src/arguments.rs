@@ -37,16 +37,19 @@ pub(crate) struct Call {
 
 impl Call {
     /// A collective with neither operation nor root.
+    #[inline(always)]
     pub(crate) fn new(collective: Collective, count: usize, datatype: c_int) -> Self {
         Self { collective, count, datatype, op: 0, root: 0 }
     }
 
     /// The same with an operation.
+    #[inline(always)]
     pub(crate) fn op(self, op: c_int) -> Self {
         Self { op, ..self }
     }
 
     /// The same with a root.
+    #[inline(always)]
     pub(crate) fn root(self, root: c_int) -> Self {
         Self { root, ..self }
     }
@@ -75,18 +78,30 @@ impl Call {
         place: Place<'_>,
     ) -> Result<OperationOn<Buffer>, Error> {
         let request = self.request(place)?;
-        let (sent, received) = blocks(request.collective, place.size, place.rank == request.root);
-        let bytes = |blocks: u32| bytes(request.count, blocks, request.datatype);
-        let input = match sent {
-            Some(blocks) => Some(Buffer::source("send", send, bytes(blocks)?)?),
-            None => None,
-        };
-        let output = match received {
-            Some(blocks) => Some(Buffer::target("recv", receive, bytes(blocks)?)?),
-            None => None,
-        };
+        let (input, output) = buffers(&request, send, receive, place)?;
         Ok(OperationOn::Collective { request, input, output })
     }
+}
+
+/// What a rank sends from and receives into; `None`: no such buffer.
+#[inline(always)]
+pub(crate) fn buffers(
+    request: &Request,
+    send: *const c_void,
+    receive: *mut c_void,
+    place: Place<'_>,
+) -> Result<(Option<Buffer>, Option<Buffer>), Error> {
+    let (sent, received) = blocks(request.collective, place.size, place.rank == request.root);
+    let bytes = |blocks: u32| bytes(request.count, blocks, request.datatype);
+    let input = match sent {
+        Some(blocks) => Some(Buffer::source("send", send, bytes(blocks)?)?),
+        None => None,
+    };
+    let output = match received {
+        Some(blocks) => Some(Buffer::target("recv", receive, bytes(blocks)?)?),
+        None => None,
+    };
+    Ok((input, output))
 }
 
 /// Blocks of `count` elements that a rank sends from and receives into; `None`: no such buffer.
@@ -179,12 +194,14 @@ fn extent(pairs: &[(usize, usize)], datatype: DataType) -> Result<usize, Error> 
 }
 
 /// The type with this number.
+#[inline(always)]
 pub(crate) fn datatype(number: c_int) -> Result<DataType, Error> {
     DataType::from_number(number)
         .ok_or_else(|| Error::InvalidArgument(format!("{number} is not a ccl_datatype_t")))
 }
 
 /// The rank with this number, called `what` in messages.
+#[inline(always)]
 pub(crate) fn rank(what: &str, number: c_int, ranks: u32) -> Result<Rank, Error> {
     let rank = u32::try_from(number).ok().filter(|rank| *rank < ranks);
     rank.map(Rank).ok_or_else(|| {
@@ -192,6 +209,7 @@ pub(crate) fn rank(what: &str, number: c_int, ranks: u32) -> Result<Rank, Error>
     })
 }
 
+#[inline(always)]
 fn reduction(member: &Member, number: c_int, datatype: DataType) -> Result<Reduction, Error> {
     let unknown =
         || Error::InvalidArgument(format!("{number} is not a ccl_redop_t of this communicator"));
@@ -212,6 +230,7 @@ fn reduction(member: &Member, number: c_int, datatype: DataType) -> Result<Reduc
 }
 
 /// Size of a buffer of `blocks` times `count` elements.
+#[inline(always)]
 pub(crate) fn bytes(count: usize, blocks: u32, datatype: DataType) -> Result<usize, Error> {
     count
         .checked_mul(blocks as usize)
@@ -230,12 +249,14 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     /// One that an operation reads, called `what` in messages.
+    #[inline(always)]
     pub(crate) fn source(what: &str, start: *const c_void, bytes: usize) -> Result<Self, Error> {
         let start = checked_start(what, start.cast_mut(), bytes)?;
         Ok(Self { start, bytes, is_read_only: true })
     }
 
     /// One that an operation writes.
+    #[inline(always)]
     pub(crate) fn target(what: &str, start: *mut c_void, bytes: usize) -> Result<Self, Error> {
         let start = checked_start(what, start, bytes)?;
         Ok(Self { start, bytes, is_read_only: false })
@@ -247,6 +268,7 @@ impl Buffer {
     ///
     /// The bytes can be read there, and written if it is no source, and nobody else uses them until the
     /// operation is done.
+    #[inline(always)]
     pub(crate) unsafe fn on_host(self) -> Region<'static> {
         match self.is_read_only {
             // SAFETY: the caller's promise.
@@ -270,6 +292,7 @@ impl Buffer {
     }
 }
 
+#[inline(always)]
 fn checked_start(what: &str, start: *mut c_void, bytes: usize) -> Result<*mut u8, Error> {
     match (start.is_null(), bytes) {
         (false, _) => Ok(start.cast()),

@@ -13,17 +13,24 @@ pub mod requests;
 
 use std::ffi::c_int;
 
-use ccl::{Communicator, Error};
+use ccl::{Communicator, Error, ResultCode};
 
 use crate::arguments::Place;
 use crate::group;
 use crate::member::Member;
-use crate::outcome::{Outcome, entry};
+use crate::outcome::{Outcome, entry, failed};
 
 /// [`entry`] for a call that a group can contain: its failure is the group's.
 #[inline]
 fn entry_in_group(function: &str, body: impl FnOnce() -> Outcome) -> c_int {
     entry(function, || body().inspect_err(group::note_failure))
+}
+
+/// Tells of the failure of a call that a group can contain.
+#[cold]
+fn failed_in_group(function: &str, error: &Error) -> ResultCode {
+    group::note_failure(error);
+    failed(function, error)
 }
 
 /// Who asks, for reading the arguments.

@@ -70,7 +70,6 @@ pub(crate) fn note_failure(error: &Error) {
 }
 
 /// Runs an operation as its communicator wants it, or collects it.
-#[inline]
 pub(crate) fn submit(member: &Arc<Member>, operation: Operation<'static>) -> Outcome {
     if is_open() {
         return collect(member, operation);

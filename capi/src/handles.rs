@@ -48,19 +48,25 @@ impl<T> Table<T> {
     }
 
     /// Whether it may be the number of an object of this process.
+    #[inline(always)]
     pub(crate) fn check(&self, number: usize) -> Result<(), Error> {
-        let kind = self.kind;
+        match number >> COUNTER_BITS == this_process() {
+            true => Ok(()),
+            false => Err(self.strange(number)),
+        }
+    }
+
+    /// Why a number is none of this process.
+    #[cold]
+    fn strange(&self, number: usize) -> Error {
+        let (kind, owner) = (self.kind, number >> COUNTER_BITS);
         if number == 0 {
-            return Err(Error::InvalidArgument(format!("the {kind} is NULL")));
+            return Error::InvalidArgument(format!("the {kind} is NULL"));
         }
-        let owner = number >> COUNTER_BITS;
-        if owner == this_process() {
-            return Ok(());
-        }
-        Err(Error::InvalidUsage(format!(
+        Error::InvalidUsage(format!(
             "this process did not create the {kind} (process {owner} did, if it is one): after fork(), \
              a child creates its own"
-        )))
+        ))
     }
 
     fn gone(&self) -> Error {
@@ -81,6 +87,7 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The number of this process. The kernel is asked once, since every call of a program wants to know.
+#[inline(always)]
 fn this_process() -> usize {
     match KNOWN.load(Ordering::Relaxed) {
         0 => ask_who_we_are(),

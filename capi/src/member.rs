@@ -23,16 +23,22 @@ thread_local! {
 }
 
 /// Does something with the member of this number.
-#[inline]
+#[inline(always)]
 pub(crate) fn with_member<R>(
     number: usize,
-    body: impl FnOnce(&Arc<Member>) -> Result<R, Error>,
+    body: impl FnOnce(&Arc<Member>) -> R,
 ) -> Result<R, Error> {
-    // A thread that is ending keeps nothing any more.
-    if SEAT.try_with(|_| ()).is_err() {
-        return body(&COMMUNICATORS.get(number)?);
-    }
-    SEAT.with(|seat| COMMUNICATORS.with(seat, number, body))
+    let other;
+    let seat = match SEAT.try_with(Arc::as_ptr) {
+        // SAFETY: what a thread has for itself goes when it ends: not while it is here.
+        Ok(seat) => unsafe { &*seat },
+        // It is ending: it keeps nothing any more.
+        Err(_) => {
+            other = COMMUNICATORS.seat();
+            &*other
+        }
+    };
+    COMMUNICATORS.with(seat, number, body)
 }
 
 /// One rank of a communicator, in this process.
@@ -103,28 +109,25 @@ impl Member {
     }
 
     /// The communicator, whatever it does.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn communicator(&self) -> Result<&Communicator, Error> {
         match self.created.get() {
-            None => Err(Error::InvalidUsage(
-                "the communicator is still being created: poll ccl_comm_get_async_error".into(),
-            )),
-            Some(created) => created.as_ref().map_err(Clone::clone),
+            Some(Ok(communicator)) => Ok(communicator),
+            created => Err(absent(created)),
         }
     }
 
     /// The communicator, if it can take a new call.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn ready(&self) -> Result<&Communicator, Error> {
         let communicator = self.communicator()?;
         if self.ending.load(Ordering::SeqCst) {
-            return Err(Error::InvalidUsage("the communicator was finalized".into()));
+            return Err(unusable("the communicator was finalized"));
         }
         // What blocks does nothing in the background.
         if !self.blocking && self.work_result().is_none() {
-            return Err(Error::InvalidUsage(
-                "the previous call is in progress: poll ccl_comm_get_async_error".into(),
-            ));
+            let text = "the previous call is in progress: poll ccl_comm_get_async_error";
+            return Err(unusable(text));
         }
         Ok(communicator)
     }
@@ -238,6 +241,22 @@ impl Member {
     pub(crate) fn last_error(&self) -> String {
         locked(&self.last_error).clone()
     }
+}
+
+/// Why there is no communicator.
+#[cold]
+fn absent(created: Option<&Result<Communicator, Error>>) -> Error {
+    match created {
+        Some(Err(error)) => error.clone(),
+        Some(Ok(_)) | None => {
+            unusable("the communicator is still being created: poll ccl_comm_get_async_error")
+        }
+    }
+}
+
+#[cold]
+fn unusable(text: &str) -> Error {
+    Error::InvalidUsage(text.to_owned())
 }
 
 /// `None` while an operation goes on, then the first error.

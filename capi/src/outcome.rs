@@ -21,6 +21,17 @@ pub(crate) enum Status {
     InProgress,
 }
 
+impl Status {
+    /// Its number.
+    #[inline]
+    pub(crate) fn code(self) -> ResultCode {
+        match self {
+            Self::Done => ResultCode::Success,
+            Self::InProgress => ResultCode::InProgress,
+        }
+    }
+}
+
 /// What the inside of every exported function returns.
 pub(crate) type Outcome = Result<Status, Error>;
 
@@ -72,18 +83,24 @@ pub(crate) fn entry_with<E: Explained>(
     function: &str,
     body: impl FnOnce() -> Result<Status, E>,
 ) -> c_int {
-    let code = match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(Status::Done)) => ResultCode::Success,
-        Ok(Ok(Status::InProgress)) => ResultCode::InProgress,
-        Ok(Err(error)) => failed(function, &error),
-        Err(panic) => failed(function, &from_panic(&*panic)),
-    };
-    code as c_int
+    guarded(function, || body().map_or_else(|error| failed(function, &error), Status::code))
+}
+
+/// Lets no panic of `body` get out.
+#[inline(always)]
+pub(crate) fn guarded(function: &str, body: impl FnOnce() -> ResultCode) -> c_int {
+    let code = catch_unwind(AssertUnwindSafe(body));
+    code.unwrap_or_else(|panic| panicked(function, &*panic)) as c_int
+}
+
+#[cold]
+fn panicked(function: &str, panic: &(dyn Any + Send)) -> ResultCode {
+    failed(function, &from_panic(panic))
 }
 
 /// Keeps the message of a failure.
 #[cold]
-fn failed<E: Explained>(function: &str, error: &E) -> ResultCode {
+pub(crate) fn failed<E: Explained>(function: &str, error: &E) -> ResultCode {
     // A thread that is ending has no place for the message any more.
     let _ = LAST.try_with(|last| last.replace(message(function, error)));
     error.code()
@@ -107,7 +124,7 @@ pub(crate) fn on(
 ) -> Outcome {
     with_member(comm.addr(), |member| {
         body(member).inspect_err(|error| member.remember(message(function, error)))
-    })
+    })?
 }
 
 /// What the program reads about a failure.

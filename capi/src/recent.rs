@@ -65,25 +65,30 @@ impl<T> Recent<T> {
     }
 
     /// Uses the object with this number, which the thread of this seat keeps from now on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn with<R>(
         &self,
         seat: &Seat<T>,
         number: usize,
-        body: impl FnOnce(&Arc<T>) -> Result<R, Error>,
+        body: impl FnOnce(&Arc<T>) -> R,
     ) -> Result<R, Error> {
         self.table.check(number)?;
         let place = seat.place(number);
-        if place.number.load(Ordering::Relaxed) == number
-            && let Some(kept) = place.kept.try_lock()
-            && let Some(object) = &*kept
-        {
-            let result = body(object);
+        let is_kept = place.number.load(Ordering::Relaxed) == number;
+        let kept = if is_kept { place.kept.try_lock() } else { None };
+        let found;
+        let object = match kept.as_deref() {
+            Some(Some(object)) => object,
+            _ => {
+                found = self.keep(place, number)?;
+                &found
+            }
+        };
+        let result = body(object);
+        if let Some(kept) = kept {
             place.leave(kept, number);
-            return result;
         }
-        let object = self.keep(place, number)?;
-        body(&object)
+        Ok(result)
     }
 
     #[cold]
@@ -160,12 +165,12 @@ mod tests {
         let thing = Arc::new(7);
         let number = table.insert(Arc::clone(&thing));
         for _ in 0..3 {
-            assert_eq!(table.with(&seat, number, |thing| Ok(**thing)), Ok(7));
+            assert_eq!(table.with(&seat, number, |thing| **thing), Ok(7));
         }
         assert_eq!(Arc::strong_count(&thing), 3, "the thread keeps it");
         drop(table.remove(number));
         assert_eq!(Arc::strong_count(&thing), 1);
-        assert!(table.with(&seat, number, |_| Ok(())).is_err());
+        assert!(table.with(&seat, number, |_| ()).is_err());
     }
 
     #[test]
@@ -175,12 +180,12 @@ mod tests {
         let numbers: Vec<_> = (0..3 * PLACES).map(|thing| table.insert(Arc::new(thing))).collect();
         for _ in 0..2 {
             for (thing, number) in numbers.iter().enumerate() {
-                assert_eq!(table.with(&seat, *number, |found| Ok(**found)), Ok(thing));
+                assert_eq!(table.with(&seat, *number, |found| **found), Ok(thing));
             }
         }
         let inside =
-            table.with(&seat, numbers[0], |_| table.with(&seat, numbers[0], |thing| Ok(**thing)));
-        assert_eq!(inside, Ok(0), "one use within another");
+            table.with(&seat, numbers[0], |_| table.with(&seat, numbers[0], |thing| **thing));
+        assert_eq!(inside, Ok(Ok(0)), "one use within another");
     }
 
     #[test]
@@ -193,11 +198,11 @@ mod tests {
         thread::scope(|scope| {
             let other = scope.spawn(move || {
                 let seat = table.seat();
-                table.with(&seat, number, |_| Ok(())).expect("it is there");
+                table.with(&seat, number, |_| ()).expect("it is there");
                 let used = table.with(&seat, number, |thing| {
                     inside.send(()).expect("somebody waits");
                     left.recv().expect("a word");
-                    Ok(**thing)
+                    **thing
                 });
                 assert_eq!(used, Ok(1));
                 assert_eq!(Arc::strong_count(thing), 1, "its own seat still there");
@@ -222,7 +227,7 @@ mod tests {
                 for (number, thing) in receiver {
                     // Gone, or the right one.
                     for _ in 0..20 {
-                        let found = table.with(&seat, number, |found| Ok(**found));
+                        let found = table.with(&seat, number, |found| **found);
                         assert!(found.is_err() || found == Ok(thing));
                     }
                 }
@@ -231,7 +236,7 @@ mod tests {
             for (index, thing) in things.iter().enumerate() {
                 let number = table.insert(Arc::clone(thing));
                 sender.send((number, index)).expect("a thread that uses it");
-                assert_eq!(table.with(&seat, number, |found| Ok(**found)), Ok(index));
+                assert_eq!(table.with(&seat, number, |found| **found), Ok(index));
                 drop(table.remove(number));
             }
         });

@@ -7,7 +7,7 @@ use ccl_core::ids::Rank;
 use ccl_kernels::{Element, Region};
 
 use crate::communicator::Communicator;
-use crate::operation::Operation;
+use crate::operation::{Operation, check, or_empty};
 
 fn request<T: Element>(collective: Collective, count: usize, op: ReduceOp, root: Rank) -> Request {
     let reduction = Reduction::Builtin(op);
@@ -28,7 +28,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         same_length("receive", receive.len(), send.len())?;
         let request = request::<T>(Collective::AllReduce, send.len(), op, Rank(0));
-        self.collective(request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
     }
 
     /// Reduces `data` of all ranks, in place.
@@ -42,7 +42,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let request = request::<T>(Collective::AllReduce, data.len(), op, Rank(0));
         let region = Region::of_mut(data);
-        self.collective(request, Some(region), Some(region))
+        self.collective(&request, Some(region), Some(region))
     }
 
     /// Collects `send` of all ranks, in order of rank, in `receive`, which is `size` times as long.
@@ -52,7 +52,7 @@ impl Communicator {
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<(), Error> {
         same_length("receive", receive.len(), send.len() * self.size() as usize)?;
         let request = request::<T>(Collective::AllGather, send.len(), ReduceOp::Sum, Rank(0));
-        self.collective(request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
     }
 
     /// Reduces `send` of all ranks; rank `i` gets block `i` of the result in `receive`, whose length
@@ -68,7 +68,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         same_length("send", send.len(), receive.len() * self.size() as usize)?;
         let request = request::<T>(Collective::ReduceScatter, receive.len(), op, Rank(0));
-        self.collective(request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
     }
 
     /// Copies `data` of `root` to all ranks.
@@ -78,7 +78,7 @@ impl Communicator {
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), Error> {
         let request = request::<T>(Collective::Broadcast, data.len(), ReduceOp::Sum, root);
         let region = Region::of_mut(data);
-        self.collective(request, Some(region), Some(region))
+        self.collective(&request, Some(region), Some(region))
     }
 
     /// Block `j` of `send` goes to rank `j`; block `i` of `receive` comes from rank `i`.
@@ -90,7 +90,7 @@ impl Communicator {
         same_length("send", send.len(), count * self.size() as usize)?;
         same_length("receive", receive.len(), send.len())?;
         let request = request::<T>(Collective::AllToAll, count, ReduceOp::Sum, Rank(0));
-        self.collective(request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
     }
 
     /// Sends `data` to `peer`, which must receive as much.
@@ -109,13 +109,22 @@ impl Communicator {
         self.run(Operation::Receive { peer, data: Region::of_mut(data) })
     }
 
-    fn collective(
+    /// Runs a collective that is described by a request, as [`Self::run`] does with an
+    /// [`Operation::Collective`], which has the shapes.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    #[inline(always)]
+    pub fn collective(
         &self,
-        request: Request,
+        request: &Request,
         input: Option<Region<'_>>,
         output: Option<Region<'_>>,
     ) -> Result<(), Error> {
-        self.run(Operation::Collective { request, input, output })
+        self.usable()?;
+        check(request, input.as_ref(), output.as_ref(), (self.rank(), self.size()))?;
+        let buffers = [or_empty(input), or_empty(output)];
+        self.with_engine(None, |engine, limits| engine.described(request, &buffers, limits))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
-use crate::engine::{Engine, Watch};
+use crate::engine::{Ended, Engine, Limits, Watch};
 use crate::environment::Environment;
 use crate::executor::Executor;
 use crate::guardian::Guardian;
@@ -221,13 +221,13 @@ impl Communicator {
     ///
     /// # Errors
     /// The arguments are impossible, or the communicator failed; see [`Error`].
-    #[inline]
+    #[inline(always)]
     pub fn run(&self, operation: Operation<'_>) -> Result<(), Error> {
         self.run_all(std::slice::from_ref(&operation), None)
     }
 
     /// Runs operations as one group; see [`crate::Group`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn run_all(
         &self,
         operations: &[Operation<'_>],
@@ -235,9 +235,19 @@ impl Communicator {
     ) -> Result<(), Error> {
         self.usable()?;
         self.validate(operations)?;
+        self.with_engine(watch, |engine, limits| engine.run(operations, limits))
+    }
+
+    /// Has the engine do something, after all that was started before.
+    #[inline(always)]
+    pub(crate) fn with_engine(
+        &self,
+        watch: Option<Watch<'_>>,
+        work: impl FnOnce(&mut Engine, Limits<'_>) -> Ended,
+    ) -> Result<(), Error> {
         let core = self.core();
         core.queue.drain();
-        core.run(operations, watch)
+        core.with_engine(watch, work)
     }
 
     /// Starts one operation. Operations run in the order in which they were started.
@@ -377,10 +387,13 @@ impl Communicator {
         Ok(())
     }
 
-    #[inline]
+    #[inline(always)]
     fn validate(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
         let core = self.core();
-        operations.iter().try_for_each(|operation| operation.validate(core.rank, core.size))
+        for operation in operations {
+            operation.validate(core.rank, core.size)?;
+        }
+        Ok(())
     }
 }
 

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 use crate::executor::{Arithmetic, Executor, LEAST_LOAN_BYTES, Task};
 use crate::health::{Health, Turn};
-use crate::operation::Operation;
+use crate::operation::{Operation, or_empty};
 use crate::plans::Planner;
 
 use direct::Direct;
@@ -33,6 +33,9 @@ pub(crate) use ending::{Limits, Watch};
 
 /// Buffers of the application stand behind these in a group of sends and receives.
 const FIRST_MESSAGE_BUFFER: u16 = 3;
+
+/// How operations ended. A call of a few bytes passes this through several layers, so it is as small as a register.
+pub(crate) type Ended = Result<(), Box<Error>>;
 
 /// One rank's links, plans and place in the sequence of calls.
 #[derive(Debug)]
@@ -152,21 +155,17 @@ impl Engine {
     }
 
     /// Runs validated operations: neighbouring sends and receives together, the rest in order.
-    #[inline]
-    pub(crate) fn run(
-        &mut self,
-        operations: &[Operation<'_>],
-        limits: Limits<'_>,
-    ) -> Result<(), Error> {
+    #[inline(always)]
+    pub(crate) fn run(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Ended {
         match operations {
             [Operation::Collective { request, input, output }] => {
-                self.described(request, *input, *output, limits)
+                self.described(request, &[or_empty(*input), or_empty(*output)], limits)
             }
             _ => self.several(operations, limits),
         }
     }
 
-    fn several(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Result<(), Error> {
+    fn several(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Ended {
         let is_message = |operation: &Operation<'_>| {
             matches!(operation, Operation::Send { .. } | Operation::Receive { .. })
         };
@@ -184,10 +183,10 @@ impl Engine {
         Ok(())
     }
 
-    fn one(&mut self, operation: &Operation<'_>, limits: Limits<'_>) -> Result<(), Error> {
+    fn one(&mut self, operation: &Operation<'_>, limits: Limits<'_>) -> Ended {
         match operation {
             Operation::Collective { request, input, output } => {
-                self.described(request, *input, *output, limits)
+                self.described(request, &[or_empty(*input), or_empty(*output)], limits)
             }
             Operation::AllToAllV { datatype, counts, input, output } => {
                 self.ragged(*datatype, counts, *input, *output, limits)
@@ -199,29 +198,28 @@ impl Engine {
         }
     }
 
-    /// A collective that is described by a request.
-    fn described(
+    /// A collective that is described by a request, from the first buffer into the second.
+    pub(crate) fn described(
         &mut self,
         request: &Request,
-        input: Option<Region<'_>>,
-        output: Option<Region<'_>>,
+        buffers: &[Region<'_>; 2],
         limits: Limits<'_>,
-    ) -> Result<(), Error> {
+    ) -> Ended {
         if request.count == 0 {
             return self.synchronise(request, limits);
         }
-        let (input, output) = (or_empty(input), or_empty(output));
+        let [input, output] = buffers;
         let is_one =
             request.collective == Collective::AllToAll && input.address() == output.address();
         let plan = self.enter(limits, |planner| planner.plan(request, is_one))?;
         let stamp = self.stamp(plan.signature);
         let arithmetic = arithmetic(request, self.ranks);
         let is_straight = plan.is_straight && arithmetic.factor.is_none();
-        let (program, buffers) = (&plan.program, &[input, output]);
+        let program = &plan.program;
         let task = Task { program, buffers, stamp, arithmetic: Some(arithmetic), is_straight };
         if plan.is_apart {
             self.drive_aside(&task, limits)?;
-        } else if !self.directly(&task, request, limits)? {
+        } else if !(self.may_be_direct(request) && self.directly(&task, limits)?) {
             self.drive(&task, limits)?;
         }
         self.planner.keep(plan);
@@ -239,7 +237,7 @@ impl Engine {
         input: Region<'_>,
         output: Region<'_>,
         limits: Limits<'_>,
-    ) -> Result<(), Error> {
+    ) -> Ended {
         let is_one = input.address() == output.address();
         let plan =
             self.enter(limits, |planner| planner.ragged(datatype, counts.clone(), is_one))?;
@@ -250,7 +248,7 @@ impl Engine {
     }
 
     /// Lets nobody pass before everybody has come, under the name of `request`.
-    fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Result<(), Error> {
+    fn synchronise(&mut self, request: &Request, limits: Limits<'_>) -> Ended {
         let plan = self.enter(limits, |planner| planner.synchronising(request))?;
         let stamp = self.stamp(plan.signature);
         let arithmetic = Some(arithmetic(&Request::BARRIER, self.ranks));
@@ -265,7 +263,7 @@ impl Engine {
 
     /// Sends and receives of one group, all at once. They have no place in the sequence of
     /// collectives: only the two ends of each take part.
-    fn exchange(&mut self, messages: &[Operation<'_>], limits: Limits<'_>) -> Result<(), Error> {
+    fn exchange(&mut self, messages: &[Operation<'_>], limits: Limits<'_>) -> Ended {
         let mut buffers = vec![Region::empty(); usize::from(FIRST_MESSAGE_BUFFER)];
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for (message, buffer) in messages.iter().zip(FIRST_MESSAGE_BUFFER..=u16::MAX) {
@@ -290,7 +288,7 @@ impl Engine {
     }
 
     /// As [`Self::drive`], with the input put out of the way of the output first.
-    fn drive_aside(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Result<(), Error> {
+    fn drive_aside(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Ended {
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let mut staging = std::mem::take(&mut self.staging);
         staging.grow(input.bytes());
@@ -303,7 +301,7 @@ impl Engine {
 
     /// Runs a program until it is done.
     #[inline(always)]
-    fn drive(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Result<(), Error> {
+    fn drive(&mut self, task: &Task<'_>, limits: Limits<'_>) -> Ended {
         if !task.is_straight {
             let loans: SmallVec<[Option<Loan>; 4]> = task.buffers.iter().map(loan).collect();
             self.executor.begin(task);
@@ -312,7 +310,9 @@ impl Engine {
         match self.executor.at_once(task) {
             Ok(true) => Ok(()),
             Ok(false) => self.wait_through(task, &[], limits),
-            Err(failure) => Err(limits.error_for(failure, self.me, task.stamp, &self.history)),
+            Err(failure) => {
+                Err(limits.error_for(failure, self.me, task.stamp, &self.history).into())
+            }
         }
     }
 
@@ -322,7 +322,7 @@ impl Engine {
         task: &Task<'_>,
         loans: &[Option<Loan>],
         limits: Limits<'_>,
-    ) -> Result<(), Error> {
+    ) -> Ended {
         let ladder = &mut self.ladder;
         ladder.reset();
         let mut started: Option<Instant> = None;
@@ -346,23 +346,25 @@ impl Engine {
             if ladder.pause(run.sockets()) {
                 run.inspect().map_err(error)?;
                 if let Some(fault) = limits.abandoned() {
-                    return Err(fault);
+                    return Err(fault.into());
                 }
                 if let Some(fault) = limits.control.fault() {
                     // Ranks that are ahead may have failed in a later call; then all of this one is here.
                     while !run.finished() && matches!(run.sweep(), Ok(true)) {}
-                    return if run.finished() { Ok(()) } else { Err(Error::clone(fault)) };
+                    return if run.finished() { Ok(()) } else { Err(Error::clone(fault).into()) };
                 }
                 let now = clock::now();
                 match (&hopeless, limits.hopeless(calls, &run.peers_waited_for())) {
                     (None, Some(error)) => hopeless = Some((now + NEWS_PATIENCE, error)),
-                    (Some((end, error)), Some(_)) if now >= *end => return Err(error.clone()),
+                    (Some((end, error)), Some(_)) if now >= *end => {
+                        return Err(error.clone().into());
+                    }
                     _ => {}
                 }
                 if now - *started.get_or_insert(now) >= limits.timeout() {
                     let call = task.stamp.signature.to_string();
                     let seconds = limits.timeout().as_secs_f64();
-                    return Err(Error::Deadline { call, seconds, waiting: run.waiting() });
+                    return Err(Error::Deadline { call, seconds, waiting: run.waiting() }.into());
                 }
             }
         }
@@ -410,10 +412,6 @@ impl Engine {
 fn loan(buffer: &Region<'_>) -> Option<Loan> {
     let large = buffer.bytes() >= LEAST_LOAN_BYTES;
     large.then(|| Allocation::loan(buffer.address(), buffer.bytes())).flatten()
-}
-
-fn or_empty(region: Option<Region<'_>>) -> Region<'_> {
-    region.unwrap_or_else(Region::empty)
 }
 
 pub(crate) fn is_integer_mean(request: &Request) -> bool {

@@ -106,7 +106,7 @@ impl<M> OperationOn<M> {
     }
 
     /// The same call with other memory in the place of each buffer.
-    #[inline]
+    #[inline(always)]
     pub fn map<N>(self, mut other: impl FnMut(M) -> N) -> OperationOn<N> {
         match self {
             Self::Collective { request, input, output } => {
@@ -129,12 +129,11 @@ impl<M: Span> OperationOn<M> {
     ///
     /// # Errors
     /// `InvalidArgument` that names the argument.
-    #[inline]
+    #[inline(always)]
     pub fn validate(&self, me: Rank, ranks: u32) -> Result<(), Error> {
         match self {
             Self::Collective { request, input, output } => {
-                check_rank("root", request.root, ranks)?;
-                Shapes::of(request, me, ranks)?.check(input.as_ref(), output.as_ref())
+                check(request, input.as_ref(), output.as_ref(), (me, ranks))
             }
             Self::AllToAllV { datatype, counts, input, output } => {
                 check_counts("send", &counts.send, *datatype, input, ranks)?;
@@ -152,6 +151,18 @@ impl<M: Span> OperationOn<M> {
             Self::Barrier => Ok(()),
         }
     }
+}
+
+/// [`OperationOn::validate`] for a collective that is described by a request.
+#[inline(always)]
+pub(crate) fn check(
+    request: &Request,
+    input: Option<&impl Span>,
+    output: Option<&impl Span>,
+    (me, ranks): (Rank, u32),
+) -> Result<(), Error> {
+    check_rank("root", request.root, ranks)?;
+    Shapes::of(request, me, ranks)?.check(input, output)
 }
 
 /// What a rank sends to itself is what it receives from itself: no other rank can tell that it is not.
@@ -175,7 +186,7 @@ pub(crate) struct Shapes {
 }
 
 impl Shapes {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of(request: &Request, me: Rank, ranks: u32) -> Result<Self, Error> {
         let Request { collective, count, datatype, root, .. } = *request;
         let too_large =
@@ -204,7 +215,7 @@ impl Shapes {
         Ok(Self { input_bytes, output_bytes, in_place_shift })
     }
 
-    #[inline]
+    #[inline(always)]
     fn check(self, input: Option<&impl Span>, output: Option<&impl Span>) -> Result<(), Error> {
         check_size("input", input, self.input_bytes)?;
         check_size("output", output, self.output_bytes)?;
@@ -219,21 +230,25 @@ impl Shapes {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn check_rank(what: &str, rank: Rank, ranks: u32) -> Result<(), Error> {
-    if rank.0 < ranks {
-        return Ok(());
-    }
-    Err(Error::InvalidArgument(format!("{what} {rank} is not a rank of a group of {ranks}")))
+    if rank.0 < ranks { Ok(()) } else { Err(no_rank(what, rank, ranks)) }
 }
 
-#[inline]
+#[cold]
+fn no_rank(what: &str, rank: Rank, ranks: u32) -> Error {
+    Error::InvalidArgument(format!("{what} {rank} is not a rank of a group of {ranks}"))
+}
+
+#[inline(always)]
 fn check_size(what: &str, region: Option<&impl Span>, bytes: usize) -> Result<(), Error> {
     let given = region.map_or(0, Span::bytes);
-    if given >= bytes {
-        return Ok(());
-    }
-    Err(Error::InvalidArgument(format!("the {what} buffer has {given} bytes, {bytes} are needed")))
+    if given >= bytes { Ok(()) } else { Err(too_small(what, given, bytes)) }
+}
+
+#[cold]
+fn too_small(what: &str, given: usize, bytes: usize) -> Error {
+    Error::InvalidArgument(format!("the {what} buffer has {given} bytes, {bytes} are needed"))
 }
 
 fn check_counts(
@@ -266,6 +281,11 @@ fn check_counts(
     Ok(())
 }
 
+/// A buffer that this rank does not have is one of no bytes.
+pub(crate) fn or_empty(region: Option<Region<'_>>) -> Region<'_> {
+    region.unwrap_or_else(Region::empty)
+}
+
 fn span(region: &impl Span) -> (usize, usize) {
     (region.address(), region.bytes())
 }
@@ -274,6 +294,7 @@ fn overlap((a, a_bytes): (usize, usize), (b, b_bytes): (usize, usize)) -> bool {
     a_bytes > 0 && b_bytes > 0 && a < b.wrapping_add(b_bytes) && b < a.wrapping_add(a_bytes)
 }
 
+#[cold]
 fn overlapping() -> Error {
     Error::InvalidArgument(
         "input and output overlap, and not in the documented in-place form".into(),

@@ -13,8 +13,17 @@ use std::ptr;
 pub struct Region<'a> {
     start: *mut u8,
     bytes: usize,
-    writable: bool,
+    access: Access,
     life: PhantomData<&'a [u8]>,
+}
+
+/// What may be done to a region. As long as a word: a processor that copies what was written a moment ago waits where
+/// pieces of it are not those that were written, so a region of a call of fifty nanoseconds has no padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum Access {
+    Read,
+    ReadAndWrite,
 }
 
 // SAFETY: a region is an address range; `new` and `read_only` make the caller answer for who touches
@@ -29,7 +38,7 @@ impl<'a> Region<'a> {
     #[inline]
     pub fn empty() -> Self {
         let start = ptr::NonNull::dangling().as_ptr();
-        Self { start, bytes: 0, writable: true, life: PhantomData }
+        Self { start, bytes: 0, access: Access::ReadAndWrite, life: PhantomData }
     }
 
     /// Where it begins.
@@ -47,7 +56,7 @@ impl<'a> Region<'a> {
     /// is used, and nobody else touches a viewed part meanwhile.
     #[must_use]
     pub unsafe fn new(start: *mut u8, bytes: usize) -> Self {
-        Self { start, bytes, writable: true, life: PhantomData }
+        Self { start, bytes, access: Access::ReadAndWrite, life: PhantomData }
     }
 
     /// Memory that is only read: [`Region::target`] panics on it.
@@ -58,7 +67,7 @@ impl<'a> Region<'a> {
     /// and nobody writes a viewed part meanwhile.
     #[must_use]
     pub unsafe fn read_only(start: *const u8, bytes: usize) -> Self {
-        Self { start: start.cast_mut(), bytes, writable: false, life: PhantomData }
+        Self { start: start.cast_mut(), bytes, access: Access::Read, life: PhantomData }
     }
 
     /// Size in bytes.
@@ -87,7 +96,7 @@ impl<'a> Region<'a> {
     #[must_use]
     #[inline]
     pub fn target(&self, offset: usize, bytes: usize) -> Target<'a> {
-        assert!(self.writable, "a read-only region is not a target");
+        assert!(self.access == Access::ReadAndWrite, "a read-only region is not a target");
         Target { start: self.at(offset, bytes), bytes, life: PhantomData }
     }
 

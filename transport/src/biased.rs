@@ -101,13 +101,13 @@ impl<T> Biased<T> {
     ///
     /// # Panics
     /// May panic, or never return, if this thread has it already.
-    #[inline]
+    #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
         if self.enter() { Guard { lock: self, asked: None } } else { self.ask() }
     }
 
     /// The value, if nobody else has it.
-    #[inline]
+    #[inline(always)]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         if self.inside.load(Ordering::Relaxed) {
             return None;
@@ -116,7 +116,7 @@ impl<T> Biased<T> {
     }
 
     /// Goes inside if this thread is the owner.
-    #[inline]
+    #[inline(always)]
     fn enter(&self) -> bool {
         let me = this_thread();
         if self.owner.load(Ordering::Relaxed) != me {
@@ -134,7 +134,7 @@ impl<T> Biased<T> {
     }
 
     /// Goes outside again; who waits for that is told.
-    #[inline]
+    #[inline(always)]
     fn leave(&self) {
         self.inside.store(false, Ordering::Release);
         fence::light();
@@ -234,7 +234,7 @@ impl<T> DerefMut for Guard<'_, T> {
 }
 
 impl<T> Drop for Guard<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.asked.is_none() {
             self.lock.leave();
@@ -244,7 +244,7 @@ impl<T> Drop for Guard<'_, T> {
 
 /// A number that no other thread of this process has, or ever had.
 #[cfg(not(all(loom, test)))]
-#[inline]
+#[inline(always)]
 fn this_thread() -> u64 {
     use std::cell::Cell;
 

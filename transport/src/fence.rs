@@ -14,15 +14,20 @@ pub use real::{heavy, is_light, light};
 #[cfg(not(all(loom, test)))]
 mod real {
     use std::sync::LazyLock;
-    use std::sync::atomic::{Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicBool, Ordering, compiler_fence, fence};
 
     use rustix::thread::{MembarrierCommand, membarrier};
 
     /// Whether [`heavy`] reaches the other threads.
     static IS_EXPEDITED: LazyLock<bool> = LazyLock::new(|| {
-        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
-            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+        let is_expedited = membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && membarrier(MembarrierCommand::PrivateExpedited).is_ok();
+        IS_LIGHT.store(is_expedited, Ordering::Relaxed);
+        is_expedited
     });
+
+    /// The same, as soon as somebody has asked, for those who ask all the time.
+    static IS_LIGHT: AtomicBool = AtomicBool::new(false);
 
     /// Whether [`light`] costs nothing.
     #[must_use]
@@ -33,7 +38,17 @@ mod real {
     /// Between the write and the look of the thread that does this often.
     #[inline]
     pub fn light() {
-        if *IS_EXPEDITED {
+        if IS_LIGHT.load(Ordering::Relaxed) {
+            compiler_fence(Ordering::SeqCst);
+        } else {
+            unasked();
+        }
+    }
+
+    /// [`light`] where nobody has asked yet, or where it costs something.
+    #[cold]
+    fn unasked() {
+        if is_light() {
             compiler_fence(Ordering::SeqCst);
         } else {
             fence(Ordering::SeqCst);

@@ -5,37 +5,22 @@ use std::ffi::{c_int, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-use ccl::{Collective, Error, OperationOn};
+use ccl::{Collective, Error, OperationOn, ResultCode};
 
-use super::{entry_in_group, place};
+use super::{entry_in_group, failed_in_group, place};
 use crate::abi::{CommHandle, RequestHandle};
 use crate::arguments::{
-    Buffer, Call, Place, RaggedCall, Slot, bytes, datatype as checked_datatype, rank,
+    Buffer, Call, Place, RaggedCall, Slot, buffers, bytes, datatype as checked_datatype, rank,
 };
 use crate::calls::requests::{REQUESTS, Started};
 use crate::device;
 use crate::group::{self, submit, submit_on_device};
-use crate::member::Member;
-use crate::outcome::{Status, on};
+use crate::member::{Member, with_member};
+use crate::outcome::{Outcome, Status, guarded, message, on};
 
-/// Exports a blocking and a non-blocking function, and one for devices, with the same arguments.
-macro_rules! operations {
-    ($($blocking:ident, $starting:ident, $on_device:ident
-       ($($name:ident: $kind:ty),*) = $operation:expr;)*) => {$(
-        /// See the header.
-        ///
-        /// # Safety
-        ///
-        /// Buffers and arrays are as large as the header says. Buffers are left to the library
-        /// until the operation is done.
-        #[unsafe(no_mangle)]
-        #[allow(clippy::too_many_arguments, reason = "the signature is the header's")]
-        pub unsafe extern "C" fn $blocking($($name: $kind,)* comm: CommHandle) -> c_int {
-            let operation = $operation;
-            // SAFETY: the caller's promise.
-            unsafe { run(stringify!($blocking), comm, operation) }
-        }
-
+/// Exports the non-blocking function and the one for devices that belong to a blocking one.
+macro_rules! further_forms {
+    ($starting:ident, $on_device:ident ($($name:ident: $kind:ty),*) = $operation:expr) => {
         /// See the header.
         ///
         /// # Safety
@@ -72,6 +57,56 @@ macro_rules! operations {
             // SAFETY: the caller's promise.
             unsafe { enqueue(stringify!($on_device), comm, stream, operation) }
         }
+    };
+}
+
+/// Exports a blocking and a non-blocking function, and one for devices, with the same arguments, for a
+/// collective that a [`Call`] describes.
+macro_rules! collectives {
+    ($($blocking:ident, $starting:ident, $on_device:ident
+       ($($name:ident: $kind:ty),*) = $call:expr;)*) => {$(
+        /// See the header.
+        ///
+        /// # Safety
+        ///
+        /// Buffers are as large as the header says.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the signature is the header's")]
+        pub unsafe extern "C" fn $blocking(
+            send: Source,
+            recv: Target,
+            $($name: $kind,)*
+            comm: CommHandle,
+        ) -> c_int {
+            // SAFETY: the caller's promise.
+            unsafe { run_call(stringify!($blocking), comm, || $call, send, recv) }
+        }
+
+        further_forms! {
+            $starting, $on_device (send: Source, recv: Target, $($name: $kind),*) =
+                |place: Place<'_>| $call.on(send, recv, place)
+        }
+    )*};
+}
+
+/// As [`collectives`], for what is no such collective.
+macro_rules! operations {
+    ($($blocking:ident, $starting:ident, $on_device:ident
+       ($($name:ident: $kind:ty),*) = $operation:expr;)*) => {$(
+        /// See the header.
+        ///
+        /// # Safety
+        ///
+        /// Buffers and arrays are as large as the header says.
+        #[unsafe(no_mangle)]
+        #[allow(clippy::too_many_arguments, reason = "the signature is the header's")]
+        pub unsafe extern "C" fn $blocking($($name: $kind,)* comm: CommHandle) -> c_int {
+            let operation = $operation;
+            // SAFETY: the caller's promise.
+            unsafe { run(stringify!($blocking), comm, operation) }
+        }
+
+        further_forms! { $starting, $on_device ($($name: $kind),*) = $operation }
     )*};
 }
 
@@ -82,32 +117,32 @@ type Target = *mut c_void;
 /// One count or displacement for each rank.
 type Counts = *const usize;
 
-operations! {
+collectives! {
     ccl_allreduce, ccl_iallreduce, ccl_cuda_allreduce
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place: Place<'_>| {
-            Call::new(Collective::AllReduce, count, datatype).op(op).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int, op: c_int) =
+        Call::new(Collective::AllReduce, count, datatype).op(op);
     ccl_allgather, ccl_iallgather, ccl_cuda_allgather
-        (send: Source, recv: Target, count: usize, datatype: c_int) = |place: Place<'_>| {
-            Call::new(Collective::AllGather, count, datatype).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int) = Call::new(Collective::AllGather, count, datatype);
     ccl_reducescatter, ccl_ireducescatter, ccl_cuda_reducescatter
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int) = |place: Place<'_>| {
-            Call::new(Collective::ReduceScatter, count, datatype).op(op).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int, op: c_int) =
+        Call::new(Collective::ReduceScatter, count, datatype).op(op);
     ccl_broadcast, ccl_ibroadcast, ccl_cuda_broadcast
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
-            Call::new(Collective::Broadcast, count, datatype).root(root).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int, root: c_int) =
+        Call::new(Collective::Broadcast, count, datatype).root(root);
     ccl_reduce, ccl_ireduce, ccl_cuda_reduce
-        (send: Source, recv: Target, count: usize, datatype: c_int, op: c_int, root: c_int) =
-        |place: Place<'_>| {
-            Call::new(Collective::Reduce, count, datatype).op(op).root(root).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int, op: c_int, root: c_int) =
+        Call::new(Collective::Reduce, count, datatype).op(op).root(root);
     ccl_alltoall, ccl_ialltoall, ccl_cuda_alltoall
-        (send: Source, recv: Target, count: usize, datatype: c_int) = |place: Place<'_>| {
-            Call::new(Collective::AllToAll, count, datatype).on(send, recv, place)
-        };
+        (count: usize, datatype: c_int) = Call::new(Collective::AllToAll, count, datatype);
+    ccl_gather, ccl_igather, ccl_cuda_gather
+        (count: usize, datatype: c_int, root: c_int) =
+        Call::new(Collective::Gather, count, datatype).root(root);
+    ccl_scatter, ccl_iscatter, ccl_cuda_scatter
+        (count: usize, datatype: c_int, root: c_int) =
+        Call::new(Collective::Scatter, count, datatype).root(root);
+}
+
+operations! {
     ccl_alltoallv, ccl_ialltoallv, ccl_cuda_alltoallv
         (send: Source, send_counts: Counts, send_displacements: Counts,
          recv: Target, receive_counts: Counts, receive_displacements: Counts,
@@ -117,14 +152,6 @@ operations! {
             };
             // SAFETY: the caller's promise.
             unsafe { call.on(send, recv, place) }
-        };
-    ccl_gather, ccl_igather, ccl_cuda_gather
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
-            Call::new(Collective::Gather, count, datatype).root(root).on(send, recv, place)
-        };
-    ccl_scatter, ccl_iscatter, ccl_cuda_scatter
-        (send: Source, recv: Target, count: usize, datatype: c_int, root: c_int) = |place: Place<'_>| {
-            Call::new(Collective::Scatter, count, datatype).root(root).on(send, recv, place)
         };
     ccl_barrier, ccl_ibarrier, ccl_cuda_barrier () = |_: Place<'_>| Ok(OperationOn::Barrier);
     ccl_send, ccl_isend, ccl_cuda_send
@@ -141,23 +168,81 @@ operations! {
         };
 }
 
+/// Tells of a failure on a communicator.
+#[cold]
+fn failed_on(function: &str, member: &Member, error: &Error) -> ResultCode {
+    member.remember(message(function, error));
+    failed_in_group(function, error)
+}
+
+/// The blocking form of a collective that a [`Call`] describes: outside a group, runs it; inside, collects it.
+///
+/// Of all calls these must begin soonest: nothing is made here that would have to be moved, and a number and no
+/// result, which has room for an error, goes up through what looks for the communicator and what holds up panics.
+///
+/// # Safety
+///
+/// The buffers are memory of the host, as large as the header says, and left to the library until it is done.
+#[inline(always)]
+unsafe fn run_call(
+    function: &str,
+    comm: CommHandle,
+    call: impl Fn() -> Call,
+    send: Source,
+    receive: Target,
+) -> c_int {
+    let collect_or_run = |member: &Arc<Member>| {
+        if !member.blocking || group::is_open() {
+            // SAFETY: the caller's promise.
+            return unsafe { submit_to(member, |place| call().on(send, receive, place)) };
+        }
+        let communicator = member.ready()?;
+        let place = place(member, communicator);
+        let request = call().request(place)?;
+        let (input, output) = buffers(&request, send, receive, place)?;
+        // SAFETY: the caller's promise.
+        let on_host = |buffer: Buffer| unsafe { buffer.on_host() };
+        communicator.collective(&request, input.map(on_host), output.map(on_host))?;
+        Ok(Status::Done)
+    };
+    let tell = |member: &Arc<Member>| match collect_or_run(member) {
+        Ok(status) => status.code(),
+        Err(error) => failed_on(function, member, &error),
+    };
+    guarded(function, || match with_member(comm.addr(), tell) {
+        Ok(code) => code,
+        Err(error) => failed_in_group(function, &error),
+    })
+}
+
 /// The blocking form: outside a group, runs the operation; inside, collects it.
 ///
 /// # Safety
 ///
 /// The buffers of the operation are memory of the host that is left to the library until it is done.
-#[inline]
 unsafe fn run(
     function: &str,
     comm: CommHandle,
     operation: impl FnOnce(Place<'_>) -> Result<OperationOn<Buffer>, Error>,
 ) -> c_int {
-    let collect_or_run = |member: &Arc<Member>| {
-        let operation = operation(place(member, member.communicator()?))?;
-        // SAFETY: the caller's promise.
-        submit(member, operation.map(|buffer| unsafe { buffer.on_host() }))
-    };
+    // SAFETY: the caller's promise.
+    let collect_or_run = |member: &Arc<Member>| unsafe { submit_to(member, operation) };
     entry_in_group(function, || on(function, comm, collect_or_run))
+}
+
+/// Makes an operation for a member, and [submits](submit) it.
+///
+/// # Safety
+///
+/// As for [`run`].
+#[inline(never)]
+unsafe fn submit_to(
+    member: &Arc<Member>,
+    operation: impl FnOnce(Place<'_>) -> Result<OperationOn<Buffer>, Error>,
+) -> Outcome {
+    let operation = operation(place(member, member.communicator()?))?;
+    // SAFETY: the caller's promise.
+    submit(member, operation.map(|buffer| unsafe { buffer.on_host() }))
 }
 
 /// The non-blocking form.

@@ -12,7 +12,7 @@ use ccl_transport::biased::Biased;
 use crate::bootstrap::{Control, ControlEvent};
 use crate::config::Config;
 use crate::driver::{Queue, Work};
-use crate::engine::{Engine, Limits, Watch};
+use crate::engine::{Ended, Engine, Limits, Watch};
 use crate::guardian::{Found, Guardian};
 use crate::health::Health;
 use crate::operation::Operation;
@@ -49,32 +49,46 @@ impl Core {
         Duration::from_nanos(self.timeout_ns.load(Ordering::Relaxed))
     }
 
-    #[inline]
+    /// Runs validated operations.
     pub(super) fn run(
         &self,
         operations: &[Operation<'_>],
         watch: Option<Watch<'_>>,
+    ) -> Result<(), Error> {
+        self.with_engine(watch, |engine, limits| engine.run(operations, limits))
+    }
+
+    /// Has the engine do something once nobody else has it do anything.
+    #[inline(always)]
+    pub(super) fn with_engine(
+        &self,
+        watch: Option<Watch<'_>>,
+        work: impl FnOnce(&mut Engine, Limits<'_>) -> Ended,
     ) -> Result<(), Error> {
         let timeout_ns = self.timeout_ns.load(Ordering::Relaxed);
         let limits = Limits { control: &self.control, timeout_ns, watch };
         let mut engine = self.engine.lock();
         // Only who holds the engine counts.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let result = engine.run(operations, limits);
+        let result = work(&mut engine, limits);
         drop(engine);
-        if let Err(error) = &result {
-            match error {
-                Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
-                Error::Disagreement { .. }
-                | Error::PeerLost { .. }
-                | Error::Deadline { .. }
-                | Error::Aborted { .. }
-                | Error::System { .. }
-                | Error::Cuda(_)
-                | Error::Internal(_) => self.fail(error),
-            }
+        result.map_err(|error| self.failed(*error))
+    }
+
+    /// What a failure of a call means for the communicator.
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        match &error {
+            Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
+            Error::Disagreement { .. }
+            | Error::PeerLost { .. }
+            | Error::Deadline { .. }
+            | Error::Aborted { .. }
+            | Error::System { .. }
+            | Error::Cuda(_)
+            | Error::Internal(_) => self.fail(&error),
         }
-        result
+        error
     }
 
     /// What the driver thread does for one call.

@@ -25,7 +25,7 @@ use ccl_kernels::{Kernel, Region, Scratch, Source, copy, copy_streaming, reduce}
 use ccl_transport::window::{Opened, Window, Windows};
 use smallvec::SmallVec;
 
-use super::{Engine, Limits};
+use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 
 /// Smaller calls are done in the time in which all ranks tell each other where their buffers are. Measured with 2 to 8
@@ -101,16 +101,12 @@ impl Engine {
     pub(super) fn directly(
         &mut self,
         task: &Task<'_>,
-        request: &Request,
         limits: Limits<'_>,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, Box<Error>> {
         let Some(arithmetic) = task.arithmetic.filter(|arithmetic| arithmetic.factor.is_none())
         else {
             return Ok(false);
         };
-        if !self.may_be_direct(request) {
-            return Ok(false);
-        }
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let mut direct = std::mem::take(&mut self.direct);
         let result =
@@ -130,7 +126,7 @@ impl Engine {
     }
 
     /// Lets nobody pass before everybody has come, in the middle of a call.
-    fn pass_together(&mut self, stamp: Stamp, limits: Limits<'_>) -> Result<(), Error> {
+    fn pass_together(&mut self, stamp: Stamp, limits: Limits<'_>) -> Ended {
         let plan = self.planner.plan(&Request::BARRIER, false)?;
         let arithmetic = Some(super::arithmetic(&Request::BARRIER, self.ranks));
         let mut token = std::mem::take(&mut self.token);
@@ -141,8 +137,9 @@ impl Engine {
         result
     }
 
-    /// What all ranks know alike.
-    fn may_be_direct(&mut self, request: &Request) -> bool {
+    /// Whether it is worth while to ask for [that](Self::directly), which all ranks know alike.
+    #[inline]
+    pub(super) fn may_be_direct(&mut self, request: &Request) -> bool {
         let is_worth_it = request.collective == Collective::AllReduce
             && request.bytes() >= LEAST_BYTES
             && self.ranks > 1
@@ -162,7 +159,7 @@ impl Engine {
         stamp: Stamp,
         (input, output): (Region<'a>, Region<'a>),
         limits: Limits<'_>,
-    ) -> Result<Option<Vec<Place<'a>>>, Error> {
+    ) -> Result<Option<Vec<Place<'a>>>, Box<Error>> {
         let ranks = self.ranks as usize;
         direct.answers.grow(ANSWER_BYTES * (1 + ranks));
         let answers = direct.answers.region();
