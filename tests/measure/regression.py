@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds out in two minutes whether this library has become slower.
+"""Finds out in half a minute whether this library has become slower.
 
 A time says little on another day or beside other work, so every case is held against a yardstick that is measured
 beside it (kernels/examples/yardsticks.rs): as many threads as there are ranks, each of which copies as many bytes to a
@@ -253,9 +253,14 @@ def line(case, found, stored, complaint):
 
 
 def machine():
-    """What ratios depend on."""
-    model = [row.split(":")[1].strip() for row in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in row]
-    return f"{model[0] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    """What ratios depend on. Hypervisors give several generations of processors one name, so its numbers are told too."""
+    rows = (row.split(":", 1) for row in Path("/proc/cpuinfo").read_text().splitlines() if ":" in row)
+    first = {}
+    for key, value in rows:
+        first.setdefault(key.strip(), value.strip())
+    name = first.get("model name", platform.machine())
+    numbers = "".join(f", {key} {first[key]}" for key in ("cpu family", "model") if key in first)
+    return f"{name}{numbers}, {len(os.sched_getaffinity(0))} cores"
 
 
 def store(cases, found, stored, file):

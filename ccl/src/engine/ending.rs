@@ -73,8 +73,10 @@ impl Limits<'_> {
             Some(calls) => self.control.departed_before(calls),
             None => peers.iter().copied().find(|peer| self.control.has_departed(*peer)),
         };
-        let reason = "it destroyed its communicator".to_owned();
-        gone.map(|rank| Error::PeerLost { rank, reason })
+        gone.map(|rank| Error::PeerLost {
+            rank,
+            reason: "it destroyed its communicator".to_owned(),
+        })
     }
 
     /// A failure of the executor as an error that says who and why. If a link broke because a
