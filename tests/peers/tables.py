@@ -24,7 +24,7 @@ FACTORS = {
     "alltoall": lambda ranks: (ranks - 1) / ranks,
 }
 
-# How much faster than the best peer AllReduce has to be, by candidate, from a size on: with as many ranks
+# How much faster than the best peer this library has to be, by candidate, from a size on: with as many ranks
 # as that, and with more.
 BARS_FEW = {"ranks": 2, "from": 16 << 20, OURS: 1.5, REGISTERED: 3.0}
 BARS_MANY = {"ranks": 4, "from": 1 << 20, OURS: 2.0, REGISTERED: 5.0}
@@ -168,31 +168,36 @@ def spread(values):
 
 
 def verdicts(parts):
-    """Which bars AllReduce meets, and by how much it misses others."""
-    lines = [line for part in parts if part["operation"] == "all_reduce" for line in judged(part)]
+    """Which bars are met, and where and by how much others are missed."""
+    lines = [line for part in parts for line in judged(part)]
     return "\n".join(["Bars:", "", *lines]) if lines else ""
 
 
 def judged(part):
     """A line for every bar that holds for a part."""
     bars = BARS_FEW if part["ranks"] < BARS_MANY["ranks"] else BARS_MANY
-    for index, size in enumerate(part["sizes"]):
-        where = f"{part['ranks']} ranks, {size_name(size)}"
+    everywhere = {"from": 0, OURS: 1.0}
+    for asked in (everywhere, bars):
         for name in (OURS, REGISTERED):
-            value = ratio(part, name, index)
-            if size >= bars["from"] and math.isfinite(value):
-                peer = best_peer(part, index)[1]
-                yield verdict(value >= bars[name], f"{where}: {name} is {value:.2f} times as fast as "
-                                                   f"{peer}; the bar is {bars[name]:g}")
-        value = share(part, index)
-        if size >= SHARE_FROM and math.isfinite(value):
-            yield verdict(value >= LEAST_SHARE, f"{where}: {REGISTERED} reaches {percent(value)} of what "
-                                                f"the memory allows; the bar is {percent(LEAST_SHARE)}")
+            least, bar = asked["from"], asked.get(name)
+            where = [index for index, size in enumerate(part["sizes"]) if size >= least]
+            if bar is not None:
+                start = f" from {size_name(least)} on" if least else ""
+                values = {index: (ratio(part, name, index), f"{ratio(part, name, index):.2f}") for index in where}
+                yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, values)
+    values = {index: (share(part, index), percent(share(part, index)))
+              for index, size in enumerate(part["sizes"]) if size >= SHARE_FROM}
+    yield from verdict(part, f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows", LEAST_SHARE, values)
 
 
-def verdict(is_met, text):
-    """A line of a list."""
-    return f"- {'met' if is_met else '**missed**'}: {text}"
+def verdict(part, bar, least, values):
+    """A line for a bar, if anything was measured: the sizes that miss it, each with its value as text."""
+    values = {index: value for index, value in values.items() if math.isfinite(value[0])}
+    missed = [f"{size_name(part['sizes'][index])} {text}" for index, (value, text) in values.items() if value < least]
+    if values:
+        outcome = f"**missed** in {len(missed)} of {len(values)}: {', '.join(missed)}" if missed else \
+            f"met in all {len(values)}"
+        yield f"- {part['operation']}, {part['ranks']} ranks, {bar}: {outcome}"
 
 
 # The document
@@ -224,8 +229,9 @@ def write_document(text, path):
 
 
 def processor():
-    """The name of the processor."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    return platform.machine()
+    """The name of the processor, and what tells generations of that name apart."""
+    rows = [line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line]
+    first = {key.strip(): value.strip() for key, value in reversed(rows)}
+    numbers = "".join(f", {key} {first[key]}" for key in ("cpu family", "model") if key in first)
+    vectors = next((name for name in ("avx512f", "avx2") if name in first.get("flags", "").split()), "no AVX2")
+    return f"{first.get('model name', platform.machine())}{numbers}, {vectors}"
