@@ -17,7 +17,8 @@ use std::time::Duration;
 pub use hca::HcaFilter;
 pub use table::TABLE;
 pub use values::{
-    AlgorithmChoice, CudaNetwork, CudaPeers, Endpoint, InterfaceFilter, Network, PassPhrase,
+    AlgorithmChoice, CudaCache, CudaNetwork, CudaPeers, Endpoint, InterfaceFilter, Network,
+    PassPhrase,
 };
 
 use crate::error::Error;
@@ -57,6 +58,8 @@ pub struct Settings {
     pub cuda_network: CudaNetwork,
     /// A folder with compiled kernels.
     pub cuda_kernels: Option<PathBuf>,
+    /// Where kernels are kept that were compiled.
+    pub cuda_cache: CudaCache,
     /// Whether the death of a rail is survived.
     pub hot_repair: bool,
     /// Silence that makes a rail suspect.
@@ -170,6 +173,7 @@ impl Settings {
             cuda_peers: CudaPeers::Mapped,
             cuda_network: CudaNetwork::Off,
             cuda_kernels: None,
+            cuda_cache: CudaCache::Off,
             hot_repair: false,
             rail_suspicion: Duration::ZERO,
             rail_grace: Duration::ZERO,
@@ -362,6 +366,7 @@ mod tests {
             ("R2CCL_BOOTSTRAP", "[::1]:4000"),
             ("R2CCL_IB_HCA", "^mlx5_1:2"),
             ("R2CCL_SHM", "0"),
+            ("R2CCL_CUDA_CACHE", ""),
             ("PATH", "/bin"),
         ])
         .unwrap()
@@ -374,6 +379,8 @@ mod tests {
         assert!(settings.rdma_devices.takes("mlx5_1", 1));
         assert!(!settings.rdma_devices.takes("mlx5_1", 2));
         assert!(!settings.shared_memory);
+        assert_eq!(settings.cuda_cache, CudaCache::Off);
+        assert_eq!(Settings::default().cuda_cache, CudaCache::OfUser);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use ccl_core::Error;
-use ccl_core::settings::Settings;
+use ccl_core::settings::{CudaCache, Settings};
 
 /// What the process was started with, as far as launch detection looks at it.
 #[derive(Clone, Debug, Default)]
@@ -44,7 +44,19 @@ pub fn settings() -> Result<Settings, Error> {
     for warning in &parsed.warnings {
         tracing::warn!(warning, "unknown setting");
     }
-    Ok(parsed.settings)
+    let mut settings = parsed.settings;
+    if settings.cuda_cache == CudaCache::OfUser {
+        settings.cuda_cache = cache_of_user(&variables().collect());
+    }
+    Ok(settings)
+}
+
+/// Where compiled kernels of this user are kept. Names that are not absolute do not count, as the XDG
+/// Base Directory Specification has it.
+fn cache_of_user(variables: &BTreeMap<String, String>) -> CudaCache {
+    let folder = |name| variables.get(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let caches = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")));
+    caches.map_or(CudaCache::Off, |caches| CudaCache::Folder(caches.join("r2ccl/kernels")))
 }
 
 /// Text that is not Unicode cannot be meant for this library; it is kept readable for messages.
@@ -75,6 +87,20 @@ mod tests {
         let status = "42 (a) b (c) S 1 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2 3";
         assert_eq!(start_time(status), Some("98765"));
         assert_eq!(start_time("nonsense"), None);
+    }
+
+    #[test]
+    fn kernels_are_kept_among_the_caches_of_the_user() {
+        let found = |variables: &[(&str, &str)]| {
+            let variables = variables.iter().map(|&(name, value)| (name.into(), value.into()));
+            cache_of_user(&variables.collect())
+        };
+        let folder = |path: &str| CudaCache::Folder(path.into());
+        let home = ("HOME", "/home/a");
+        assert_eq!(found(&[home, ("XDG_CACHE_HOME", "/fast")]), folder("/fast/r2ccl/kernels"));
+        assert_eq!(found(&[home]), folder("/home/a/.cache/r2ccl/kernels"));
+        assert_eq!(found(&[home, ("XDG_CACHE_HOME", "")]), folder("/home/a/.cache/r2ccl/kernels"));
+        assert_eq!(found(&[("XDG_CACHE_HOME", "here"), ("HOME", "")]), CudaCache::Off);
     }
 
     #[test]

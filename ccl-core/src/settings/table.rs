@@ -187,6 +187,17 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_CUDA_CACHE",
+        default: "auto",
+        help: "Folder in which kernels are kept that NVRTC has compiled; made if it is missing, and not used if \
+               others can write it. `auto`: `r2ccl/kernels` in `$XDG_CACHE_HOME`, else in `$HOME/.cache`. Empty: \
+               every process compiles.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.cuda_cache = value),
+            allowed: "auto, the name of a folder, or nothing",
+        },
+    },
+    Setting {
         name: "R2CCL_HOT_REPAIR",
         default: "1",
         help: "Whether a collective survives the death of a rail on the rails that are left; else the \

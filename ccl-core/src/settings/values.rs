@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::collective::Collective;
@@ -102,6 +103,30 @@ impl FromStr for CudaNetwork {
             "pinned" => Ok(Self::Pinned),
             "1" => Ok(Self::Device),
             _ => Err(format!("there is no way {text:?}")),
+        }
+    }
+}
+
+/// Where compiled kernels are kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum CudaCache {
+    /// Nowhere.
+    Off,
+    /// In the folder for caches of the user, which only the environment knows; nowhere without one.
+    #[default]
+    OfUser,
+    /// In this folder.
+    Folder(PathBuf),
+}
+
+impl FromStr for CudaCache {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Ok(Self::Off),
+            "auto" => Ok(Self::OfUser),
+            folder => Ok(Self::Folder(folder.into())),
         }
     }
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use ccl_core::collective::{Request, Signature};
 use ccl_core::ids::Rank;
-use ccl_core::settings::CudaPeers;
+use ccl_core::settings::{CudaCache, CudaPeers, Settings};
 use ccl_kernels::cuda::gpu::{
     self, DeviceRegion, Exchange, Gpu, Layout, Own, Protocol, Stream, Supply,
 };
@@ -126,6 +126,22 @@ impl Routes {
     }
 }
 
+/// Where kernels come from. A cache that cannot be used costs time, and nothing else.
+fn supply(settings: &Settings) -> Supply {
+    let cache = match &settings.cuda_cache {
+        CudaCache::Folder(folder) => Some(folder.clone()),
+        CudaCache::Off | CudaCache::OfUser => None,
+    };
+    let supply = Supply { prebuilt: settings.cuda_kernels.clone(), cache, nvrtc: None };
+    match supply.prepare_cache() {
+        Ok(()) => supply,
+        Err(error) => {
+            tracing::info!(%error, "compiled kernels are not kept");
+            Supply { cache: None, ..supply }
+        }
+    }
+}
+
 /// One rank's way without the host.
 #[derive(Debug)]
 pub(super) struct Direct {
@@ -172,7 +188,7 @@ impl Direct {
         };
         let routes = Arc::<Mutex<Routes>>::default();
         let correspondence = Arc::new(host.correspondence());
-        let supply = Supply { prebuilt: settings.cuda_kernels.clone(), ..Supply::default() };
+        let supply = supply(settings);
         let host = Host {
             gpu: Arc::clone(gpu),
             name: format!("cuda {}", correspondence.number()),
@@ -394,4 +410,25 @@ fn is_possible(ranks: usize) -> bool {
 pub(super) fn described(call: &Signature) -> String {
     let text = call.to_string();
     text.split_once(", plan=").map_or_else(|| text.clone(), |(call, _)| format!("{call})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn kernels_are_kept_where_the_setting_says_if_nobody_else_can_write_there() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("r2ccl/kernels");
+        let supply_of = |cuda_cache| supply(&Settings { cuda_cache, ..Settings::default() }).cache;
+        assert_eq!(supply_of(CudaCache::Off), None);
+        assert_eq!(supply_of(CudaCache::OfUser), None, "the environment was not asked");
+        assert_eq!(supply_of(CudaCache::Folder(folder.clone())), Some(folder.clone()));
+        assert_eq!(fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        fs::set_permissions(&folder, Permissions::from_mode(0o770)).unwrap();
+        assert_eq!(supply_of(CudaCache::Folder(folder)), None);
+    }
 }

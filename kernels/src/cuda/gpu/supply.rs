@@ -25,7 +25,8 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 pub struct Supply {
     /// A folder with what [`compile_into`] made. It is trusted as the program is.
     pub prebuilt: Option<PathBuf>,
-    /// A folder to keep what was compiled, made if it is missing. Nothing is kept without.
+    /// A folder to keep what was compiled, made if it is missing. Nothing is kept without, nor where
+    /// there is no room.
     pub cache: Option<PathBuf>,
     /// The folder of NVRTC, if the loader does not find it.
     pub nvrtc: Option<PathBuf>,
@@ -41,26 +42,48 @@ pub(super) struct Device {
 }
 
 impl Supply {
+    /// Makes the folder for what was compiled, if there is to be one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Cache`]: it cannot be made, or others could write into it.
+    pub fn prepare_cache(&self) -> Result<(), Error> {
+        self.cache.as_ref().map_or(Ok(()), |folder| prepare(folder).map_err(failed(folder)))
+    }
+
     /// The module, compiled for the device: PTX that ends with a zero, or machine code.
     pub(super) fn module(&self, module: Module, device: Device) -> Result<Vec<u8>, Error> {
+        self.module_by(module, device, |target| {
+            let architecture = device.architecture;
+            let compiler = Compiler::find(self.nvrtc.as_deref())
+                .ok_or(Error::NoCompiler { module: module.name(), architecture })?;
+            compiler.compile(module, target)
+        })
+    }
+
+    /// As [`Supply::module`], compiled by any compiler.
+    fn module_by(
+        &self,
+        module: Module,
+        device: Device,
+        compile: impl FnOnce(Target) -> Result<Vec<u8>, Error>,
+    ) -> Result<Vec<u8>, Error> {
         if let Some(image) = self.prebuilt(module, device)? {
             return Ok(image);
         }
         let target = Target::Machine(device.architecture);
         let name = format!("{}-driver_{}", file_name(module, target), device.driver);
-        let kept = self.cache.as_ref().map(|folder| (folder, folder.join(name)));
-        if let Some((folder, path)) = &kept {
-            prepare(folder).map_err(failed(folder))?;
-            if let Some(image) = read(path)? {
-                return Ok(image);
-            }
+        let kept = self.cache.as_ref().map(|folder| folder.join(name));
+        self.prepare_cache()?;
+        // A file is empty if the machine lost its power before the content was on the disk.
+        let is_whole = |image: &Vec<u8>| !image.is_empty();
+        if let Some(image) = kept.as_deref().and_then(|path| read(path).ok()?).filter(is_whole) {
+            return Ok(image);
         }
-        let architecture = device.architecture;
-        let compiler = Compiler::find(self.nvrtc.as_deref())
-            .ok_or(Error::NoCompiler { module: module.name(), architecture })?;
-        let image = compiler.compile(module, target)?;
-        if let Some((_, path)) = &kept {
-            write(path, &image)?;
+        let image = compile(target)?;
+        if let Some(path) = &kept {
+            // Without room the next process compiles again.
+            let _ = write(path, &image);
         }
         Ok(image)
     }
@@ -209,6 +232,40 @@ mod tests {
         let nowhere = Some(parent.path().join("nothing"));
         let supply = Supply { cache: Some(folder), nvrtc: nowhere, prebuilt: None };
         assert_eq!(supply.module(Module::Copies, DEVICE).unwrap(), b"kept");
+    }
+
+    #[test]
+    fn a_second_supply_finds_what_the_first_one_left() {
+        let parent = tempfile::tempdir().unwrap();
+        let supply = || Supply { cache: Some(parent.path().join("kernels")), ..Supply::default() };
+        let take = |device, text: &str| {
+            let compiled = supply().module_by(Module::Copies, device, |_| Ok(text.into()));
+            String::from_utf8(compiled.unwrap()).unwrap()
+        };
+        assert_eq!(take(DEVICE, "first"), "first");
+        assert_eq!(take(DEVICE, "second"), "first");
+        assert_eq!(take(Device { architecture: 100, ..DEVICE }, "third"), "third");
+        assert_eq!(take(Device { driver: 13_010, ..DEVICE }, "fourth"), "fourth");
+        let other = supply().module_by(Module::all()[1], DEVICE, |_| Ok(b"fifth".into()));
+        assert_eq!(other.unwrap(), b"fifth");
+    }
+
+    #[test]
+    fn a_file_that_is_empty_or_cannot_be_replaced_costs_a_compilation() {
+        let parent = tempfile::tempdir().unwrap();
+        let supply = Supply { cache: Some(parent.path().join("kernels")), ..Supply::default() };
+        let take = |text: &str| {
+            let compiled = supply.module_by(Module::Copies, DEVICE, |_| Ok(text.into()));
+            String::from_utf8(compiled.unwrap()).unwrap()
+        };
+        assert_eq!(take(""), "");
+        assert_eq!(take("whole"), "whole");
+        assert_eq!(take("again"), "whole");
+        let file = fs::read_dir(parent.path().join("kernels")).unwrap().next().unwrap().unwrap();
+        fs::remove_file(file.path()).unwrap();
+        fs::create_dir_all(file.path().join("in the way")).unwrap();
+        assert_eq!(take("unkept"), "unkept");
+        assert_eq!(take("unkept again"), "unkept again");
     }
 
     #[test]
