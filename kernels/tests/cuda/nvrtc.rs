@@ -1,4 +1,4 @@
-//! NVRTC for tests: a package for Python, which holds the library and needs neither a driver nor a
+//! NVRTC and ptxas for tests: packages for Python, which hold them and need neither a driver nor a
 //! GPU.
 #![allow(dead_code, reason = "every test uses a part of it")]
 
@@ -13,11 +13,18 @@ use ccl_kernels::cuda::gpu::Compiler;
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
 /// Where the libraries are in it.
 const LIBRARIES: &str = "nvidia/cu13/lib";
+/// The assembler of the same release, which NVRTC has inside and says nothing of.
+const ASSEMBLER_PACKAGE: &str = "nvidia-cuda-nvcc==13.0.88";
+/// Where the programs are in it.
+const PROGRAMS: &str = "nvidia/cu13/bin";
+const ASSEMBLER: &str = "ptxas";
 
 /// The folder of NVRTC, downloaded once for all tests; None if that cannot be done.
 pub(crate) fn folder() -> Option<&'static Path> {
     static FOLDER: OnceLock<Option<PathBuf>> = OnceLock::new();
-    FOLDER.get_or_init(install).as_deref()
+    // Half of it is another build of the same compiler.
+    let needed = |name: &str| !name.contains(".alt.");
+    FOLDER.get_or_init(|| install(PACKAGE, LIBRARIES, needed)).as_deref()
 }
 
 /// The compiler, loaded.
@@ -25,32 +32,39 @@ pub(crate) fn compiler() -> Option<Compiler> {
     Some(Compiler::find(Some(folder()?)).expect("what was installed can be loaded"))
 }
 
-fn install() -> Option<PathBuf> {
+/// The program ptxas, downloaded in the same way.
+pub(crate) fn assembler() -> Option<PathBuf> {
+    let programs = install(ASSEMBLER_PACKAGE, PROGRAMS, |name| name == ASSEMBLER)?;
+    Some(programs.join(ASSEMBLER))
+}
+
+/// The folder of a package, in which only the needed files are kept.
+fn install(package: &str, folder: &str, needed: impl Fn(&str) -> bool) -> Option<PathBuf> {
     let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let home = parent.join(PACKAGE.replace("==", "-"));
-    let libraries = home.join(LIBRARIES);
-    if libraries.exists() {
-        return Some(libraries);
+    let name = package.replace("==", "-");
+    let (home, own) = (parent.join(&name), parent.join(format!("{name}-{}", std::process::id())));
+    let installed_folder = home.join(folder);
+    if installed_folder.exists() {
+        return Some(installed_folder);
     }
-    let own = parent.join(format!("nvrtc-{}", std::process::id()));
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:"]);
-    pip.args(["--disable-pip-version-check", PACKAGE, "--target"]).arg(&own);
+    pip.args(["--disable-pip-version-check", package, "--target"]).arg(&own);
     let installed = pip.stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !installed.is_ok_and(|status| status.success()) {
         let _ = fs::remove_dir_all(&own);
         return None;
     }
-    // Half of it is another build of the same compiler.
-    for file in fs::read_dir(own.join(LIBRARIES)).expect("the package has libraries") {
-        let path = file.expect("the folder can be read").path();
-        if path.to_string_lossy().contains(".alt.") {
-            fs::remove_file(path).expect("it was just written");
+    for file in fs::read_dir(own.join(folder)).expect("the package has this folder") {
+        let file = file.expect("the folder can be read");
+        let is_file = file.file_type().is_ok_and(|kind| kind.is_file());
+        if is_file && !needed(&file.file_name().to_string_lossy()) {
+            fs::remove_file(file.path()).expect("it was just written");
         }
     }
     // Programs of tests may do this at the same time: one of them is first.
     if fs::rename(&own, &home).is_err() {
         let _ = fs::remove_dir_all(&own);
     }
-    libraries.exists().then_some(libraries)
+    installed_folder.exists().then_some(installed_folder)
 }
