@@ -1,10 +1,12 @@
 //! A GPU: first the battery and the protocols, bit for bit against the oracle, then rates. Bytes read
-//! and written count, as a share of the driver's own copy in the same run.
+//! and written count, as a share of the driver's own copy in the same run. Beside a figure stands `ok` or
+//! `BELOW` if something is required of it, else `-`; the last line counts them.
 //!
-//! `gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small]`
+//! `gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small] [--strict]`
 //!
 //! `--kernels` names what the example `cuda_modules` made, so that nothing has to be compiled.
 //! `--small` uses a little memory: it tries the program where a GPU is imitated, and measures nothing.
+//! `--strict` makes it a failure if a figure is below what is required.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
 
@@ -13,6 +15,7 @@ mod cuda;
 #[path = "../tests/inputs/mod.rs"]
 mod inputs;
 
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::sync::atomic::Ordering;
@@ -20,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::gpu::{
-    Buffer, DeviceRegion, Error, Gpu, Graph, Pinned, Shape, Stream, Supply,
+    Buffer, DeviceRegion, Error, Event, Gpu, Graph, Pinned, Shape, Stream, Supply,
 };
 use ccl_kernels::cuda::{
     ARRIVAL_BYTES, Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
@@ -31,15 +34,18 @@ use cuda::device::Device;
 use cuda::{battery, neighbours, suite};
 use inputs::{Random, elements};
 
-const USAGE: &str = "gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small]";
+const USAGE: &str = "gpu_bench [--kernels FOLDER] [--nvrtc FOLDER] [--small] [--strict]";
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Runs of which the median counts.
 const RUNS: usize = 9;
 /// Bytes of a result that are compared with the oracle.
 const WINDOW: usize = 16 * KIB;
-/// Calls of one graph.
-const CALLS: usize = 50;
+/// Calls of one graph. The driver queues a thousand kernels or so before a launch waits for earlier ones, and
+/// ranks must not wait for each other there.
+const CALLS: usize = 200;
+/// Large calls of one run, one behind the other.
+const QUEUED: usize = 20;
 /// Ranks that wait longer for each other are told to give up.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -55,7 +61,7 @@ fn main() -> ExitCode {
     };
     let measured = match (Gpu::open(0, request.supply), request.neighbour) {
         (Ok(gpu), Some(path)) => neighbours::follow(&gpu, &path),
-        (Ok(gpu), None) => measure(gpu, request.small),
+        (Ok(gpu), None) => measure(gpu, request.small, request.strict),
         (Err(error), _) => Err(described(error)),
     };
     match measured {
@@ -76,6 +82,7 @@ fn described(error: Error) -> String {
 struct Request {
     supply: Supply,
     small: bool,
+    strict: bool,
     /// Where the process waits that started this one to be its neighbour.
     neighbour: Option<PathBuf>,
 }
@@ -87,6 +94,7 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Option<Request> {
             "--kernels" => request.supply.prebuilt = Some(PathBuf::from(given.next()?)),
             "--nvrtc" => request.supply.nvrtc = Some(PathBuf::from(given.next()?)),
             "--small" => request.small = true,
+            "--strict" => request.strict = true,
             "--neighbour" => request.neighbour = Some(PathBuf::from(given.next()?)),
             _ => return None,
         }
@@ -94,7 +102,7 @@ fn arguments(mut given: impl Iterator<Item = String>) -> Option<Request> {
     Some(request)
 }
 
-fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
+fn measure(gpu: Gpu, small: bool, strict: bool) -> Outcome<()> {
     let name = gpu.name().map_err(described)?;
     let (architecture, driver, processors) = (gpu.architecture(), gpu.driver(), gpu.processors());
     println!("{name}, architecture {architecture}, driver {driver}, {processors} processors");
@@ -103,7 +111,8 @@ fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
     }
     let device = Device::new(gpu).map_err(described)?;
     check(&device, small)?;
-    let bench = Bench::new(&device.gpu, if small { 16 * KIB } else { 256 * MIB })?;
+    let bars = Bars { small, ..Bars::default() };
+    let bench = Bench::new(&device.gpu, &bars)?;
     let ceiling = bench.ceiling()?;
     bench.copies(ceiling)?;
     bench.reductions(ceiling)?;
@@ -111,14 +120,95 @@ fn measure(gpu: Gpu, small: bool) -> Outcome<()> {
     for ranks in [2, 4, 8] {
         for bytes in [KIB, 4 * KIB, 16 * KIB, 64 * KIB] {
             if !small || bytes == KIB {
-                low_latency(&device.gpu, ranks, bytes)?;
+                low_latency(&device.gpu, &bars, ranks, bytes)?;
             }
         }
     }
     for ranks in [2, 4, 8] {
-        push(&device.gpu, ranks, if small { 64 * KIB } else { 256 * MIB }, ceiling)?;
+        push(&device.gpu, &bars, ranks, ceiling)?;
     }
-    Ok(())
+    bars.summary(strict)
+}
+
+/// What is required of a figure.
+#[derive(Clone, Copy)]
+enum Bar {
+    /// Percent.
+    AtLeast(f64),
+    /// Microseconds.
+    AtMost(f64),
+}
+
+/// What became of what is required.
+#[derive(Default)]
+struct Bars {
+    /// Nothing is measured, so nothing is required.
+    small: bool,
+    reached: Cell<usize>,
+    below: RefCell<Vec<String>>,
+}
+
+impl Bars {
+    /// Bytes of an operand.
+    fn large(&self) -> usize {
+        if self.small { 16 * KIB } else { 256 * MIB }
+    }
+
+    /// Calls of one graph.
+    fn calls(&self) -> usize {
+        if self.small { CALLS / 10 } else { CALLS }
+    }
+
+    /// What is printed beside a figure.
+    fn verdict(&self, label: &str, figure: f64, bar: Option<Bar>) -> String {
+        let (is_reached, required) = match bar {
+            Some(Bar::AtLeast(least)) if !self.small => (figure >= least, format!("{least} %")),
+            Some(Bar::AtMost(most)) if !self.small => (figure <= most, format!("{most} us")),
+            _ => return "-".into(),
+        };
+        if is_reached {
+            self.reached.set(self.reached.get() + 1);
+            return format!("ok ({required})");
+        }
+        self.below.borrow_mut().push(format!("{label}: {figure:.2}, not {required}"));
+        format!("BELOW ({required})")
+    }
+
+    /// Says it all again in short, and fails if that is asked for.
+    fn summary(&self, strict: bool) -> Outcome<()> {
+        let below = self.below.borrow();
+        below.iter().for_each(|line| println!("BELOW {line}"));
+        let (reached, missed) = (self.reached.get(), below.len());
+        println!("required figures: {reached} ok, {missed} BELOW");
+        if strict && missed > 0 { Err("some figures are below".into()) } else { Ok(()) }
+    }
+}
+
+/// Holds streams until all that is measured has been queued, so that no launch is measured with it.
+struct Gate {
+    word: Pinned,
+    turn: Cell<u32>,
+}
+
+impl Gate {
+    fn new(gpu: &Gpu) -> Result<Self, Error> {
+        Ok(Self { word: gpu.pin(4)?, turn: Cell::default() })
+    }
+
+    /// Queues work that begins when all of it is there.
+    fn behind<T>(
+        &self,
+        streams: &[Stream],
+        queue: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let turn = self.turn.get() + 1;
+        self.turn.set(turn);
+        let held = streams.iter().try_for_each(|stream| stream.wait_for_word(&self.word, 0, turn));
+        let queued = held.and_then(|()| queue());
+        // After an error too: freeing memory waits for the streams.
+        self.word.word(0).store(turn, Ordering::SeqCst);
+        queued
+    }
 }
 
 /// The battery and the protocols.
@@ -169,16 +259,20 @@ fn two_processes(gpu: &Gpu) -> Outcome<()> {
 /// Memory for operands, and a stream.
 struct Bench<'a> {
     gpu: &'a Gpu,
+    bars: &'a Bars,
     stream: Stream,
+    gate: Gate,
     pool: Buffer,
     operand_bytes: usize,
 }
 
 impl<'a> Bench<'a> {
-    fn new(gpu: &'a Gpu, operand_bytes: usize) -> Outcome<Self> {
+    fn new(gpu: &'a Gpu, bars: &'a Bars) -> Outcome<Self> {
+        let operand_bytes = bars.large();
         let pool = gpu.allocate(operand_bytes * 9).map_err(described)?;
         let stream = gpu.stream().map_err(described)?;
-        let bench = Self { gpu, stream, pool, operand_bytes };
+        let gate = Gate::new(gpu).map_err(described)?;
+        let bench = Self { gpu, bars, stream, gate, pool, operand_bytes };
         bench.fill(DataType::Float32)?;
         Ok(bench)
     }
@@ -207,14 +301,18 @@ impl<'a> Bench<'a> {
 
     /// Median seconds of the work.
     fn seconds(&self, work: impl Fn() -> Result<(), Error>) -> Outcome<f64> {
-        let once = || {
+        let timed = || {
             let begin = self.stream.record()?;
             work()?;
-            let end = self.stream.record()?;
+            Ok((begin, self.stream.record()?))
+        };
+        let once = || {
+            let (begin, end) = self.gate.behind(std::slice::from_ref(&self.stream), timed)?;
             end.synchronise()?;
             begin.seconds_until(&end)
         };
-        once().map_err(described)?;
+        // The first time kernels are loaded, which may wait for streams.
+        work().and_then(|()| self.stream.synchronise()).map_err(described)?;
         let mut all =
             (0..RUNS).map(|_| once()).collect::<Result<Vec<_>, _>>().map_err(described)?;
         all.sort_by(f64::total_cmp);
@@ -239,7 +337,8 @@ impl<'a> Bench<'a> {
                 (1..=count).map(|index| self.operand(index, bytes)).collect();
             let seconds = self.seconds(|| self.gpu.copy(&self.stream, source, &targets))?;
             let label = format!("copy 1 -> {count}, source {shift} bytes beside");
-            report(&label, (1 + count) * bytes, seconds, ceiling);
+            let bar = (count == 1).then_some(Bar::AtLeast(97.0));
+            self.report(&label, (1 + count) * bytes, (seconds, ceiling), bar);
             let [mut sent, mut arrived] = [vec![0; WINDOW / 2], vec![0; WINDOW / 2]];
             self.pool.read(shift, &mut sent).map_err(described)?;
             self.pool.read(count * self.operand_bytes, &mut arrived).map_err(described)?;
@@ -277,7 +376,8 @@ impl<'a> Bench<'a> {
         let reduce = || self.gpu.reduce(&self.stream, kernel, arithmetic, &sources, &targets);
         let seconds = self.seconds(reduce)?;
         let label = format!("{operation:?} {} {} -> {}", datatype.name(), counts.0, counts.1);
-        report(&label, (counts.0 + counts.1) * bytes, seconds, ceiling);
+        let bar = least_share(kernel, counts);
+        self.report(&label, (counts.0 + counts.1) * bytes, (seconds, ceiling), Some(bar));
         let read = |index: usize| {
             let mut window = vec![0; WINDOW];
             let end = (index + 1) * bytes - WINDOW;
@@ -293,12 +393,13 @@ impl<'a> Bench<'a> {
 
     /// Small reductions, many in one graph: their launches cost the host nothing.
     fn replays(&self) -> Outcome<()> {
+        let calls = self.bars.calls();
         for datatype in [DataType::Float32, DataType::Bfloat16, DataType::Float8E4m3] {
             let bytes = (64 * KIB).min(self.operand_bytes);
             let region = |index| self.operand(index, bytes);
             let kernel = (Operation::Sum, datatype);
             let describe = || {
-                (0..CALLS).try_for_each(|_| {
+                (0..calls).try_for_each(|_| {
                     let sources = [region(0), region(1)];
                     let none = Arithmetic::default();
                     self.gpu.reduce(&self.stream, kernel, none, &sources, &[region(2)])
@@ -306,21 +407,31 @@ impl<'a> Bench<'a> {
             };
             self.gpu.prepare(Module::Elements(datatype)).map_err(described)?;
             let graph = self.stream.capture(describe).map_err(described)?;
-            let seconds = self.seconds(|| graph.launch())? / CALLS as f64;
-            let label = datatype.name();
-            println!("{label} 2 -> 1, {} KiB in a graph: {:.2} us", bytes / KIB, seconds * 1e6);
+            let seconds = self.seconds(|| graph.launch())? / calls as f64;
+            let label = format!("{} 2 -> 1, {} KiB in a graph", datatype.name(), bytes / KIB);
+            let verdict = self.bars.verdict(&label, seconds * 1e6, Some(Bar::AtMost(2.5)));
+            println!("{label}: {:.2} us, {verdict}", seconds * 1e6);
         }
         Ok(())
     }
+
+    fn report(&self, label: &str, bytes: usize, (seconds, ceiling): (f64, f64), bar: Option<Bar>) {
+        let rate = bytes as f64 / seconds;
+        let share = 100.0 * rate / ceiling;
+        let verdict = self.bars.verdict(label, share, bar);
+        println!("{label}: {:.1} GB/s, {share:.1} % of the driver's copy, {verdict}", rate / 1e9);
+    }
 }
 
-fn report(label: &str, bytes: usize, seconds: f64, ceiling: f64) {
-    let rate = bytes as f64 / seconds;
-    println!(
-        "{label}: {:.1} GB/s, {:.1} % of the driver's copy",
-        rate / 1e9,
-        100.0 * rate / ceiling
-    );
+/// What a reduction should reach of the driver's copy.
+fn least_share((operation, datatype): (Operation, DataType), counts: (usize, usize)) -> Bar {
+    use DataType::{Bfloat16, Float16, Float32, Int32};
+    let is_light = matches!(datatype, Float32 | Int32 | Bfloat16 | Float16);
+    Bar::AtLeast(match counts {
+        (2, 1) if operation == Operation::Sum && is_light => 95.0,
+        (4 | 7, 1) => 92.0,
+        _ => 90.0,
+    })
 }
 
 fn expect(is_right: bool, label: &str) -> Outcome<()> {
@@ -337,6 +448,7 @@ struct Ranks<'a> {
     meetings: Vec<Buffer>,
     states: Vec<Buffer>,
     abort: Pinned,
+    gate: Gate,
     count: usize,
 }
 
@@ -352,9 +464,9 @@ impl<'a> Ranks<'a> {
         }
         let (outputs, meetings) = (buffers(bytes)?, buffers(meeting_bytes)?);
         let states = buffers(size_of::<State>())?;
-        let abort = gpu.pin(4)?;
+        let (abort, gate) = (gpu.pin(4)?, Gate::new(gpu)?);
         let count = bytes / 4;
-        Ok(Self { gpu, streams, inputs, outputs, meetings, states, abort, count })
+        Ok(Self { gpu, streams, inputs, outputs, meetings, states, abort, gate, count })
     }
 
     fn addresses(buffers: &[Buffer]) -> [u64; MOST_RANKS] {
@@ -403,28 +515,47 @@ impl<'a> Ranks<'a> {
         unsafe { self.gpu.launch(&self.streams[rank], sum(Family::Push), shape, &parameters) }
     }
 
-    /// Median seconds from before the first launch until all ranks are through.
+    /// Median seconds, by the device's clock, from when the first rank may begin until all are through.
     fn seconds(&self, launch: impl Fn(usize) -> Result<(), Error>) -> Outcome<f64> {
-        self.run(&launch)?;
+        // The first time graphs are brought to the device, which may wait for streams.
+        (0..self.streams.len()).try_for_each(&launch).map_err(described)?;
+        self.ended().map_err(described)?;
         let mut all = (0..RUNS).map(|_| self.run(&launch)).collect::<Outcome<Vec<_>>>()?;
         all.sort_by(f64::total_cmp);
         Ok(all[RUNS / 2])
     }
 
     fn run(&self, launch: &impl Fn(usize) -> Result<(), Error>) -> Outcome<f64> {
-        let begin = Instant::now();
-        (0..self.streams.len()).try_for_each(launch).map_err(described)?;
-        for stream in &self.streams {
-            let end = stream.record().map_err(described)?;
-            while !end.has_happened().map_err(described)? {
+        let timed = || {
+            let begins = self.events()?;
+            (0..self.streams.len()).try_for_each(launch)?;
+            Ok(begins)
+        };
+        let begins = self.gate.behind(&self.streams, timed).map_err(described)?;
+        let ends = self.ended().map_err(described)?;
+        expect(self.abort.word(0).load(Ordering::SeqCst) == 0, "ranks waited in vain")?;
+        let pairs = begins.iter().flat_map(|begin| ends.iter().map(move |end| (begin, end)));
+        pairs.map(|(begin, end)| begin.seconds_until(end)).try_fold(0.0, |most: f64, seconds| {
+            seconds.map(|seconds| most.max(seconds)).map_err(described)
+        })
+    }
+
+    /// An event behind what every rank has to do.
+    fn events(&self) -> Result<Vec<Event>, Error> {
+        self.streams.iter().map(Stream::record).collect()
+    }
+
+    /// These events, when they have happened; ranks that wait too long for each other are told to give up.
+    fn ended(&self) -> Result<Vec<Event>, Error> {
+        let (begin, ends) = (Instant::now(), self.events()?);
+        for end in &ends {
+            while !end.has_happened()? {
                 if begin.elapsed() > PATIENCE {
                     self.abort.word(0).store(1, Ordering::SeqCst);
                 }
             }
         }
-        let seconds = begin.elapsed().as_secs_f64();
-        expect(self.abort.word(0).load(Ordering::SeqCst) == 0, "ranks waited in vain")?;
-        Ok(seconds)
+        Ok(ends)
     }
 
     /// Every rank has the sum of all.
@@ -445,27 +576,35 @@ fn sum(family: Family) -> Entry {
 }
 
 /// AllReduce of small messages: every rank is a graph of many calls.
-fn low_latency(gpu: &Gpu, ranks: usize, bytes: usize) -> Outcome<()> {
+fn low_latency(gpu: &Gpu, bars: &Bars, ranks: usize, bytes: usize) -> Outcome<()> {
     let label = format!("AllReduce with low latency, {ranks} ranks, {} KiB", bytes / KIB);
     let group = Ranks::new(gpu, ranks, bytes, 2 * ranks * 2 * bytes).map_err(described)?;
     gpu.prepare(sum(Family::LowLatency).module()).map_err(described)?;
     // A thread has a unit of eight bytes, as long as there are few blocks.
     let blocks = (bytes / 8).div_ceil(512).clamp(1, 16) as u32;
     let shape = Shape { blocks, threads: 512 };
+    let calls = bars.calls();
     let capture = |rank: usize| {
-        let describe = || (0..CALLS).try_for_each(|_| group.low_latency(rank, shape));
+        let describe = || (0..calls).try_for_each(|_| group.low_latency(rank, shape));
         group.streams[rank].capture(describe)
     };
     let graphs: Vec<Graph> =
         (0..ranks).map(capture).collect::<Result<_, _>>().map_err(described)?;
-    let seconds = group.seconds(|rank| graphs[rank].launch())? / CALLS as f64;
+    let microseconds = group.seconds(|rank| graphs[rank].launch())? / calls as f64 * 1e6;
     group.check(&label)?;
-    println!("{label}: {:.2} us a call, in graphs of {CALLS}", seconds * 1e6);
+    let bar = match ranks {
+        2 if bytes <= 16 * KIB => Some(Bar::AtMost(3.0)),
+        8 if bytes <= 16 * KIB => Some(Bar::AtMost(5.0)),
+        _ => None,
+    };
+    let verdict = bars.verdict(&label, microseconds, bar);
+    println!("{label}: {microseconds:.2} us a call, in graphs of {calls}, {verdict}");
     Ok(())
 }
 
 /// AllReduce of large messages on mapped buffers.
-fn push(gpu: &Gpu, ranks: usize, bytes: usize, ceiling: f64) -> Outcome<()> {
+fn push(gpu: &Gpu, bars: &Bars, ranks: usize, ceiling: f64) -> Outcome<()> {
+    let bytes = bars.large();
     let label = format!("AllReduce by pushing, {ranks} ranks, {} KiB", bytes / KIB);
     let counters = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
     let group = Ranks::new(gpu, ranks, bytes, counters).map_err(described)?;
@@ -473,12 +612,18 @@ fn push(gpu: &Gpu, ranks: usize, bytes: usize, ceiling: f64) -> Outcome<()> {
     // All blocks of all ranks run together.
     let blocks = (gpu.processors() / ranks as u32).clamp(1, MOST_BLOCKS as u32);
     let shape = Shape { blocks, threads: 512 };
-    let seconds = group.seconds(|rank| group.push(rank, shape))?;
+    let calls = if bars.small { 2 } else { QUEUED };
+    let launch = |rank| (0..calls).try_for_each(|_| group.push(rank, shape));
+    let seconds = group.seconds(launch)? / calls as f64;
     group.check(&label)?;
     let algbw = bytes as f64 / seconds;
     // Every rank's data is read once and written once by all together.
     let most = ceiling / (2 * ranks) as f64;
     let share = 100.0 * algbw / most;
-    println!("{label}: algbw {:.1} GB/s, {share:.1} % of what memory allows", algbw / 1e9);
+    let verdict = bars.verdict(&label, share, Some(Bar::AtLeast(85.0)));
+    println!(
+        "{label}: algbw {:.1} GB/s, {share:.1} % of what memory allows, {verdict}",
+        algbw / 1e9
+    );
     Ok(())
 }

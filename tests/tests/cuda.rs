@@ -32,12 +32,18 @@ fn skip(what: &str) {
     let _ = writeln!(std::io::stderr(), "skip: {what}");
 }
 
-fn run(program: &str, arguments: &str, kernels: Option<&Path>) -> Output {
+/// A benchmark on devices, which are those of this machine.
+fn benchmark(program: &str, arguments: &str) -> Command {
     let mut command = Command::new(program);
     for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"] {
         command.env_remove(name);
     }
     command.args(arguments.split_whitespace()).args(["--device", "cuda", "-T", CALL_TIMEOUT]);
+    command
+}
+
+fn run(program: &str, arguments: &str, kernels: Option<&Path>) -> Output {
+    let mut command = benchmark(program, arguments);
     command.env("LD_LIBRARY_PATH", driver()).env("FAKECUDA_DEVICES", "2");
     // Pieces in every row but the smallest.
     command.env("R2CCL_CUDA_STAGING_BYTES", "32768");
@@ -74,6 +80,18 @@ fn all_collectives_are_right_on_devices() {
 }
 
 #[test]
+fn who_has_no_driver_is_told_by_every_benchmark() {
+    for program in OTHERS.into_iter().chain([ALL_REDUCE]) {
+        let output = benchmark(program, "--ranks 2 -b 8 -e 8 -n 1").output().unwrap();
+        if output.status.success() {
+            return skip("what is said without a CUDA driver: there is one");
+        }
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(errors.contains("no CUDA driver: there is no libcuda.so.1"), "{program}: {errors}");
+    }
+}
+
+#[test]
 fn devices_are_named_and_shared_out() {
     let text = right(ALL_REDUCE, "--ranks 3 -b 8 -e 8 -n 2 -m 3 -d all");
     for (rank, device) in [0, 1, 0].into_iter().enumerate() {
@@ -90,26 +108,49 @@ fn threads_are_ranks_too() {
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -z 1");
 }
 
+/// A folder with a script for a machine with a GPU, and a benchmark.
+fn scripts(folder: &str, script: &str) -> PathBuf {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(folder);
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu").join(script);
+    for (file, name) in [(path.as_path(), script), (Path::new(ALL_REDUCE), "all_reduce_perf")] {
+        symlink(file, folder.join(name)).unwrap();
+    }
+    folder
+}
+
 /// What `tests/gpu/network` runs on a machine with a GPU.
 #[test]
 fn a_rail_dies_and_returns_below_devices() {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("gpu-over-the-network");
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu/network");
-    for (file, name) in [(script.as_path(), "network"), (Path::new(ALL_REDUCE), "all_reduce_perf")]
-    {
-        symlink(file, folder.join(name)).unwrap();
-    }
+    let folder = scripts("gpu-over-the-network", "network");
     let mut command = Command::new(folder.join("network"));
     command.env("LD_LIBRARY_PATH", driver()).env("PROGRAMS", "all_reduce_perf").env("WAYS", "0");
     command.env("SIZES", "-b 256K -e 256K -n 1000");
+    // Tests share the processors.
+    command.env("SLACK_MS", "20000");
     command.env("FAULTS", "silent:host=0,rail=1,at=100ms,heal=200ms");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("# Out of bounds values : 0 OK\n"), "{text}");
     assert!(text.contains("given-up (silence"), "{text}");
+    assert!(text.contains("# slowest call out of place: "), "{text}");
+}
+
+/// What `tests/gpu/collectives` runs on a machine with a GPU.
+#[test]
+fn shares_of_what_memory_allows_are_told() {
+    let folder = scripts("gpu-collectives", "collectives");
+    let mut command = Command::new(folder.join("collectives"));
+    command.env("LD_LIBRARY_PATH", driver()).env("PROGRAMS", "all_reduce_perf");
+    command.env("RANKS", "2").env("SIZES", "-b 1M -e 1M -n 1").env("COPY_GBS", "100");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let shares = text.lines().filter(|line| line.contains("of the 25.0 GB/s that memory allows"));
+    // Threads and processes, each in three ways.
+    assert_eq!(shares.count(), 6, "{text}");
 }
 
 #[test]
