@@ -294,3 +294,63 @@ unsafe fn enqueue(
     };
     entry_in_group(function, || on(function, comm, collect_or_enqueue))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CStr;
+
+    use super::*;
+    use crate::calls::inquiry::ccl_get_last_error;
+    use crate::calls::lifecycle::{
+        ccl_comm_destroy, ccl_comm_init_all, ccl_group_end, ccl_group_start,
+    };
+
+    const FLOAT: c_int = 7;
+    const SUM: c_int = 0;
+    const DONE: c_int = ResultCode::Success as c_int;
+    const INVALID: c_int = ResultCode::InvalidArgument as c_int;
+
+    /// A group of one rank.
+    fn alone() -> CommHandle {
+        let mut comm = null_mut();
+        // SAFETY: there is room for one.
+        assert_eq!(unsafe { ccl_comm_init_all(&raw mut comm, 1) }, DONE);
+        comm
+    }
+
+    /// An AllReduce of four numbers, in place.
+    fn all_reduce(data: &mut [f32; 4], op: c_int, comm: CommHandle) -> c_int {
+        let data = data.as_mut_ptr().cast();
+        // SAFETY: there are four.
+        unsafe { ccl_allreduce(data, data, 4, FLOAT, op, comm) }
+    }
+
+    fn last_error(comm: CommHandle) -> String {
+        // SAFETY: the text is there until this thread asks again.
+        unsafe { CStr::from_ptr(ccl_get_last_error(comm)) }.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_communicator_remembers_why_a_call_failed() {
+        let (comm, mut data) = (alone(), [1.0; 4]);
+        assert_eq!(all_reduce(&mut data, SUM, comm), DONE);
+        assert_eq!(all_reduce(&mut data, 99, comm), INVALID);
+        let text = "ccl_allreduce: invalid argument: 99 is not a ccl_redop_t";
+        assert!(last_error(comm).starts_with(text), "{}", last_error(comm));
+        assert_eq!(ccl_comm_destroy(comm), DONE);
+        assert_ne!(all_reduce(&mut data, SUM, comm), DONE, "it does not exist any more");
+    }
+
+    #[test]
+    fn a_group_fails_with_the_first_call_that_failed_in_it() {
+        let (comm, mut data) = (alone(), [1.0; 4]);
+        assert_eq!(ccl_group_start(), DONE);
+        assert_eq!(all_reduce(&mut data, SUM, comm), DONE);
+        assert_eq!(all_reduce(&mut data, 99, comm), INVALID);
+        assert_eq!(ccl_group_end(), INVALID);
+        assert_eq!(ccl_group_start(), DONE);
+        assert_ne!(all_reduce(&mut data, SUM, null_mut()), DONE);
+        assert_eq!(ccl_group_end(), INVALID, "nor is there a communicator");
+        assert_eq!(ccl_comm_destroy(comm), DONE);
+    }
+}
