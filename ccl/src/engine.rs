@@ -219,7 +219,7 @@ impl Engine {
         let task = Task { program, buffers, stamp, arithmetic: Some(arithmetic), is_straight };
         if plan.is_apart {
             self.drive_aside(&task, limits)?;
-        } else if !(self.may_be_direct(request) && self.directly(&task, limits)?) {
+        } else if !(self.may_be_direct(request) && self.directly(request, &task, limits)?) {
             self.drive(&task, limits)?;
         }
         self.planner.keep(plan);

@@ -55,10 +55,20 @@ impl Drop for Allocation {
 /// Memory that was registered with a communicator; see [`Communicator::register`].
 #[derive(Debug)]
 pub struct Registration {
-    /// Keeps an [`Allocation`] that is registered from being freed under a peer that reads it.
+    /// Keeps memory that peers reach from being freed under one that reads it.
     memory: Option<shm::Allocation>,
+    /// Peers reach it because it is registered.
+    is_published: bool,
     address: usize,
     bytes: usize,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        if self.is_published {
+            let _freed_with_its_last_registration = shm::Allocation::withdraw(self.address);
+        }
+    }
 }
 
 impl Registration {
@@ -77,8 +87,11 @@ impl Registration {
 
 impl Communicator {
     /// Tells the communicator that the `bytes` bytes at `address` will be used often. Local to this
-    /// rank. Memory of an [`Allocation`] stays allocated until [`Self::deregister`]; other memory is
-    /// staged by TCP and shared memory whether it is registered or not.
+    /// rank. Memory of an [`Allocation`] stays allocated until [`Self::deregister`]. Shared memory of the
+    /// application's own (a memfd, or a file in `/dev/shm`, mapped to be read and written, which the process has open
+    /// or which still has its name) is reached in place by the ranks of this host as that of an [`Allocation`] is; it
+    /// must stay mapped, and its file as long as it is, until then. Other memory is staged whether it is registered or
+    /// not.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: the range is empty, begins at zero or exceeds the address space.
@@ -87,8 +100,17 @@ impl Communicator {
             let text = format!("{bytes} bytes at address {address:#x} cannot be registered");
             return Err(Error::InvalidArgument(text));
         }
-        let memory = shm::Allocation::containing(address, bytes);
-        Ok(Registration { memory, address, bytes })
+        let known = shm::Allocation::containing(address, bytes);
+        let begins_there = |memory: &shm::Allocation| {
+            memory.is_of_application() && memory.start().addr().get() == address
+        };
+        let own = match &known {
+            Some(memory) => Some(memory).filter(|memory| begins_there(memory)).cloned(),
+            None => shm::Allocation::of_application(address, bytes),
+        };
+        own.iter().for_each(shm::Allocation::publish);
+        let is_published = own.is_some();
+        Ok(Registration { memory: own.or(known), is_published, address, bytes })
     }
 
     /// Ends a registration.

@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::shm::{REVOCATIONS_AT, SegmentAddress, SharedFile, WRITERS_AT};
+use crate::shm::{ApplicationMemory, REVOCATIONS_AT, SegmentAddress, SharedFile, WRITERS_AT};
 use crate::{Loan, TransportError};
 
 /// Zeroed, page-aligned memory in a file without a name; freed when the last clone goes, and by the
@@ -14,11 +14,19 @@ use crate::{Loan, TransportError};
 #[derive(Clone, Debug)]
 pub struct Allocation {
     file: Arc<SharedFile>,
+    /// Address of the first byte.
+    start: NonNull<u8>,
     bytes: usize,
 }
 
-/// All allocations that were [published](Allocation::publish), by their first address.
-static PUBLISHED: RwLock<BTreeMap<usize, Allocation>> = RwLock::new(BTreeMap::new());
+// SAFETY: the pointer is an address that others are told; what is behind it is touched through `SharedFile`, or by the
+// application.
+unsafe impl Send for Allocation {}
+// SAFETY: as above.
+unsafe impl Sync for Allocation {}
+
+/// All allocations that were [published](Allocation::publish), by their first address, and how often.
+static PUBLISHED: RwLock<BTreeMap<usize, (Allocation, usize)>> = RwLock::new(BTreeMap::new());
 
 impl Allocation {
     /// Allocates `bytes` bytes.
@@ -27,13 +35,28 @@ impl Allocation {
     /// The host refuses the memory.
     pub fn new(bytes: usize) -> Result<Self, TransportError> {
         let file = SharedFile::create("r2ccl-memory", bytes.max(1))?;
-        Ok(Self { file: Arc::new(file), bytes })
+        Ok(Self { start: file.start(), file: Arc::new(file), bytes })
+    }
+
+    /// The application's own `bytes` bytes at `address`, if they are shared memory in a file: a memfd, or one in
+    /// `/dev/shm`, mapped to be read and written. They must stay mapped, and the file must not become shorter, until they
+    /// are [withdrawn](Self::withdraw).
+    #[must_use]
+    pub fn of_application(address: usize, bytes: usize) -> Option<Self> {
+        let start = NonNull::new(std::ptr::with_exposed_provenance_mut(address))?;
+        Some(Self { file: ApplicationMemory::at(address, bytes)?, start, bytes })
+    }
+
+    /// Whether the application has made it.
+    #[must_use]
+    pub fn is_of_application(&self) -> bool {
+        self.file.is_of_application()
     }
 
     /// The first byte.
     #[must_use]
     pub fn start(&self) -> NonNull<u8> {
-        self.file.start()
+        self.start
     }
 
     /// Size in bytes.
@@ -42,22 +65,34 @@ impl Allocation {
         self.bytes
     }
 
-    /// Keeps a clone under its address, so that [`Self::loan`] finds it, until [`Self::withdraw`].
+    /// Keeps a clone under its address, so that [`Self::loan`] finds it, until as many [withdrawals](Self::withdraw).
+    /// Of several that begin there the longest is found.
     pub fn publish(&self) {
         let mut published = PUBLISHED.write().unwrap_or_else(PoisonError::into_inner);
-        published.insert(self.start().addr().get(), self.clone());
+        let (known, times) =
+            published.entry(self.start().addr().get()).or_insert_with(|| (self.clone(), 0));
+        if known.bytes < self.bytes {
+            *known = self.clone();
+        }
+        *times += 1;
     }
 
-    /// Forgets the allocation that begins at `address`, and returns it if it was published.
+    /// Forgets what begins at `address`, and returns it, if it was published once more than withdrawn.
     pub fn withdraw(address: usize) -> Option<Self> {
-        PUBLISHED.write().unwrap_or_else(PoisonError::into_inner).remove(&address)
+        let mut published = PUBLISHED.write().unwrap_or_else(PoisonError::into_inner);
+        let (_, times) = published.get_mut(&address)?;
+        *times -= 1;
+        if *times > 0 {
+            return None;
+        }
+        published.remove(&address).map(|(allocation, _)| allocation)
     }
 
     /// The published allocation in which the `bytes` bytes at `address` lie.
     #[must_use]
     pub fn containing(address: usize, bytes: usize) -> Option<Self> {
         let published = PUBLISHED.read().unwrap_or_else(PoisonError::into_inner);
-        let (start, allocation) = published.range(..=address).next_back()?;
+        let (start, (allocation, _)) = published.range(..=address).next_back()?;
         let end = (address - start).checked_add(bytes)?;
         (end <= allocation.bytes).then(|| allocation.clone())
     }

@@ -7,15 +7,18 @@
 //! `/proc/<pid>/fd`, which the kernel allows to processes of the same user only, and checks a
 //! random cookie, so that a recycled process number cannot be taken for the peer.
 
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+mod application;
+mod map;
+
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+pub(crate) use self::application::ApplicationMemory;
+pub(crate) use self::map::Map;
 pub use crate::allocation::Allocation;
 use crate::bell::Bell;
 use crate::ring::{Memory, Ring, RingLink, RingShape};
@@ -29,6 +32,10 @@ const BELL_AT: usize = 64;
 /// In the head of an [`Allocation`]: how often it was taken back from its writers, and how many peers write.
 pub(crate) const REVOCATIONS_AT: usize = 64;
 pub(crate) const WRITERS_AT: usize = 128;
+
+/// In the head too: where the memory is, if it does not follow.
+const RECORD_AT: usize = 192;
+const RECORD_BYTES: usize = 40;
 
 /// Smaller files get no huge pages: most of the last one would be wasted.
 const LEAST_HUGE_BYTES: usize = 16 << 20;
@@ -102,7 +109,7 @@ impl Segment {
         index: usize,
         address: &SegmentAddress,
     ) -> Result<Neighbour, TransportError> {
-        Ok(Neighbour { index, map: Arc::new(open(address, self.file.map.bytes)?) })
+        Ok(Neighbour { index, map: Arc::new(open(address, self.file.map.bytes())?) })
     }
 
     /// What the owner sleeps on; all links ring those of their peers.
@@ -165,6 +172,8 @@ pub(crate) struct SharedFile {
     map: Arc<Map>,
     file: OwnedFd,
     cookie: [u8; COOKIE_BYTES],
+    /// The memory, if it is not behind the head.
+    elsewhere: Option<ApplicationMemory>,
 }
 
 impl SharedFile {
@@ -176,14 +185,19 @@ impl SharedFile {
         let mut cookie = [0; COOKIE_BYTES];
         random(&mut cookie)?;
         // SAFETY: nobody else knows the file yet, and the head is larger than the cookie.
-        unsafe { map.start.cast::<[u8; COOKIE_BYTES]>().write(cookie) };
-        Ok(Self { map: Arc::new(map), file, cookie })
+        unsafe { map.start().cast::<[u8; COOKIE_BYTES]>().write(cookie) };
+        Ok(Self { map: Arc::new(map), file, cookie, elsewhere: None })
     }
 
     /// What the peers need to open it.
     pub(crate) fn address(&self) -> SegmentAddress {
         let pid = std::process::id();
         SegmentAddress { pid, descriptor: self.file.as_raw_fd(), cookie: self.cookie }
+    }
+
+    /// Whether this is but the head of memory that the application has made.
+    pub(crate) fn is_of_application(&self) -> bool {
+        self.elsewhere.is_some()
     }
 
     /// A word of the head.
@@ -194,7 +208,7 @@ impl SharedFile {
     /// Where the memory behind the head begins.
     pub(crate) fn start(&self) -> NonNull<u8> {
         // SAFETY: `create` made the file larger than its head.
-        unsafe { self.map.start.add(HEAD_BYTES) }
+        unsafe { self.map.start().add(HEAD_BYTES) }
     }
 }
 
@@ -212,12 +226,13 @@ pub(crate) fn open(address: &SegmentAddress, least: usize) -> Result<Map, Transp
         let text = format!("{path} has {size} bytes, {least} were announced");
         return Err(TransportError::Protocol(text));
     }
-    let map = Map::of(&file, size)?;
+    let mut map = Map::of(&file, size)?;
     // SAFETY: the peer wrote the cookie before it announced the file and never changes it.
-    let cookie = unsafe { map.start.cast::<[u8; COOKIE_BYTES]>().read() };
+    let cookie = unsafe { map.start().cast::<[u8; COOKIE_BYTES]>().read() };
     if cookie != address.cookie {
         return Err(TransportError::Protocol(format!("{path} is not what was announced")));
     }
+    application::find(&mut map, address.pid)?;
     Ok(map)
 }
 
@@ -268,128 +283,10 @@ fn random(bytes: &mut [u8]) -> Result<(), TransportError> {
         .map_err(|cause| TransportError::system("getrandom", cause))
 }
 
-/// A shared mapping of a whole file.
-#[derive(Debug)]
-pub(crate) struct Map {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the value, whichever thread holds it; what is in it is accessed by
-// the protocol of the ring.
-unsafe impl Send for Map {}
-// SAFETY: as above.
-unsafe impl Sync for Map {}
-
-// SAFETY: mapped readable and writable, and unmapped when the value is dropped. The file is sealed
-// against shrinking, or belongs to a peer that sealed it.
-unsafe impl Memory for Map {
-    fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Map {
-    pub(crate) fn of(file: impl AsFd, bytes: usize) -> Result<Self, TransportError> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, file, 0)
-        };
-        let start = start
-            .map_err(|cause| TransportError::system(format!("mmap of {bytes} bytes"), cause))?;
-        NonNull::new(start.cast::<u8>())
-            .map(|start| Self { start, bytes })
-            .ok_or_else(|| TransportError::system("mmap", "mapped at address zero"))
-    }
-
-    /// Asks for huge pages, of which the kernel has some or has not.
-    fn request_huge_pages(&self) {
-        // SAFETY: the whole mapping; its bytes stay what they are.
-        let _ = unsafe {
-            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, Advice::LinuxHugepage)
-        };
-    }
-
-    /// Has the kernel enter the pages of a range now, many at a time, and not each at the first access. If it cannot,
-    /// that costs time only.
-    pub(crate) fn populate(&self, range: Range<usize>) {
-        let page = rustix::param::page_size();
-        let first = range.start / page * page;
-        let bytes = range.end.min(self.bytes).saturating_sub(first);
-        // SAFETY: `first` is not behind the end of the mapping, or the range is empty.
-        let start = unsafe { self.start.add(first.min(self.bytes)) };
-        // SAFETY: part of the mapping; its bytes stay what they are.
-        let result = unsafe {
-            rustix::mm::madvise(start.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite)
-        };
-        if let Err(cause) = result {
-            tracing::debug!(%cause, bytes, "shared memory cannot be populated");
-        }
-    }
-
-    /// A word of the head, which has none but atomics behind the cookie.
-    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at >= COOKIE_BYTES && at + size_of::<AtomicU64>() <= HEAD_BYTES);
-        assert!(at.is_multiple_of(align_of::<AtomicU64>()));
-        // SAFETY: inside the head (asserted), which every mapping has.
-        let word = unsafe { self.start.add(at) };
-        // SAFETY: aligned, as the mapping is to pages; all processes use the word as an atomic.
-        unsafe { word.cast::<AtomicU64>().as_ref() }
-    }
-
-    /// The `bytes` bytes at `offset` behind the head, if they are all there.
-    pub(crate) fn behind_head(&self, offset: usize, bytes: usize) -> Option<NonNull<u8>> {
-        let end = HEAD_BYTES.checked_add(offset)?.checked_add(bytes)?;
-        // SAFETY: checked just before against the size of the mapping.
-        (end <= self.bytes).then(|| unsafe { self.start.add(HEAD_BYTES + offset) })
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `of`, and nobody can hold a reference into it any more.
-        let result = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
-        debug_assert!(result.is_ok(), "munmap of an own mapping");
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::os::unix::fs::FileExt;
-
+    use super::map::tests::entered;
     use super::*;
-
-    /// Of each page of a mapping, whether this process has entered it (`/proc/self/pagemap`, bit 63).
-    fn entered(map: &Map) -> Vec<bool> {
-        let page = rustix::param::page_size();
-        let pages = File::open("/proc/self/pagemap").unwrap();
-        let first = map.start.addr().get() / page;
-        let is_entered = |index: usize| {
-            let mut entry = [0; 8];
-            pages.read_exact_at(&mut entry, 8 * (first + index) as u64).unwrap();
-            u64::from_le_bytes(entry) >> 63 == 1
-        };
-        (0..map.bytes / page).map(is_entered).collect()
-    }
-
-    #[test]
-    fn pages_of_a_range_are_entered_before_anybody_touches_them() {
-        let page = rustix::param::page_size();
-        let map = Map::of(anonymous_file("r2ccl-test", 8 * page).unwrap(), 8 * page).unwrap();
-        assert_eq!(entered(&map), [false; 8], "nobody has touched them");
-        map.populate(2 * page + 100..4 * page + 1);
-        let only =
-            |range: Range<usize>| (0..8).map(|page| range.contains(&page)).collect::<Vec<_>>();
-        assert_eq!(entered(&map), only(2..5));
-        map.populate(7 * page..usize::MAX);
-        assert_eq!(entered(&map)[5..], [false, false, true]);
-    }
 
     #[test]
     fn both_ends_of_a_link_have_entered_its_rings() {

@@ -31,6 +31,9 @@ use crate::{Loan, TransportError, clock};
 /// Memory of peers that stays mapped for the next window in it.
 const REMEMBERED: usize = 64;
 
+/// Pages are entered in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// How often the owner looks whether somebody writes still.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
@@ -95,56 +98,107 @@ impl Window {
 }
 
 /// Memory of peers that is mapped here.
+///
+/// Readers need no permission: what they read after a call has ended early, they throw away.
 #[derive(Debug, Default)]
 pub struct Windows {
     /// The latest last.
-    mapped: Vec<(SegmentAddress, Arc<Map>)>,
+    mapped: Vec<Mapped>,
+}
+
+/// Memory of one peer.
+#[derive(Debug)]
+struct Mapped {
+    segment: SegmentAddress,
+    map: Arc<Map>,
+    /// Of each piece, whether its pages have been entered.
+    entered: Vec<bool>,
+}
+
+impl Mapped {
+    fn new(segment: SegmentAddress, map: Map) -> Self {
+        let entered = vec![false; map.memory_bytes().div_ceil(PIECE_BYTES)];
+        Self { segment, map: Arc::new(map), entered }
+    }
+
+    /// Enters the pages of bytes that are touched for the first time: of large memory a rank touches a part only.
+    fn enter(&mut self, touched: Range<usize>) {
+        let pieces = touched.start / PIECE_BYTES..touched.end.div_ceil(PIECE_BYTES);
+        for piece in pieces.filter(|_| !touched.is_empty()) {
+            if !std::mem::replace(&mut self.entered[piece], true) {
+                self.map.populate_memory(piece * PIECE_BYTES..(piece + 1) * PIECE_BYTES);
+            }
+        }
+    }
 }
 
 impl Windows {
-    /// Opens a window of a peer, to read it, and to write it until it is dropped.
+    /// Shows what is in a window of a peer, of which the bytes in `read` will be read.
     ///
     /// # Errors
-    /// [`TransportError::PeerGone`]: the peer has taken the window back. [`TransportError::Protocol`]: its memory is not
-    /// what it has told. [`TransportError::System`]: it cannot be opened.
-    pub fn open(&mut self, window: &Window) -> Result<Opened, TransportError> {
-        let map = self.map(&window.loan.segment)?;
-        let Loan { offset, bytes, .. } = window.loan;
-        let start = map.behind_head(offset, bytes).ok_or_else(|| {
+    /// [`TransportError::Protocol`]: its memory is not what it has told. [`TransportError::System`]: it cannot be opened.
+    pub fn view(&mut self, window: &Window, read: Range<usize>) -> Result<View, TransportError> {
+        let Loan { segment, offset, bytes } = window.loan;
+        let mapped = self.mapped(&segment)?;
+        let start = mapped.map.memory_at(offset, bytes).ok_or_else(|| {
             TransportError::Protocol(format!("a window of {bytes} bytes at {offset} is not there"))
         })?;
-        let opened = Opened { map, start, bytes };
-        opened.map.word(WRITERS_AT).fetch_add(1, Ordering::SeqCst);
+        assert!(read.start <= read.end && read.end <= bytes, "{read:?} of {bytes} bytes");
+        let view = View { map: Arc::clone(&mapped.map), start, bytes };
+        mapped.enter(offset + read.start..offset + read.end);
+        Ok(view)
+    }
+
+    /// Opens a window of a peer, to write the bytes in `written` until it is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::view`]. [`TransportError::PeerGone`]: the peer has taken the window back.
+    pub fn open(
+        &mut self,
+        window: &Window,
+        written: Range<usize>,
+    ) -> Result<Opened, TransportError> {
+        let opened = Opened { view: self.view(window, written)? };
+        let map = &opened.view.map;
+        map.word(WRITERS_AT).fetch_add(1, Ordering::SeqCst);
         // From here on dropping it takes the writer back.
-        if opened.map.word(REVOCATIONS_AT).load(Ordering::SeqCst) != window.revocations {
+        if map.word(REVOCATIONS_AT).load(Ordering::SeqCst) != window.revocations {
             return Err(TransportError::PeerGone("it has taken its memory back".into()));
         }
         Ok(opened)
     }
 
-    fn map(&mut self, segment: &SegmentAddress) -> Result<Arc<Map>, TransportError> {
-        if let Some((_, map)) = self.mapped.iter().find(|(known, _)| known == segment) {
-            return Ok(Arc::clone(map));
-        }
-        if self.mapped.len() >= REMEMBERED {
-            self.mapped.remove(0);
-        }
-        let map = Arc::new(open(segment, 0)?);
-        map.populate(0..usize::MAX);
-        self.mapped.push((*segment, Arc::clone(&map)));
-        Ok(map)
+    fn mapped(&mut self, segment: &SegmentAddress) -> Result<&mut Mapped, TransportError> {
+        let known = self.mapped.iter().position(|mapped| mapped.segment == *segment);
+        let index = match known {
+            Some(index) => index,
+            None => {
+                if self.mapped.len() >= REMEMBERED {
+                    self.mapped.remove(0);
+                }
+                self.mapped.push(Mapped::new(*segment, open(segment, 0)?));
+                self.mapped.len() - 1
+            }
+        };
+        Ok(&mut self.mapped[index])
     }
 }
 
-/// An open window.
+/// What is in a window, to be read.
 #[derive(Debug)]
-pub struct Opened {
+pub struct View {
     map: Arc<Map>,
     start: NonNull<u8>,
     bytes: usize,
 }
 
-impl Opened {
+impl View {
+    /// Where it begins in this process.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.start.addr().get()
+    }
+
     /// Bytes that nobody writes meanwhile, by agreement.
     ///
     /// # Panics
@@ -156,36 +210,47 @@ impl Opened {
         unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
     }
 
+    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
+        let is_inside = range.start <= range.end && range.end <= self.bytes;
+        assert!(is_inside, "{range:?} of {} bytes", self.bytes);
+        // SAFETY: inside the window, whose bytes were found to be in the mapping.
+        unsafe { self.start.add(range.start) }
+    }
+}
+
+// SAFETY: the pointer leads into the mapping, which is not bound to a thread.
+unsafe impl Send for View {}
+
+/// A window that is open, to be written.
+#[derive(Debug)]
+pub struct Opened {
+    view: View,
+}
+
+impl Opened {
+    /// Where it begins in this process.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.view.address()
+    }
+
     /// Bytes that nobody else touches meanwhile, by agreement.
     ///
     /// # Panics
     /// They are outside of the window.
     #[must_use]
     pub fn bytes_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        let start = self.at(&range);
+        let start = self.view.at(&range);
         // SAFETY: inside the mapping, which lives as long as this; by agreement nobody else touches these bytes.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) }
-    }
-
-    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
-        assert!(
-            range.start <= range.end && range.end <= self.bytes,
-            "{range:?} of {} bytes",
-            self.bytes
-        );
-        // SAFETY: inside the window, whose bytes were found to be in the mapping.
-        unsafe { self.start.add(range.start) }
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.map.word(WRITERS_AT).fetch_sub(1, Ordering::SeqCst);
+        self.view.map.word(WRITERS_AT).fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-// SAFETY: the pointer leads into the mapping, which is not bound to a thread.
-unsafe impl Send for Opened {}
 
 #[cfg(test)]
 mod tests {
@@ -207,15 +272,16 @@ mod tests {
         let window = Window::on(address(&allocation) + 100, 50).unwrap();
         let window = Window::decode(&window.encode()).unwrap();
         let mut windows = Windows::default();
-        let mut opened = windows.open(&window).unwrap();
+        let mut opened = windows.open(&window, 0..window.bytes()).unwrap();
         opened.bytes_mut(10..13).copy_from_slice(&[7; 3]);
         // SAFETY: inside the allocation.
         let start = unsafe { allocation.start().add(109) };
         // SAFETY: as above, and nobody writes it now.
         let memory = unsafe { start.cast::<[u8; 5]>().read() };
         assert_eq!(memory, [0, 7, 7, 7, 0]);
-        assert_eq!(opened.bytes(10..13), [7; 3]);
-        drop(opened);
+        let view = windows.view(&window, 0..50).unwrap();
+        assert_eq!((view.address(), view.bytes(10..13)), (opened.address(), &[7; 3][..]));
+        drop((opened, view));
         assert!(Allocation::withdraw(address(&allocation)).is_some());
         assert_eq!(Window::on(address(&allocation), 1), None, "nobody knows it any more");
     }
@@ -225,13 +291,13 @@ mod tests {
         let allocation = published(100);
         let (start, mut windows) = (address(&allocation), Windows::default());
         let old = Window::on(start, 100).unwrap();
-        let opened = windows.open(&old).unwrap();
+        let opened = windows.open(&old, 0..100).unwrap();
         assert!(!Window::revoke(start + 99, Duration::from_millis(1)), "somebody writes");
         drop(opened);
         assert!(Window::revoke(start, Duration::ZERO));
-        assert!(matches!(windows.open(&old), Err(TransportError::PeerGone(_))));
+        assert!(matches!(windows.open(&old, 0..100), Err(TransportError::PeerGone(_))));
         assert!(Window::revoke(start, Duration::ZERO), "who was refused does not count");
-        assert!(windows.open(&Window::on(start, 100).unwrap()).is_ok());
+        assert!(windows.open(&Window::on(start, 100).unwrap(), 0..100).is_ok());
         Allocation::withdraw(start);
     }
 
@@ -240,9 +306,9 @@ mod tests {
         let allocation = published(100);
         let mut window = Window::on(address(&allocation), 100).unwrap();
         window.loan.bytes = 1 << 40;
-        assert!(matches!(Windows::default().open(&window), Err(TransportError::Protocol(_))));
+        assert!(matches!(Windows::default().open(&window, 0..1), Err(TransportError::Protocol(_))));
         window.loan.offset = usize::MAX;
-        assert!(matches!(Windows::default().open(&window), Err(TransportError::Protocol(_))));
+        assert!(matches!(Windows::default().open(&window, 0..1), Err(TransportError::Protocol(_))));
         assert_eq!(Window::decode(&[0; 7]), None);
         assert!(Window::revoke(0, Duration::ZERO), "memory of others has no windows");
         Allocation::withdraw(address(&allocation));
@@ -254,7 +320,7 @@ mod tests {
         for _ in 0..REMEMBERED + 5 {
             let allocation = published(10);
             let window = Window::on(address(&allocation), 10).unwrap();
-            drop(windows.open(&window).unwrap());
+            drop(windows.open(&window, 0..window.bytes()).unwrap());
             Allocation::withdraw(address(&allocation));
         }
         assert_eq!(windows.mapped.len(), REMEMBERED);

@@ -505,7 +505,7 @@ ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
 /* ---- Memory --------------------------------------------------------------------------------- */
 
 /* Allocates `size` bytes, > 0: aligned to a page, zero. Ranks of the same host read it in place, and write
- * the results of ccl_allreduce() into it, which saves copies in every collective on large buffers in it. */
+ * results into it, which saves copies in every collective on large buffers in it. */
 ccl_result_t ccl_mem_alloc(void **pointer, size_t size);
 
 /* Frees what ccl_mem_alloc() returned; where it is registered, with its last registration. NULL is
@@ -513,7 +513,10 @@ ccl_result_t ccl_mem_alloc(void **pointer, size_t size);
 ccl_result_t ccl_mem_free(void *pointer);
 
 /* Tells the communicator that [buffer, buffer + size), size > 0, will be used often. Local, and only
- * a hint: results do not depend on it. The memory must stay until ccl_comm_deregister(). */
+ * a hint: results do not depend on it. Shared memory of your own (a memfd, or a file in /dev/shm, mapped
+ * with MAP_SHARED to be read and written, and open, or with its name still there) is then used in place by
+ * ranks of the same host as that of ccl_mem_alloc() is. The memory must stay mapped, and its file as long
+ * as it is, until ccl_comm_deregister(). */
 ccl_result_t ccl_comm_register(ccl_comm_t comm, void *buffer, size_t size, void **registration);
 
 /* Takes that back. What is still registered when the communicator is destroyed is taken back then. */

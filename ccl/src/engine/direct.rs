@@ -1,18 +1,20 @@
-//! AllReduce in the memory of all ranks of a host, without any tile.
+//! Collectives in the memory of all ranks of a host, without any tile.
 //!
-//! Where the buffers of all ranks lie in memory of the library, rank *i* combines slice *i* of all inputs and writes it
-//! into all outputs. Every byte is read once and written once per rank, which nothing can do with less. Slices are
-//! combined in order of rank, so the result is that of `two_shot` to the bit.
+//! Where the buffers of all ranks lie in memory of the library, every rank does its [part](parts) in the memory of all.
+//! Contributions are combined in order of rank, so the results are those of `two_shot` and `direct` to the bit.
 //!
 //! 1. All ranks tell each other where their buffers are: an AllGather of a few bytes. It is also the proof that
 //!    everybody has come, and that all have called the same.
-//! 2. If all of them can be reached, each does its slice.
+//! 2. If all of them can be reached, each does its part.
 //! 3. A barrier: nobody returns while somebody still works in his memory.
 //!
-//! If one of them cannot be reached, the plan that was made for the call is carried out, and the next calls do not ask:
-//! twice as many as the last time. All ranks have seen the same answers, so all of them ask again at the same call.
+//! If one of them cannot be reached, the plan that was made for the call is carried out, and the next calls of that
+//! collective do not ask: twice as many as the last time. All ranks have seen the same answers, so all of them ask again
+//! at the same call.
 //!
 //! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`].
+
+mod parts;
 
 use std::time::Duration;
 
@@ -21,22 +23,35 @@ use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
-use ccl_kernels::{Kernel, Region, Scratch, Source, copy, copy_streaming, reduce};
-use ccl_transport::window::{Opened, Window, Windows};
+use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce};
+use ccl_transport::window::{Opened, View, Window, Windows};
 use smallvec::SmallVec;
 
+use self::parts::{Of, Part, part};
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
+use crate::operation::Shapes;
 
-/// Smaller calls are done in the time in which all ranks tell each other where their buffers are. Measured with 2 to 8
-/// ranks on two processors: from here on this is as fast as tiles, and with twice as much faster.
-const LEAST_BYTES: usize = 64 << 10;
+/// From so many bytes of a block on this is faster than tiles, measured with 2 to 8 ranks on two processors.
+fn least_bytes(collective: Collective) -> Option<usize> {
+    match collective {
+        // Smaller ones are done in the time in which all ranks tell each other where their buffers are.
+        Collective::AllReduce => Some(64 << 10),
+        Collective::Reduce => Some(256 << 10),
+        // Tiles are as good while they stay in caches.
+        Collective::Broadcast | Collective::AllGather | Collective::Gather => Some(1 << 20),
+        // And here until the result does not stay there either.
+        Collective::ReduceScatter => Some(16 << 20),
+        Collective::AllToAll
+        | Collective::AllToAllV
+        | Collective::Scatter
+        | Collective::Barrier
+        | Collective::PointToPoint => None,
+    }
+}
 
-/// So much is combined at a time: small beside a second-level cache, of which all operands take a part.
+/// So much is moved at a time: small beside a second-level cache, of which all operands take a part.
 const BLOCK_BYTES: usize = 16 << 10;
-
-/// Slices begin at lines, so that no two ranks write the same one.
-const LINE_BYTES: usize = 64;
 
 /// Blocks between two looks whether the call has ended elsewhere.
 const BLOCKS_PER_LOOK: usize = 64;
@@ -44,62 +59,148 @@ const BLOCKS_PER_LOOK: usize = 64;
 /// Calls that do not ask after one in vain, at most.
 const LONGEST_PAUSE: u32 = 64;
 
-/// How long peers may go on writing after a call has ended early: a slice takes milliseconds.
+/// How long peers may go on writing after a call has ended early: a part takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// A rank tells of its input, then of its output.
-const ANSWER_BYTES: usize = 2 * (1 + Window::ENCODED_BYTES);
 
 /// What is remembered from call to call.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     windows: Windows,
-    /// Calls that do not ask yet.
-    pause: u32,
-    /// As long as the last pause was.
-    last_pause: u32,
+    /// By collective.
+    pauses: [Pause; Collective::ALL.len()],
     /// What this rank has told, and then what all have.
     answers: Scratch,
     block: Scratch,
 }
 
-/// The memory of a rank: that of others is reached through windows.
-enum Place<'a> {
-    Here { input: Region<'a>, output: Region<'a> },
-    There { input: Option<Opened>, output: Opened },
+/// Calls that do not ask.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pause {
+    left: u32,
+    /// As long as the last one was.
+    last: u32,
 }
 
-impl Place<'_> {
-    /// Part of its input.
-    fn source(&self, offset: usize, bytes: usize) -> Source<'_> {
-        match self {
-            Self::Here { input, .. } => input.source(offset, bytes),
-            Self::There { input, output } => {
-                input.as_ref().unwrap_or(output).bytes(offset..offset + bytes).into()
+impl Pause {
+    /// Whether this call asks.
+    fn is_over(&mut self) -> bool {
+        let is_over = self.left == 0;
+        self.left = self.left.saturating_sub(1);
+        is_over
+    }
+
+    fn lengthen(&mut self) {
+        self.last = (2 * self.last).clamp(1, LONGEST_PAUSE);
+        self.left = self.last;
+    }
+}
+
+/// What a rank tells of its buffers: where they can be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Answer {
+    input: Option<Window>,
+    output: Option<Window>,
+}
+
+impl Answer {
+    const ENCODED_BYTES: usize = 2 * Self::WINDOW_BYTES;
+    const WINDOW_BYTES: usize = 1 + Window::ENCODED_BYTES;
+
+    fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
+        let mut bytes = [0; Self::ENCODED_BYTES];
+        let parts = bytes.chunks_exact_mut(Self::WINDOW_BYTES);
+        for (part, window) in parts.zip([self.input, self.output]) {
+            if let Some(window) = window {
+                part[0] = 1;
+                part[1..].copy_from_slice(&window.encode());
             }
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8; Self::ENCODED_BYTES]) -> Self {
+        let (input, output) = bytes.split_at(Self::WINDOW_BYTES);
+        let window = |part: &[u8]| {
+            let (is_there, window) = part.split_first()?;
+            (*is_there == 1).then(|| Window::decode(window)).flatten()
+        };
+        Self { input: window(input), output: window(output) }
+    }
+
+    /// Whether everything can be reached that the collective needs of this rank.
+    fn suffices(&self, shapes: Shapes) -> bool {
+        let has = |window: Option<Window>, bytes: usize| {
+            bytes == 0 || window.is_some_and(|window| window.bytes() == bytes)
+        };
+        has(self.input, shapes.input_bytes) && has(self.output, shapes.output_bytes)
+    }
+}
+
+/// What all ranks have told, in order of rank.
+type Answers = SmallVec<[Answer; 8]>;
+
+/// Where a part is read.
+enum Input<'a> {
+    Here(Region<'a>),
+    There(View),
+}
+
+/// Where a part is written.
+enum Output<'a> {
+    Here(Region<'a>),
+    There(Opened),
+}
+
+impl Input<'_> {
+    fn address(&self) -> usize {
+        match self {
+            Self::Here(region) => region.address(),
+            Self::There(view) => view.address(),
         }
     }
 
-    /// Puts a result into its output.
-    fn place(&mut self, offset: usize, result: Source<'_>, streams: bool) {
-        let bytes = result.bytes();
-        // What was just read as input is in a cache.
-        let (target, is_read) = match self {
-            Self::Here { input, output } => {
-                (output.target(offset, bytes), input.address() == output.address())
-            }
-            Self::There { input, output } => {
-                (output.bytes_mut(offset..offset + bytes).into(), input.is_none())
-            }
-        };
-        if streams && !is_read { copy_streaming(result, target) } else { copy(result, target) }
+    fn source(&self, offset: usize, bytes: usize) -> Source<'_> {
+        match self {
+            Self::Here(region) => region.source(offset, bytes),
+            Self::There(view) => view.bytes(offset..offset + bytes).into(),
+        }
     }
 }
 
+impl Output<'_> {
+    fn address(&self) -> usize {
+        match self {
+            Self::Here(region) => region.address(),
+            Self::There(opened) => opened.address(),
+        }
+    }
+
+    fn target(&mut self, offset: usize, bytes: usize) -> Target<'_> {
+        match self {
+            Self::Here(region) => region.target(offset, bytes),
+            Self::There(opened) => opened.bytes_mut(offset..offset + bytes).into(),
+        }
+    }
+}
+
+/// The memory of one part.
+struct Places<'a> {
+    inputs: SmallVec<[Input<'a>; 8]>,
+    outputs: SmallVec<[PlaceOfResult<'a>; 8]>,
+}
+
+/// One of the outputs of a part.
+struct PlaceOfResult<'a> {
+    output: Output<'a>,
+    /// The same bytes were just read as an input.
+    is_read: bool,
+}
+
 impl Engine {
-    /// Does an AllReduce in the memory of all ranks, if that is possible; tells whether it has.
+    /// Does a collective in the memory of all ranks, if that is possible; tells whether it has.
     pub(super) fn directly(
         &mut self,
+        request: &Request,
         task: &Task<'_>,
         limits: Limits<'_>,
     ) -> Result<bool, Box<Error>> {
@@ -107,12 +208,21 @@ impl Engine {
         else {
             return Ok(false);
         };
+        let Some(part) = part(request, self.me, self.ranks as usize) else { return Ok(false) };
+        let own = Shapes::of(request, self.me, self.ranks)?;
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
+        let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
         let mut direct = std::mem::take(&mut self.direct);
         let result =
-            self.ask(&mut direct, task.stamp, (input, output), limits).and_then(|places| {
-                let Some(places) = places else { return Ok(false) };
-                self.combine(&mut direct, arithmetic.kernel, places, limits)?;
+            self.ask(&mut direct, request, task.stamp, buffers, limits).and_then(|answers| {
+                let Some(answers) = answers else { return Ok(false) };
+                let places = self.reach(&mut direct.windows, &part, &answers, buffers);
+                let places = places.map_err(|failure| {
+                    limits.error_for(failure, self.me, task.stamp, &self.history)
+                })?;
+                let streams = self.executor.exceeds_caches(&buffers);
+                let block = &mut direct.block;
+                carry_out(&part, arithmetic.kernel, places, block, streams, limits)?;
                 self.pass_together(task.stamp, limits).map(|()| true)
             });
         self.direct = direct;
@@ -140,36 +250,34 @@ impl Engine {
     /// Whether it is worth while to ask for [that](Self::directly), which all ranks know alike.
     #[inline]
     pub(super) fn may_be_direct(&mut self, request: &Request) -> bool {
-        let is_worth_it = request.collective == Collective::AllReduce
-            && request.bytes() >= LEAST_BYTES
+        let least = least_bytes(request.collective);
+        least.is_some_and(|least| request.bytes() >= least)
             && self.ranks > 1
             && self.planner.introduced().nodes() == 1
-            && !self.planner.is_forced(Collective::AllReduce);
-        if is_worth_it && self.direct.pause > 0 {
-            self.direct.pause -= 1;
-            return false;
-        }
-        is_worth_it
+            && !self.planner.is_forced(request.collective)
+            && self.direct.pauses[request.collective as usize].is_over()
     }
 
-    /// Tells all ranks where this rank's buffers are, and opens those of all others, if all can be reached.
-    fn ask<'a>(
+    /// Tells all ranks where this rank's buffers are. Returns what all have told, if all can be reached.
+    fn ask(
         &mut self,
         direct: &mut Direct,
+        request: &Request,
         stamp: Stamp,
-        (input, output): (Region<'a>, Region<'a>),
+        buffers: [Region<'_>; 2],
         limits: Limits<'_>,
-    ) -> Result<Option<Vec<Place<'a>>>, Box<Error>> {
+    ) -> Result<Option<Answers>, Box<Error>> {
+        const BYTES: usize = Answer::ENCODED_BYTES;
         let ranks = self.ranks as usize;
-        direct.answers.grow(ANSWER_BYTES * (1 + ranks));
+        direct.answers.grow(BYTES * (1 + ranks));
         let answers = direct.answers.region();
-        let (own, all) =
-            (answers.part(0, ANSWER_BYTES), answers.part(ANSWER_BYTES, ANSWER_BYTES * ranks));
-        let answer = answer(input, output);
-        copy(Source::from(&answer[..]), own.target(0, ANSWER_BYTES));
+        let (own, all) = (answers.part(0, BYTES), answers.part(BYTES, BYTES * ranks));
+        let [input, output] = buffers.map(|buffer| Window::on(buffer.address(), buffer.bytes()));
+        let answer = Answer { input, output }.encode();
+        copy(Source::from(&answer[..]), own.target(0, BYTES));
         let gather = Request {
             collective: Collective::AllGather,
-            count: ANSWER_BYTES,
+            count: BYTES,
             datatype: DataType::Uint8,
             reduction: Reduction::Builtin(ReduceOp::Sum),
             root: Rank(0),
@@ -179,118 +287,146 @@ impl Engine {
         let is_straight = plan.is_straight;
         let gather = Task { program, buffers, stamp, arithmetic: None, is_straight };
         self.drive(&gather, limits)?;
-        let mut told: SmallVec<[(Window, Window); 8]> = SmallVec::new();
-        for rank in 0..ranks {
-            let mut bytes = [0; ANSWER_BYTES];
-            copy(all.source(rank * ANSWER_BYTES, ANSWER_BYTES), (&mut bytes[..]).into());
-            let [input, output] =
-                [&bytes[..ANSWER_BYTES / 2], &bytes[ANSWER_BYTES / 2..]].map(window);
-            if let (Some(input), Some(output)) = (input, output)
-                && input.bytes() == output.bytes()
-            {
-                told.push((input, output));
+        let mut told = Answers::new();
+        for rank in 0..self.ranks {
+            let mut bytes = [0; BYTES];
+            copy(all.source(rank as usize * BYTES, BYTES), (&mut bytes[..]).into());
+            let answer = Answer::decode(&bytes);
+            let shapes = Shapes::of(request, Rank(rank), self.ranks)?;
+            if answer.suffices(shapes) {
+                told.push(answer);
             }
         }
+        let pause = &mut direct.pauses[request.collective as usize];
         if told.len() < ranks {
-            direct.last_pause = (2 * direct.last_pause).clamp(1, LONGEST_PAUSE);
-            direct.pause = direct.last_pause;
+            pause.lengthen();
             return Ok(None);
         }
-        direct.last_pause = 0;
-        let open = |(rank, (theirs, result)): (u32, &(Window, Window))| {
-            if Rank(rank) == self.me {
-                return Ok(Place::Here { input, output });
-            }
-            let mut open = |window| {
-                direct.windows.open(window).map_err(|cause| {
-                    let failure = Failure::Link { peer: Rank(rank), cause };
-                    limits.error_for(failure, self.me, stamp, &self.history)
-                })
-            };
-            let input = (theirs != result).then(|| open(theirs)).transpose()?;
-            Ok(Place::There { input, output: open(result)? })
-        };
-        (0..).zip(&told).map(open).collect::<Result<_, _>>().map(Some)
+        *pause = Pause::default();
+        Ok(Some(told))
     }
 
-    /// Combines this rank's slice of all inputs and puts it into all outputs.
-    fn combine(
+    /// Opens the memory of a part.
+    fn reach<'a>(
         &self,
-        direct: &mut Direct,
-        kernel: Kernel,
-        mut places: Vec<Place<'_>>,
-        limits: Limits<'_>,
-    ) -> Result<(), Error> {
-        let Place::Here { input, output } = &places[self.me.index()] else {
-            unreachable!("one of the places is here")
+        windows: &mut Windows,
+        part: &Part,
+        answers: &Answers,
+        [input, output]: [Region<'a>; 2],
+    ) -> Result<Places<'a>, Failure> {
+        let is_own = |index: usize| index == self.me.index();
+        let failure = |index: usize| {
+            #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
+            move |cause| Failure::Link { peer: Rank(index as u32), cause }
         };
-        let streams = self.executor.exceeds_caches(&[*input, *output]);
-        direct.block.grow(BLOCK_BYTES);
-        let block = direct.block.region();
-        let slice = slice(output.bytes(), self.me.index(), places.len());
-        for (number, offset) in slice.clone().step_by(BLOCK_BYTES).enumerate() {
-            if number % BLOCKS_PER_LOOK == 0
-                && let Some(fault) = limits.fault()
-            {
-                return Err(fault);
+        let told = |window: Option<Window>| window.expect("what is needed was found to be there");
+        let mut view = |index: usize| {
+            if is_own(index) {
+                return Ok(Input::Here(input));
             }
-            let bytes = BLOCK_BYTES.min(slice.end - offset);
-            let sources: SmallVec<[Source<'_>; 8]> =
-                places.iter().map(|place| place.source(offset, bytes)).collect();
-            reduce(kernel, &sources, block.target(0, bytes));
-            drop(sources);
-            places
-                .iter_mut()
-                .for_each(|place| place.place(offset, block.source(0, bytes), streams));
-        }
-        Ok(())
+            let window = told(answers[index].input);
+            windows.view(&window, part.read()).map(Input::There).map_err(failure(index))
+        };
+        let inputs: SmallVec<_> =
+            part.from.indices(answers.len()).map(&mut view).collect::<Result<_, _>>()?;
+        let open = |index: usize| {
+            let output = if is_own(index) {
+                Output::Here(output)
+            } else {
+                let window = told(answers[index].output);
+                Output::There(windows.open(&window, part.written()).map_err(failure(index))?)
+            };
+            let read = match part.from {
+                Of::All => inputs.get(index),
+                Of::One(rank) => inputs.first().filter(|_| rank.index() == index),
+            };
+            let start = output.address() + part.target;
+            let is_read =
+                read.is_some_and(|input: &Input<'_>| input.address() + part.source == start);
+            Ok(PlaceOfResult { output, is_read })
+        };
+        let outputs = part.to.indices(answers.len()).map(open).collect::<Result<_, _>>()?;
+        Ok(Places { inputs, outputs })
     }
 }
 
-/// What this rank tells the others: zeros where a buffer cannot be reached.
-fn answer(input: Region<'_>, output: Region<'_>) -> [u8; ANSWER_BYTES] {
-    let mut answer = [0; ANSWER_BYTES];
-    for (part, buffer) in answer.chunks_exact_mut(ANSWER_BYTES / 2).zip([input, output]) {
-        if let Some(window) = Window::on(buffer.address(), buffer.bytes()) {
-            part[0] = 1;
-            part[1..].copy_from_slice(&window.encode());
+/// Combines the inputs of a part and puts the result into its outputs, past the caches if it `streams`.
+fn carry_out(
+    part: &Part,
+    kernel: Kernel,
+    mut places: Places<'_>,
+    block: &mut Scratch,
+    streams: bool,
+    limits: Limits<'_>,
+) -> Ended {
+    block.grow(BLOCK_BYTES);
+    let block = block.region();
+    for (number, offset) in (0..part.bytes).step_by(BLOCK_BYTES).enumerate() {
+        if number % BLOCKS_PER_LOOK == 0
+            && let Some(fault) = limits.fault()
+        {
+            return Err(fault.into());
+        }
+        let bytes = BLOCK_BYTES.min(part.bytes - offset);
+        let (source, target) = (part.source + offset, part.target + offset);
+        let store = |from: Source<'_>, place: &mut PlaceOfResult<'_>| {
+            let target = place.output.target(target, bytes);
+            // What was just read as an input is in a cache.
+            if streams && !place.is_read {
+                copy_streaming(from, target)
+            } else {
+                copy(from, target)
+            }
+        };
+        match &places.inputs[..] {
+            [one] => {
+                // Where it is already it stays.
+                let outputs = places.outputs.iter_mut().filter(|place| !place.is_read);
+                outputs.for_each(|place| store(one.source(source, bytes), place));
+            }
+            inputs => {
+                let sources: SmallVec<[Source<'_>; 8]> =
+                    inputs.iter().map(|input| input.source(source, bytes)).collect();
+                if let ([place], false) = (&mut places.outputs[..], streams) {
+                    reduce(kernel, &sources, place.output.target(target, bytes));
+                    continue;
+                }
+                reduce(kernel, &sources, block.target(0, bytes));
+                drop(sources);
+                places.outputs.iter_mut().for_each(|place| store(block.source(0, bytes), place));
+            }
         }
     }
-    answer
-}
-
-/// Half of an answer.
-fn window(bytes: &[u8]) -> Option<Window> {
-    let (is_there, window) = bytes.split_first()?;
-    (*is_there == 1).then(|| Window::decode(window)).flatten()
-}
-
-/// Which bytes of a buffer rank number `index` of `ranks` combines.
-fn slice(bytes: usize, index: usize, ranks: usize) -> std::ops::Range<usize> {
-    let each = bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES);
-    (index * each).min(bytes)..((index + 1) * each).min(bytes)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use ccl_transport::shm::Allocation;
+
     use super::*;
 
     #[test]
-    fn slices_are_lines_and_make_up_the_whole() {
-        for (bytes, ranks) in [(1 << 20, 2), ((1 << 20) + 24, 3), (100, 7), (0, 2)] {
-            let slices: Vec<_> = (0..ranks).map(|index| slice(bytes, index, ranks)).collect();
-            assert_eq!(slices[0].start, 0);
-            assert_eq!(slices[ranks - 1].end, bytes);
-            assert!(slices.windows(2).all(|pair| pair[0].end == pair[1].start));
-            assert!(slices.iter().all(|slice| slice.is_empty() || slice.start % LINE_BYTES == 0));
+    fn answers_are_read_as_they_were_told() {
+        let allocation = Allocation::new(100).unwrap();
+        allocation.publish();
+        let start = allocation.start().addr().get();
+        let (input, output) = (Window::on(start, 40), Window::on(start + 50, 20));
+        assert!(input.is_some() && output.is_some());
+        for (input, output) in [(None, output), (input, None), (input, output)] {
+            let answer = Answer { input, output };
+            assert_eq!(Answer::decode(&answer.encode()), answer);
         }
+        Allocation::withdraw(start);
     }
 
     #[test]
-    fn memory_that_nobody_reaches_is_no_window() {
-        let memory = [0_u8; 10];
-        let told = answer(Region::of(&memory), Region::of(&memory));
-        assert_eq!(told, [0; ANSWER_BYTES]);
-        assert_eq!(window(&told[..ANSWER_BYTES / 2]), None);
+    fn who_asked_in_vain_pauses_for_longer_each_time() {
+        let mut pause = Pause::default();
+        for length in [1, 2, 4, 8, 16, 32, 64, 64] {
+            assert!(pause.is_over());
+            pause.lengthen();
+            assert!((0..length).all(|_| !pause.is_over()), "{length}");
+        }
     }
 }

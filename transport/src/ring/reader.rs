@@ -105,7 +105,7 @@ impl Reader {
                 borrowed.len() - 1
             }
         };
-        let start = borrowed[index].1.behind_head(loan.offset, loan.bytes).ok_or_else(invalid)?;
+        let start = borrowed[index].1.memory_at(loan.offset, loan.bytes).ok_or_else(invalid)?;
         // SAFETY: the bytes lie in the mapping, which stays until `release` at least; the writer
         // does not change them before that.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), loan.bytes) })

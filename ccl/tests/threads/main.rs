@@ -7,13 +7,15 @@
     reason = "small numbers; what a helper of a test unwraps fails the test"
 )]
 
+mod memory;
+
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use ccl::{
-    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Ragged, Rank,
-    ReduceOp, Reduction, Region, Request, UniqueId,
+    Collective, Communicator, Config, DataType, Error, Group, Operation, Ragged, Rank, ReduceOp,
+    Reduction, Region, Request, UniqueId,
 };
 use ccl_transport::clock;
 
@@ -180,112 +182,6 @@ fn started_calls_run_in_order() {
             assert_eq!(first[0], 3.0 * i as f32);
         }
     });
-}
-
-/// Large buffers in shareable memory are read in place by the peers: the results must not depend on
-/// that, in place or not, with neighbours that use ordinary memory.
-#[test]
-fn shareable_memory_gives_the_same_results() {
-    for (ranks, count) in [(2, 16_384), (4, 8_192), (4, 16_001), (4, 300_001), (3, 1_000_000)] {
-        share(ranks, count);
-    }
-}
-
-fn share(size: u32, count: usize) {
-    ranks(size, &config(), move |communicator| {
-        let me = communicator.rank().0;
-        let allocation = Allocation::new(2 * count * 4).unwrap();
-        let registration = communicator.register(allocation.address().addr(), 64).unwrap();
-        assert!(registration.is_shared());
-        for in_place in [false, true] {
-            let mut own: Vec<f32> = (0..count).map(|i| (i % 1000) as f32 + me as f32).collect();
-            let mut result = vec![0f32; count];
-            // SAFETY: the allocation is larger than both parts, and only this thread and the
-            // collective use it.
-            let whole = unsafe { Region::new(allocation.address(), 2 * count * 4) };
-            let (input, output) = (whole.part(0, count * 4), whole.part(count * 4, count * 4));
-            ccl_kernels::copy(Region::of(&own).source(0, count * 4), input.target(0, count * 4));
-            let request = Request {
-                collective: Collective::AllReduce,
-                count,
-                datatype: DataType::Float32,
-                reduction: Reduction::Builtin(ReduceOp::Sum),
-                root: Rank(0),
-            };
-            let output = if in_place { input } else { output };
-            // Rank 3 stays with ordinary memory.
-            let (input, output) = match me {
-                3 => (Region::of_mut(&mut own), Region::of_mut(&mut result)),
-                _ => (input, output),
-            };
-            let (input, output) = (Some(input), Some(output));
-            communicator.run(Operation::Collective { request, input, output }).unwrap();
-            let output = output.unwrap();
-            let mut got = vec![0f32; count];
-            ccl_kernels::copy(
-                output.source(0, count * 4),
-                Region::of_mut(&mut got).target(0, count * 4),
-            );
-            let ranks = size as f32;
-            let expected = |i| ranks * (i % 1000) as f32 + ranks * (ranks - 1.0) / 2.0;
-            let wrong = (0..count).find(|i| got[*i] != expected(*i));
-            assert_eq!(wrong, None, "in place: {in_place}, rank {me} of {size}, {count}");
-        }
-        communicator.deregister(registration).unwrap();
-    });
-}
-
-/// Where all ranks can reach all buffers they do without tiles; the bits are the same, whichever ranks can.
-#[test]
-fn the_bits_do_not_depend_on_whose_memory_is_shareable() {
-    const COUNT: usize = 400_003;
-    let results = ranks(3, &config(), |communicator| {
-        let me = communicator.rank().0;
-        let allocation = Allocation::new((2 * COUNT + 1) * 4).unwrap();
-        // SAFETY: the allocation is as large, and only this thread and the collectives use it.
-        let shared = unsafe { Region::new(allocation.address(), (2 * COUNT + 1) * 4) };
-        let mut ordinary = vec![0f32; 2 * COUNT + 1];
-        let ordinary = Region::of_mut(&mut ordinary);
-        let mut own = vec![0f32; COUNT];
-        let mut state = u64::from(me) + 1;
-        for value in &mut own {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
-            *value = ((state >> 40) as f32 - 8e6) * 1.3e-5;
-        }
-        let mut all = Vec::new();
-        // By bits: which ranks have ordinary memory. Each of them often enough for all to ask again.
-        for (ordinary_ranks, in_place) in
-            (0..40).map(|call| ([0, 1, 0, 7, 0, 0, 4, 2][call % 8], call % 3 == 0))
-        {
-            let memory = if ordinary_ranks >> me & 1 == 1 { ordinary } else { shared };
-            // Not at a line.
-            let (input, output) =
-                (memory.part(4, COUNT * 4), memory.part((COUNT + 1) * 4, COUNT * 4));
-            let output = if in_place { input } else { output };
-            ccl_kernels::copy(Region::of(&own).source(0, COUNT * 4), input.target(0, COUNT * 4));
-            let request = Request {
-                collective: Collective::AllReduce,
-                count: COUNT,
-                datatype: DataType::Float32,
-                reduction: Reduction::Builtin(ReduceOp::Sum),
-                root: Rank(0),
-            };
-            let (input, output) = (Some(input), Some(output));
-            communicator.run(Operation::Collective { request, input, output }).unwrap();
-            let mut got = vec![0u32; COUNT];
-            let into = Region::of_mut(&mut got);
-            ccl_kernels::copy(output.unwrap().source(0, COUNT * 4), into.target(0, COUNT * 4));
-            all.push(got);
-        }
-        all
-    });
-    let expected = &results[0][3];
-    for (rank, results) in results.iter().enumerate() {
-        let wrong = results.iter().position(|result| result != expected);
-        assert_eq!(wrong, None, "call that is wrong on rank {rank}");
-    }
 }
 
 #[test]
