@@ -340,7 +340,40 @@ static void groups(void)
     CHECK(ccl_barrier(comm));
 }
 
-/* ---- Wrong arguments ------------------------------------------------------------------------ */
+/* ---- Refusals ------------------------------------------------------------------------------- */
+
+/* A right call that is refused, for that reason. */
+#define ENDS(call)                                                                                \
+    do {                                                                                          \
+        EXPECT(expected, call);                                                                   \
+        REQUIRE(strstr(ccl_get_last_error(comm), reason) != NULL);                                \
+    } while (0)
+
+/* Every function, by itself and in a group, is refused for that reason. */
+static void every_function_ends(ccl_result_t expected, const char *reason)
+{
+    size_t counts[MOST_PROCESSES] = {1, 1, 1}, starts[MOST_PROCESSES] = {0, 1, 2};
+    int peer = (rank + 1) % ranks;
+    ENDS(ccl_cuda_allreduce(one, one, I32(1), CCL_SUM, comm, stream));
+    ENDS(ccl_cuda_allgather(one, many, I32(1), comm, stream));
+    ENDS(ccl_cuda_reducescatter(many, one, I32(1), CCL_SUM, comm, stream));
+    ENDS(ccl_cuda_broadcast(one, one, I32(1), 0, comm, stream));
+    ENDS(ccl_cuda_reduce(one, other, I32(1), CCL_SUM, 0, comm, stream));
+    ENDS(ccl_cuda_alltoall(many, more, I32(1), comm, stream));
+    ENDS(ccl_cuda_alltoallv(many, counts, starts, more, counts, starts, CCL_INT32, comm, stream));
+    ENDS(ccl_cuda_gather(one, many, I32(1), 0, comm, stream));
+    ENDS(ccl_cuda_scatter(many, one, I32(1), 0, comm, stream));
+    ENDS(ccl_cuda_barrier(comm, stream));
+    ENDS(ccl_cuda_send(one, I32(1), peer, comm, stream));
+    ENDS(ccl_cuda_recv(other, I32(1), peer, comm, stream));
+    CHECK(ccl_group_start());
+    EXPECT(expected, ccl_cuda_send(one, I32(1), peer, comm, stream));
+    EXPECT(expected, ccl_cuda_recv(other, I32(1), peer, comm, stream));
+    ENDS(ccl_group_end());
+    ccl_result_t state;
+    CHECK(ccl_comm_get_async_error(comm, &state));
+    REQUIRE(state == CCL_SUCCESS);
+}
 
 static void wrong(int device)
 {
@@ -373,8 +406,7 @@ static void wrong(int device)
     EXPECT(CCL_INVALID_ARGUMENT, ccl_cuda_barrier(NULL, stream));
 
     CUDA(cuStreamBeginCapture_v2(stream, CAPTURE_RELAXED));
-    EXPECT(CCL_INVALID_USAGE, ccl_cuda_barrier(comm, stream));
-    REQUIRE(strstr(ccl_get_last_error(comm), "captured into a graph") != NULL);
+    every_function_ends(CCL_INVALID_USAGE, "captured into a graph");
     CUDA(cuStreamEndCapture(stream, &graph));
 
     /* Nothing has happened. */
@@ -419,17 +451,19 @@ static void one_rank(int own, int all, ccl_unique_id_t id)
     CHECK(ccl_comm_destroy(comm));
 }
 
-/* What is said where there is nothing. */
+/* What every function says where there is nothing. */
 static void missing(ccl_result_t expected, const char *reason)
 {
+    static int32_t memory[4];
     ccl_unique_id_t id;
     CHECK(ccl_get_unique_id(&id));
     CHECK(ccl_comm_init_rank(&comm, 1, id, 0));
-    EXPECT(expected, ccl_cuda_allreduce(NULL, NULL, 0, CCL_FLOAT32, CCL_SUM, comm, NULL));
-    REQUIRE(strstr(ccl_get_last_error(comm), reason) != NULL);
-    CHECK(ccl_group_start());
-    EXPECT(expected, ccl_cuda_barrier(comm, NULL));
-    EXPECT(expected, ccl_group_end());
+    ranks = 1;
+    one = memory;
+    other = memory + 1;
+    many = memory + 2;
+    more = memory + 3;
+    every_function_ends(expected, reason);
     CHECK(ccl_barrier(comm));
     CHECK(ccl_comm_destroy(comm));
     printf("cuda: %s, and it is said so\n", reason);

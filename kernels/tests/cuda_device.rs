@@ -6,8 +6,9 @@ mod inputs;
 #[path = "cuda/nvrtc.rs"]
 mod nvrtc;
 
+use std::env;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Once;
 
@@ -15,8 +16,9 @@ use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::gpu::{Error, Gpu, Supply, Target, compile_into};
 use ccl_kernels::cuda::{Family, Module, Operation};
 
+use cuda::battery::{self, Cases};
 use cuda::device::Device;
-use cuda::{battery, neighbours, suite};
+use cuda::{neighbours, suite};
 use inputs::skip;
 
 /// The first device, or None where there is none, which was reported.
@@ -47,6 +49,27 @@ fn who_has_no_driver_is_told() {
         }
         (Err(other), _) => skip(&format!("a machine without CUDA driver: there is one: {other}")),
     }
+}
+
+/// The benchmark, if it was built with this test.
+fn gpu_bench() -> Option<PathBuf> {
+    let test = env::current_exe().expect("the test has a path");
+    let program = test.ancestors().nth(2)?.join("examples/gpu_bench");
+    program.is_file().then_some(program)
+}
+
+#[test]
+fn the_benchmark_tells_who_has_no_driver() {
+    let Some(program) = gpu_bench() else {
+        return skip("gpu_bench without a CUDA driver: this run of cargo builds no examples");
+    };
+    if !matches!(Gpu::count(), Err(Error::NoDriver)) {
+        return skip("gpu_bench without a CUDA driver: there is one");
+    }
+    let output = Command::new(program).arg("--small").output().expect("it can be started");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("no CUDA driver: there is no libcuda.so.1; "), "{text}");
 }
 
 /// Name and size of the parameter of every kernel of a PTX text.
@@ -108,9 +131,9 @@ fn modules_are_compiled_to_be_taken_along() {
 #[test]
 fn a_device_gives_the_bits_of_the_oracle() {
     let Some(device) = device() else { return };
-    right(battery::copies(&device, 20));
+    right(battery::copies(&device, Cases::Every, 2));
     for datatype in DataType::ALL {
-        right(battery::reduces(&device, datatype, 1));
+        right(battery::reduces(&device, datatype, Cases::Every, 1));
         if datatype.is_float() && datatype.bytes() < 4 {
             right(battery::pairs(&device, datatype));
         }
@@ -141,12 +164,12 @@ const MEETING: &str = "R2CCL_TEST_NEIGHBOUR";
 #[allow(clippy::disallowed_methods, reason = "a process of a test is told its part so")]
 fn two_processes_are_ranks_of_each_other() {
     let Some(device) = device() else { return };
-    if let Some(path) = std::env::var_os(MEETING) {
+    if let Some(path) = env::var_os(MEETING) {
         return right(neighbours::follow(&device.gpu, Path::new(&path)));
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("meeting");
-    let mut neighbour = Command::new(std::env::current_exe().unwrap());
+    let mut neighbour = Command::new(env::current_exe().unwrap());
     neighbour.args(["two_processes_are_ranks_of_each_other", "--exact"]).env(MEETING, &path);
     right(neighbours::lead(&device.gpu, &path, &mut neighbour));
 }

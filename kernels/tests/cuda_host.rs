@@ -9,7 +9,8 @@ mod inputs;
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::{battery, suite};
+use cuda::battery::{self, Cases};
+use cuda::suite;
 use host::Host;
 use inputs::skip;
 
@@ -29,7 +30,7 @@ fn right<T>(result: Result<T, String>) -> T {
 /// All operations of a type.
 fn reduces(datatype: DataType) {
     let Some(host) = processor(&[Module::Elements(datatype)]) else { return };
-    assert!(right(battery::reduces(&host, datatype, 4)) > 0);
+    assert!(right(battery::reduces(&host, datatype, Cases::Every, 1)) > 0);
     if datatype.is_float() && datatype.bytes() < 4 {
         assert!(right(battery::pairs(&host, datatype)) > 0);
     }
@@ -40,7 +41,7 @@ test_every_type!(reduces);
 #[test]
 fn copies() {
     let Some(host) = processor(&[Module::Copies]) else { return };
-    assert!(right(battery::copies(&host, 100)) > 0);
+    assert!(right(battery::copies(&host, Cases::Every, 2)) > 0);
 }
 
 /// Every type with one operation, and every operation with some types.

@@ -11,7 +11,8 @@ mod inputs;
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::{battery, suite};
+use cuda::battery::{self, Cases};
+use cuda::suite;
 use host::Host;
 use inputs::skip;
 
@@ -41,7 +42,7 @@ use DataType::{
 use Finder::{Copies, Flags, GivingUp, Pulls, Quarrels, Reduces, Relays, Told};
 
 #[rustfmt::skip]
-const LOOPS: [Mutant; 22] = [
+const LOOPS: [Mutant; 24] = [
     ("the last element is left out",
      "ends = count - parts.tail + parts.head;", "ends = count - parts.tail + parts.head - (count != 0);", Reduces(Uint8)),
     ("the head is one too long",
@@ -66,6 +67,10 @@ const LOOPS: [Mutant; 22] = [
     ("threads skip elements", "e < ends; e += grid) {\n        const u64 element", "e < ends; e += grid + 1) {\n        const u64 element", Reduces(Uint64)),
     ("a block repeats its first round", "round * per_block + thread();\n        reduce", "block() * per_block + thread();\n        reduce", Reduces(Uint8)),
     ("bytes of an unaligned element", "<< 8 * k;\n    return value;", "<< 8;\n    return value;", Reduces(Int64)),
+    ("three elements at the end, at one place of a vector, are left out",
+     "return {head, vectors, head + vectors * per_vector};", "return {head, vectors, into == 5 && count - head == vectors * per_vector + 3 ? count : head + vectors * per_vector};", Reduces(Int8)),
+    ("three elements, at one place of a vector, with one operation", "    const Split parts = split_operands(operands, first, count, size);",
+     "    if (Op::DIVIDES && count == 3 && reinterpret_cast<u64>(operands.destinations[0]) % VECTOR_BYTES == 11) count = 2;\n    const Split parts = split_operands(operands, first, count, size);", Reduces(Uint8)),
     ("destinations of a copy are taken for aligned alike", "if (together) return copy_pass", "return copy_pass", Copies),
     ("the first destination of a copy only", "copy_pass(p, d, d + 1, ", "copy_pass(p, 0, 1, ", Copies),
     ("the end of a copy is left out", "ends = p.bytes - parts.tail + parts.head;", "ends = parts.head;", Copies),
@@ -172,8 +177,11 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
     let host = |modules: &[Module]| Host::mutant(modules, &change);
     let elements = Module::Elements;
     Some(match finder {
-        Copies => battery::copies(&host(&[Module::Copies])?, 100).map(drop),
-        Reduces(datatype) => battery::reduces(&host(&[elements(datatype)])?, datatype, 4).map(drop),
+        Copies => battery::copies(&host(&[Module::Copies])?, Cases::Every, 2).map(drop),
+        Reduces(datatype) => {
+            let host = host(&[elements(datatype)])?;
+            battery::reduces(&host, datatype, Cases::Every, 1).map(drop)
+        }
         Finder::AllReduces(family, datatype, operation) => {
             let host = host(&[Module::Copies, elements(datatype)])?;
             suite::all_reduces(&host, family, datatype, operation, 0..30).map(drop)

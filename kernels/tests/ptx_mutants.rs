@@ -15,7 +15,8 @@ use std::sync::Once;
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{Family, Module, Operation};
 
-use cuda::{battery, suite};
+use cuda::battery::{self, Cases};
+use cuda::suite;
 use inputs::skip;
 use interpreter::Interpreter;
 
@@ -120,10 +121,10 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
         Some(suite::all_reduces(&interpreter, family, Float32, sum, 0..30).map(drop))
     };
     Some(match finder {
-        Copies => battery::copies(&interpreter(&[Module::Copies])?, 50).map(drop),
+        Copies => battery::copies(&interpreter(&[Module::Copies])?, Cases::Every, 1).map(drop),
         Reduces(datatype) => {
             let interpreter = interpreter(&[elements(datatype)])?;
-            battery::reduces(&interpreter, datatype, 2).map(drop)
+            battery::reduces(&interpreter, datatype, Cases::Few, 2).map(drop)
         }
         LowLatency => all_reduces(Family::LowLatency)?,
         Push => all_reduces(Family::Push)?,

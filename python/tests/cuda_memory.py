@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy as np
 _PORTABLE = 1
 _AT_LEAST = 0
 _NON_BLOCKING = 1
+_RELAXED = 2
 _CUDA = 2
 _CODES = {"i": 0, "u": 1, "f": 2}
 
@@ -38,6 +41,14 @@ class Device:
 
     def synchronise(self, stream: int) -> None:
         _succeed(self.driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
+
+    @contextlib.contextmanager
+    def capture(self, stream: int) -> Iterator[None]:
+        """What is put on the stream becomes part of a graph, which nobody runs."""
+        handle, graph = ctypes.c_void_p(stream), ctypes.c_void_p()
+        _succeed(self.driver.cuStreamBeginCapture_v2(handle, _RELAXED))
+        yield
+        _succeed(self.driver.cuStreamEndCapture(handle, ctypes.byref(graph)))
 
     def is_idle(self, stream: int) -> bool:
         return bool(self.driver.cuStreamQuery(ctypes.c_void_p(stream)) == 0)

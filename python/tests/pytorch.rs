@@ -1,5 +1,10 @@
 //! Runs the tests of the backend for PyTorch, in the smallest PyTorch that can be had.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../../ccl/tests/cuda/kernels.rs"]
+mod kernels;
+#[path = "../../kernels/tests/cuda/nvrtc.rs"]
+mod nvrtc;
 mod support;
 
 use std::process::Command;
@@ -19,18 +24,19 @@ fn the_backend_passes_its_tests() {
     }
 }
 
-/// With devices that are interpreters, and a runtime of CUDA that is small.
+/// With devices that are interpreters, a runtime of CUDA that is small, and kernels where they can be compiled.
 #[test]
 fn the_backend_passes_its_tests_on_devices() {
     let Some(environment) = installed() else { return };
     let tests = package_folder().join("tests/pytorch_cuda");
     let runtime = environment.folder.join("runtime");
     succeeded(Command::new(&environment.python).arg(tests.join("cudart.py")).arg(&runtime));
-    let variables = [
+    let mut variables = vec![
         ("LD_PRELOAD", runtime.join("libcudart.so.13")),
         ("LD_LIBRARY_PATH", driver()),
         ("FAKECUDA_DEVICES", "2".into()),
     ];
+    variables.extend(kernels::folder().map(|folder| ("CCL_TEST_CUDA_KERNELS", folder)));
     environment.pytest(&[tests], &variables);
 }
 

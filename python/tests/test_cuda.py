@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes.util
 import gc
+import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -291,6 +292,44 @@ def test_an_abort_ends_calls_and_streams_go_on() -> None:
         assert "on purpose" in message
 
 
+def captured(communicator: r2ccl.Communicator) -> None:
+    device = Device()
+    stream = device.stream()
+    array, received = Array(device, own(communicator)), Array(device, own(communicator))
+    following = (communicator.rank + 1) % communicator.size
+    previous = (communicator.rank - 1) % communicator.size
+
+    def exchange() -> None:
+        with r2ccl.Group():
+            communicator.send(array, following, stream=stream)
+            communicator.recv(received, previous, stream=stream)
+
+    calls: list[Callable[[], Any]] = [
+        lambda: communicator.all_reduce(array, stream=stream),
+        lambda: communicator.broadcast(array, stream=stream),
+        lambda: communicator.barrier(stream=stream),
+        exchange,
+    ]
+    # Before the communicator has a device, and after.
+    for _ in range(2):
+        for call in calls:
+            with (
+                device.capture(stream),
+                pytest.raises(r2ccl.InvalidUsageError, match="captured into a graph"),
+            ):
+                call()
+        communicator.barrier(stream=stream)
+    # Nothing has happened.
+    communicator.all_reduce(array, stream=stream)
+    device.synchronise(stream)
+    np.testing.assert_array_equal(array.values(), total(communicator))
+
+
+@needs_driver
+def test_a_call_cannot_be_captured() -> None:
+    run(captured, 2)
+
+
 def finalized(communicator: r2ccl.Communicator) -> None:
     device = Device()
     stream = device.stream()
@@ -306,24 +345,46 @@ def test_the_end_waits_for_calls_on_streams() -> None:
     run(finalized, 2)
 
 
+_PLACES = itertools.count(1)
+
+
 class Nowhere:
     """Says that it is memory of a device."""
 
-    __cuda_array_interface__ = {
-        "version": 3,
-        "shape": (4,),
-        "typestr": "<f4",
-        "data": (4096, False),
-        "stream": None,
-    }
+    def __init__(self) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (4,),
+            "typestr": "<f4",
+            "data": (4096 * next(_PLACES), False),
+            "stream": None,
+        }
 
 
 def test_without_a_driver_the_error_says_so() -> None:
     if ctypes.util.find_library("cuda") is not None:
         pytest.skip("there is a driver")
     with worlds.alone() as communicator:
-        with pytest.raises(r2ccl.CudaError, match="no CUDA driver"):
-            communicator.all_reduce(Nowhere())
+        own, other = Nowhere(), Nowhere()
+        calls: list[Callable[[], Any]] = [
+            lambda: communicator.all_reduce(own),
+            lambda: communicator.all_gather(own, other),
+            lambda: communicator.reduce_scatter(own, other),
+            lambda: communicator.broadcast(own),
+            lambda: communicator.reduce(own, other),
+            lambda: communicator.all_to_all(own, other),
+            lambda: communicator.all_to_all_v(own, other, [4], [4]),
+            lambda: communicator.gather(own, other),
+            lambda: communicator.scatter(own, other),
+            lambda: communicator.send(own, 0),
+            lambda: communicator.recv(own, 0),
+            lambda: communicator.barrier(stream=1),
+        ]
+        for call in calls:
+            with pytest.raises(r2ccl.CudaError, match="no CUDA driver"):
+                call()
+            with pytest.raises(r2ccl.CudaError, match="no CUDA driver"), r2ccl.Group():
+                call()
         values = np.ones(4, np.float32)
         communicator.all_reduce(values)
         assert (values == 1).all()

@@ -68,3 +68,15 @@ impl Gpu {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let error = Device::open(0).unwrap_err();
+        let is_said = |text: &str| text.contains("built without the feature cuda");
+        assert!(matches!(&error, Error::InvalidUsage(text) if is_said(text)), "{error}");
+    }
+}

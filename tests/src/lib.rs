@@ -34,6 +34,9 @@ pub mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "gpu_absent.rs"]
 pub mod gpu;
+// In the tests of the crate the feature is on.
+#[cfg(all(test, feature = "cuda"))]
+pub mod gpu_absent;
 pub mod launch;
 pub mod membership;
 pub mod number;

@@ -28,8 +28,9 @@ use ccl_kernels::cuda::gpu::{Error, Gpu, Supply};
 use ccl_kernels::cuda::{Family, Operation};
 
 use bars::Bars;
+use cuda::battery::{self, Cases};
 use cuda::device::Device;
-use cuda::{battery, neighbours, suite};
+use cuda::{neighbours, suite};
 use operations::Bench;
 use ranks::{low_latency, push};
 
@@ -119,10 +120,10 @@ fn measure(gpu: Gpu, small: bool, strict: bool) -> Outcome<()> {
 
 /// The battery and the protocols.
 fn check(device: &Device, small: bool) -> Outcome<()> {
-    let repeats = if small { 1 } else { 4 };
-    println!("copies: {} bytes are right", battery::copies(device, 25 * repeats)?);
+    let (cases, repeats) = if small { (Cases::Few, 1) } else { (Cases::Every, 2) };
+    println!("copies: {} bytes are right", battery::copies(device, cases, 2 * repeats)?);
     for datatype in DataType::ALL {
-        let mut checked = battery::reduces(device, datatype, repeats)?;
+        let mut checked = battery::reduces(device, datatype, cases, repeats)?;
         if !small && datatype.is_float() && datatype.bytes() < 4 {
             checked += battery::pairs(device, datatype)?;
         }

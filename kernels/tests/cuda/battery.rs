@@ -1,5 +1,10 @@
 //! Copies and reductions: every type, operation, number of sources and destinations, size and
 //! alignment, in place and not, bit for bit against the oracle of the processors' kernels.
+//!
+//! For each type and operation, every size meets every alignment of [`Cases`], and every number of
+//! sources meets every number of destinations; which of the ones meet which of the others is dealt out.
+//! Drawn are elements, scalars, divisors, blocks, threads, which operands are in place, and where in a
+//! vector operands lie that do not lie alike.
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::{
@@ -19,18 +24,100 @@ const DIVISORS: [u32; 9] = [1, 2, 3, 7, 8, 255, 256, 65_537, u32::MAX];
 /// How places in memory lie in vectors.
 #[derive(Clone, Copy, Debug)]
 enum Alignment {
-    /// All at the same place, a multiple of the element.
-    Same,
-    /// Destinations at the same place, sources anywhere.
-    SourcesApart,
+    /// All this many bytes into a vector, a multiple of the element.
+    Same(usize),
+    /// Destinations this many bytes into a vector, the first source elsewhere, others anywhere.
+    SourcesApart(usize),
     /// Each at a multiple of the element.
     Elements,
     /// Anywhere.
     Bytes,
 }
 
-const ALIGNMENTS: [Alignment; 4] =
-    [Alignment::Same, Alignment::SourcesApart, Alignment::Elements, Alignment::Bytes];
+impl Alignment {
+    /// How many bytes into a vector a source begins.
+    fn source(self, random: &mut Random, size: usize, index: usize) -> usize {
+        match self {
+            Self::Same(shift) => shift,
+            Self::SourcesApart(shift) if index == 0 => {
+                (shift + 1 + random.below(VECTOR_BYTES - 1)) % VECTOR_BYTES
+            }
+            Self::Elements => random.below(VECTOR_BYTES / size) * size,
+            Self::SourcesApart(_) | Self::Bytes => random.below(VECTOR_BYTES),
+        }
+    }
+
+    /// The same of a destination.
+    fn destination(self, random: &mut Random, size: usize) -> usize {
+        match self {
+            Self::Same(shift) | Self::SourcesApart(shift) => shift,
+            Self::Elements => random.below(VECTOR_BYTES / size) * size,
+            Self::Bytes => random.below(VECTOR_BYTES),
+        }
+    }
+}
+
+/// Which sizes and alignments there are. Every on the host, on a GPU, and on the interpreter for the
+/// first of its architectures; few for the others, and on the imitation of the driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cases {
+    /// Those of `SIZES`, and enough others for every number of elements behind the last vector, at each
+    /// place. Operands that lie alike lie at every multiple of the element.
+    Every,
+    /// Those of `SIZES`. Operands that lie alike lie at one place, drawn anew for every size.
+    Few,
+}
+
+impl Cases {
+    /// Numbers of elements of `size` bytes.
+    fn counts(self, size: usize) -> Vec<usize> {
+        let per_vector = VECTOR_BYTES / size;
+        // The first ones have a vector wherever all lie, the others also where sources lie apart.
+        let ends = [2, 4].map(|vectors| vectors * per_vector..(vectors + 1) * per_vector);
+        match self {
+            Self::Every => SIZES.into_iter().chain(ends.into_iter().flatten()).collect(),
+            Self::Few => SIZES.to_vec(),
+        }
+    }
+
+    fn alignments(self, random: &mut Random, size: usize) -> Vec<Alignment> {
+        let every: Vec<usize> = (0..VECTOR_BYTES).step_by(size).collect();
+        let mut shifts = || match self {
+            Self::Every => every.clone(),
+            Self::Few => vec![random.pick(&every)],
+        };
+        let same = shifts().into_iter().map(Alignment::Same);
+        let apart = shifts().into_iter().map(Alignment::SourcesApart);
+        same.chain(apart).chain([Alignment::Elements, Alignment::Bytes]).collect()
+    }
+
+    /// All sizes with all alignments. The numbers of operands are dealt to them: each as often as the
+    /// others, but for one.
+    fn dealt<C: Copy>(self, random: &mut Random, size: usize, operands: &[C]) -> Vec<Case<C>> {
+        let mut product = Vec::new();
+        for count in self.counts(size) {
+            product.extend(self.alignments(random, size).into_iter().map(|a| (count, a)));
+        }
+        assert!(product.len() >= operands.len(), "some numbers of operands would be left out");
+        let mut deck = Vec::new();
+        let deal = |(count, alignment)| {
+            if deck.is_empty() {
+                deck.extend_from_slice(operands);
+            }
+            Case { count, alignment, operands: deck.swap_remove(random.below(deck.len())) }
+        };
+        product.into_iter().map(deal).collect()
+    }
+}
+
+/// What is not drawn in a launch.
+#[derive(Clone, Copy, Debug)]
+struct Case<C> {
+    /// Elements, or bytes of a copy.
+    count: usize,
+    alignment: Alignment,
+    operands: C,
+}
 
 /// Offsets of sources and destinations in one stretch of memory, with guard bytes between them.
 struct Places {
@@ -40,7 +127,7 @@ struct Places {
 }
 
 impl Places {
-    /// Of `bytes` each; sometimes destinations are in the places of sources.
+    /// Of `bytes` each; sometimes sources are in the places of destinations.
     fn draw(
         random: &mut Random,
         alignment: Alignment,
@@ -48,27 +135,24 @@ impl Places {
         counts: (usize, usize),
         bytes: usize,
     ) -> Self {
-        let shared = random.below(VECTOR_BYTES / size) * size;
         let stride = (bytes + 2 * GUARD_BYTES).next_multiple_of(VECTOR_BYTES);
         let mut next = GUARD_BYTES;
-        let mut place = |is_source: bool| {
-            let shift = match alignment {
-                Alignment::Same => shared,
-                Alignment::SourcesApart if !is_source => shared,
-                Alignment::Elements => random.below(VECTOR_BYTES / size) * size,
-                Alignment::SourcesApart | Alignment::Bytes => random.below(VECTOR_BYTES),
-            };
+        let mut place = |shift: usize| {
             let start = next + shift;
             next += stride;
             start
         };
-        let sources: Vec<usize> = (0..counts.0).map(|_| place(true)).collect();
-        let mut destinations: Vec<usize> = (0..counts.1).map(|_| place(false)).collect();
+        let mut sources: Vec<usize> =
+            (0..counts.0).map(|index| place(alignment.source(random, size, index))).collect();
+        let destinations: Vec<usize> =
+            (0..counts.1).map(|_| place(alignment.destination(random, size))).collect();
         let total = next + GUARD_BYTES;
         if random.below(3) == 0 {
-            for (destination, source) in destinations.iter_mut().zip(&sources) {
+            // One source stays apart.
+            let first = usize::from(matches!(alignment, Alignment::SourcesApart(_)));
+            for (source, destination) in sources.iter_mut().zip(&destinations).skip(first) {
                 if random.below(2) == 0 {
-                    *destination = *source;
+                    *source = *destination;
                 }
             }
         }
@@ -161,10 +245,9 @@ fn reduce_once(
     machine: &dyn Machine,
     random: &mut Random,
     (operation, datatype): (Operation, DataType),
-    counts: (usize, usize),
+    case: Case<(usize, usize)>,
 ) -> Result<u64, String> {
-    let alignment = random.pick(&ALIGNMENTS);
-    let count = random.pick(&SIZES);
+    let Case { count, alignment, operands: counts } = case;
     let (size, length) = (datatype.bytes(), count * datatype.bytes());
     let places = Places::draw(random, alignment, size, counts, length);
     let contributions: Vec<Vec<u8>> =
@@ -201,19 +284,21 @@ fn reduce_once(
     Ok((count * counts.1) as u64)
 }
 
-/// All reductions of a type, `repeats` times for each number of sources and destinations; returns the
-/// elements that were right.
+/// All reductions of a type, every case `repeats` times; returns the elements that were right.
 pub(crate) fn reduces(
     machine: &dyn Machine,
     datatype: DataType,
+    cases: Cases,
     repeats: usize,
 ) -> Result<u64, String> {
     let mut random = Random(2027 + datatype as u64);
+    let counts: Vec<(usize, usize)> =
+        (1..=MOST_RANKS).flat_map(|s| (1..=MOST_RANKS).map(move |d| (s, d))).collect();
     let mut checked = 0;
     for operation in Operation::ALL.into_iter().filter(|operation| operation.is_of(datatype)) {
-        for counts in (1..=MOST_RANKS).flat_map(|s| (1..=MOST_RANKS).map(move |d| (s, d))) {
-            for _ in 0..repeats {
-                checked += reduce_once(machine, &mut random, (operation, datatype), counts)?;
+        for _ in 0..repeats {
+            for case in cases.dealt(&mut random, datatype.bytes(), &counts) {
+                checked += reduce_once(machine, &mut random, (operation, datatype), case)?;
             }
         }
     }
@@ -254,38 +339,50 @@ pub(crate) fn pairs(machine: &dyn Machine, datatype: DataType) -> Result<u64, St
     Ok(checked)
 }
 
-/// Copies to all numbers of destinations, `repeats` times each; returns the bytes that were right.
-pub(crate) fn copies(machine: &dyn Machine, repeats: usize) -> Result<u64, String> {
+/// Copies, every case `repeats` times and as often some of any length to every number of
+/// destinations; returns the bytes that were right.
+pub(crate) fn copies(machine: &dyn Machine, cases: Cases, repeats: usize) -> Result<u64, String> {
     let mut random = Random(77);
+    let counts: Vec<usize> = (1..=MOST_RANKS).collect();
     let mut checked = 0;
-    for count in (1..=MOST_RANKS).flat_map(|count| vec![count; repeats]) {
-        let alignment = random.pick(&ALIGNMENTS);
-        let length = [random.pick(&SIZES), random.below(20_000)][random.below(2)];
-        let places = Places::draw(&mut random, alignment, 1, (1, count), length);
-        let mut before: Vec<u8> = (0..places.total).map(|at| (at * 41 + 7) as u8).collect();
-        let source = elements(&mut random, DataType::Uint8, length);
-        let here = places.sources[0];
-        before[here..here + length].copy_from_slice(&source);
-        let mut after = before.clone();
-        for &place in &places.destinations {
-            after[place..place + length].copy_from_slice(&source);
+    for _ in 0..repeats {
+        let mut dealt = cases.dealt(&mut random, 1, &counts);
+        for &operands in &counts {
+            let alignment = random.pick(&dealt).alignment;
+            dealt.push(Case { count: random.below(20_000), alignment, operands });
         }
-        let shape = (random.pick(&BLOCKS), random.pick(&THREADS));
-        let launch = |base| {
-            let parameters = CopyParameters {
-                source: base + here as u64,
-                destinations: addresses(base, &places.destinations),
-                bytes: length as u64,
-                destination_count: count as u32,
-                unused: 0,
-            };
-            Launch::new(0, Entry::Copy, shape, &parameters)
-        };
-        let ranges = |base| places.ranges(base, length);
-        require(machine, launch, random.next(), (&before, &after), ranges).map_err(|wrong| {
-            format!("{length} bytes to {count}, {alignment:?}, {shape:?}: {wrong}")
-        })?;
-        checked += (length * count) as u64;
+        for case in dealt {
+            checked += copy_once(machine, &mut random, case)?;
+        }
     }
     Ok(checked)
+}
+
+/// One copy; returns the bytes that were right.
+fn copy_once(machine: &dyn Machine, random: &mut Random, case: Case<usize>) -> Result<u64, String> {
+    let Case { count: length, alignment, operands: count } = case;
+    let places = Places::draw(random, alignment, 1, (1, count), length);
+    let mut before: Vec<u8> = (0..places.total).map(|at| (at * 41 + 7) as u8).collect();
+    let source = elements(random, DataType::Uint8, length);
+    let here = places.sources[0];
+    before[here..here + length].copy_from_slice(&source);
+    let mut after = before.clone();
+    for &place in &places.destinations {
+        after[place..place + length].copy_from_slice(&source);
+    }
+    let shape = (random.pick(&BLOCKS), random.pick(&THREADS));
+    let launch = |base| {
+        let parameters = CopyParameters {
+            source: base + here as u64,
+            destinations: addresses(base, &places.destinations),
+            bytes: length as u64,
+            destination_count: count as u32,
+            unused: 0,
+        };
+        Launch::new(0, Entry::Copy, shape, &parameters)
+    };
+    let ranges = |base| places.ranges(base, length);
+    require(machine, launch, random.next(), (&before, &after), ranges)
+        .map_err(|wrong| format!("{length} bytes to {count}, {alignment:?}, {shape:?}: {wrong}"))?;
+    Ok((length * count) as u64)
 }

@@ -6,6 +6,7 @@ import os
 import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from worlds import SECONDS, die, meet, outcomes_of, run_world
@@ -224,6 +225,34 @@ def used_in_a_fork() -> str:
 def test_a_forked_child_is_told_that_it_cannot_use_the_group() -> None:
     for message in run_world(2, used_in_a_fork):
         assert "forked" in message
+
+
+def devices_that_are_not_there() -> list[str]:
+    group = dist.new_group(backend="cuda:r2ccl")
+    everybody: list[object] = [None] * dist.get_world_size()
+    messages = []
+    for wanted in (
+        lambda: dist.all_reduce(torch.ones(4, device="cuda"), group=group),
+        # The objects travel as tensors of a device.
+        lambda: dist.all_gather_object(everybody, 1, group=group),
+    ):
+        try:
+            wanted()
+            messages.append("nothing")
+        except RuntimeError as error:
+            messages.append(str(error))
+    after = torch.ones(1)
+    dist.all_reduce(after)
+    assert after.item() == dist.get_world_size()
+    return messages
+
+
+def test_without_a_driver_pytorch_says_so_and_the_group_goes_on() -> None:
+    if torch.cuda.is_available() or not torch.backends.cuda.is_built():
+        pytest.skip("there is a CUDA device, or a PyTorch without CUDA")
+    for messages in run_world(2, devices_that_are_not_there):
+        for message in messages:
+            assert "No CUDA GPUs are available" in message or "NVIDIA driver" in message
 
 
 def used_after_its_end() -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -187,8 +189,11 @@ def test_uneven_calls_that_are_larger_than_what_is_pinned() -> None:
     run_world(3, experts, environment={"R2CCL_CUDA_STAGING_BYTES": "65536"})
 
 
-def by_kernels() -> None:
+def by_kernels(logs: Path) -> None:
     """The first calls go through the host; then all ranks change to kernels."""
+    log = logs / f"{dist.get_rank()}"
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), sys.stderr.fileno())
     for _ in range(3):
         blocks()
         exchanges()
@@ -197,13 +202,16 @@ def by_kernels() -> None:
         for _ in range(20):
             x = torch.randn(count, generator=generator)
             same(lambda _, o: dist.all_reduce(o[0]), [], [x])
+    # Nothing else tells which way calls go.
+    assert "collectives without the host" in log.read_text()
 
 
-def test_calls_that_kernels_of_the_library_do() -> None:
+def test_calls_that_kernels_of_the_library_do(tmp_path: Path) -> None:
     folder = os.environ.get("CCL_TEST_CUDA_KERNELS")
     if folder is None:
         pytest.skip("CCL_TEST_CUDA_KERNELS names no folder with compiled kernels")
-    run_world(2, by_kernels, environment={"R2CCL_CUDA_KERNELS": folder})
+    environment = {"R2CCL_CUDA_KERNELS": folder, "R2CCL_LOG": "ccl=info"}
+    run_world(2, by_kernels, tmp_path, environment=environment)
 
 
 def messages() -> None:
