@@ -47,8 +47,8 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        let _freed_with_its_last_registration =
-            shm::Allocation::withdraw(self.memory.start().addr().get());
+        // Freed with its last registration.
+        self.memory.withdraw();
     }
 }
 
@@ -65,8 +65,8 @@ pub struct Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.is_published {
-            let _freed_with_its_last_registration = shm::Allocation::withdraw(self.address);
+        if let Some(memory) = self.memory.as_ref().filter(|_| self.is_published) {
+            memory.withdraw();
         }
     }
 }
@@ -100,17 +100,13 @@ impl Communicator {
             let text = format!("{bytes} bytes at address {address:#x} cannot be registered");
             return Err(Error::InvalidArgument(text));
         }
+        // Of its own memory the library knows until when it is there; of the application's for each registration anew.
         let known = shm::Allocation::containing(address, bytes);
-        let begins_there = |memory: &shm::Allocation| {
-            memory.is_of_application() && memory.start().addr().get() == address
-        };
-        let own = match &known {
-            Some(memory) => Some(memory).filter(|memory| begins_there(memory)).cloned(),
-            None => shm::Allocation::of_application(address, bytes),
-        };
-        own.iter().for_each(shm::Allocation::publish);
-        let is_published = own.is_some();
-        Ok(Registration { memory: own.or(known), is_published, address, bytes })
+        let own = known.filter(|memory| !memory.is_of_application());
+        let is_published = own.is_none();
+        let memory = own.or_else(|| shm::Allocation::of_application(address, bytes));
+        memory.iter().filter(|_| is_published).for_each(shm::Allocation::publish);
+        Ok(Registration { memory, is_published, address, bytes })
     }
 
     /// Ends a registration.

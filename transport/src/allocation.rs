@@ -25,8 +25,9 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
 
-/// All allocations that were [published](Allocation::publish), by their first address, and how often.
-static PUBLISHED: RwLock<BTreeMap<usize, (Allocation, usize)>> = RwLock::new(BTreeMap::new());
+/// All allocations that were [published](Allocation::publish), by their first address and length, and how often.
+static PUBLISHED: RwLock<BTreeMap<(usize, usize), (Allocation, usize)>> =
+    RwLock::new(BTreeMap::new());
 
 impl Allocation {
     /// Allocates `bytes` bytes.
@@ -66,33 +67,34 @@ impl Allocation {
     }
 
     /// Keeps a clone under its address, so that [`Self::loan`] finds it, until as many [withdrawals](Self::withdraw).
-    /// Of several that begin there the longest is found.
     pub fn publish(&self) {
         let mut published = PUBLISHED.write().unwrap_or_else(PoisonError::into_inner);
-        let (known, times) =
-            published.entry(self.start().addr().get()).or_insert_with(|| (self.clone(), 0));
-        if known.bytes < self.bytes {
-            *known = self.clone();
-        }
-        *times += 1;
+        published.entry(self.place()).or_insert_with(|| (self.clone(), 0)).1 += 1;
     }
 
-    /// Forgets what begins at `address`, and returns it, if it was published once more than withdrawn.
-    pub fn withdraw(address: usize) -> Option<Self> {
+    /// Takes back that it was published, or that another one of the same bytes was.
+    pub fn withdraw(&self) {
         let mut published = PUBLISHED.write().unwrap_or_else(PoisonError::into_inner);
-        let (_, times) = published.get_mut(&address)?;
-        *times -= 1;
-        if *times > 0 {
-            return None;
+        if let Some((_, times)) = published.get_mut(&self.place()) {
+            *times -= 1;
+            if *times == 0 {
+                published.remove(&self.place());
+            }
         }
-        published.remove(&address).map(|(allocation, _)| allocation)
     }
 
-    /// The published allocation in which the `bytes` bytes at `address` lie.
+    /// Its first address and length.
+    fn place(&self) -> (usize, usize) {
+        (self.start().addr().get(), self.bytes)
+    }
+
+    /// The published allocation in which the `bytes` bytes at `address` lie: the longest of those that begin at the
+    /// last address before them.
     #[must_use]
     pub fn containing(address: usize, bytes: usize) -> Option<Self> {
         let published = PUBLISHED.read().unwrap_or_else(PoisonError::into_inner);
-        let (start, (allocation, _)) = published.range(..=address).next_back()?;
+        let ((start, _), (allocation, _)) =
+            published.range(..=(address, usize::MAX)).next_back()?;
         let end = (address - start).checked_add(bytes)?;
         (end <= allocation.bytes).then(|| allocation.clone())
     }
@@ -133,7 +135,7 @@ mod tests {
         assert_eq!(Allocation::loan(start + 100, 9_900).map(|loan| loan.offset), Some(100));
         assert_eq!(Allocation::loan(start + 100, 9_901), None);
         assert_eq!(Allocation::loan(start - 1, 1), None);
-        assert!(Allocation::withdraw(start).is_some());
+        allocation.withdraw();
         assert_eq!(Allocation::loan(start, 1), None);
     }
 }

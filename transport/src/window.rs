@@ -282,7 +282,7 @@ mod tests {
         let view = windows.view(&window, 0..50).unwrap();
         assert_eq!((view.address(), view.bytes(10..13)), (opened.address(), &[7; 3][..]));
         drop((opened, view));
-        assert!(Allocation::withdraw(address(&allocation)).is_some());
+        allocation.withdraw();
         assert_eq!(Window::on(address(&allocation), 1), None, "nobody knows it any more");
     }
 
@@ -298,7 +298,7 @@ mod tests {
         assert!(matches!(windows.open(&old, 0..100), Err(TransportError::PeerGone(_))));
         assert!(Window::revoke(start, Duration::ZERO), "who was refused does not count");
         assert!(windows.open(&Window::on(start, 100).unwrap(), 0..100).is_ok());
-        Allocation::withdraw(start);
+        allocation.withdraw();
     }
 
     #[test]
@@ -311,7 +311,7 @@ mod tests {
         assert!(matches!(Windows::default().open(&window, 0..1), Err(TransportError::Protocol(_))));
         assert_eq!(Window::decode(&[0; 7]), None);
         assert!(Window::revoke(0, Duration::ZERO), "memory of others has no windows");
-        Allocation::withdraw(address(&allocation));
+        allocation.withdraw();
     }
 
     #[test]
@@ -321,7 +321,7 @@ mod tests {
             let allocation = published(10);
             let window = Window::on(address(&allocation), 10).unwrap();
             drop(windows.open(&window, 0..window.bytes()).unwrap());
-            Allocation::withdraw(address(&allocation));
+            allocation.withdraw();
         }
         assert_eq!(windows.mapped.len(), REMEMBERED);
     }

@@ -70,7 +70,7 @@ fn lent_memory_is_read_in_place_and_comes_back() {
     assert!(a.returned() < number);
     b.release().unwrap();
     assert_eq!(a.returned(), number);
-    assert!(shm::Allocation::withdraw(start.addr().get()).is_some());
+    allocation.withdraw();
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_loan_beyond_the_allocation_is_refused() {
     assert!(a.lend(&Stamp { sequence: 1, signature }, &loan).unwrap().is_some());
     assert!(b.peek().is_none());
     assert!(matches!(b.progress(), Err(TransportError::Protocol(_))));
-    assert!(shm::Allocation::withdraw(allocation.start().addr().get()).is_some());
+    allocation.withdraw();
 }
 
 /// Longer than anybody sleeps who is woken.

@@ -417,7 +417,7 @@ mod tests {
             let answer = Answer { input, output };
             assert_eq!(Answer::decode(&answer.encode()), answer);
         }
-        Allocation::withdraw(start);
+        allocation.withdraw();
     }
 
     #[test]

@@ -179,6 +179,35 @@ fn every_collective_in_memory_of_all_ranks() {
     }
 }
 
+#[test]
+fn memory_of_the_application_is_shared_as_long_as_it_is_registered() {
+    use ccl_transport::shm::Allocation as Known;
+    ranks(1, &config(), |communicator| {
+        let start = own_shared_memory(10_000).addr();
+        let known = |from: usize, bytes| Known::containing(start + from, bytes).is_some();
+        let whole = communicator.register(start, 10_000).unwrap();
+        let part = communicator.register(start + 100, 50).unwrap();
+        let again = communicator.register(start, 8_000).unwrap();
+        assert!([&whole, &part, &again].iter().all(|registration| registration.is_shared()));
+        communicator.deregister(part).unwrap();
+        communicator.deregister(whole).unwrap();
+        assert!(known(0, 8_000) && !known(0, 8_001), "it is still registered once");
+        communicator.deregister(again).unwrap();
+        assert!(!known(0, 1));
+        // First a part, then the whole.
+        let part = communicator.register(start, 50).unwrap();
+        let whole = communicator.register(start, 10_000).unwrap();
+        assert!(known(0, 10_000) && known(7, 20) && !known(1, 10_000));
+        communicator.deregister(part).unwrap();
+        assert!(known(9_999, 1));
+        communicator.deregister(whole).unwrap();
+        assert!(!known(0, 1));
+        let ordinary = [0_u8; 100];
+        let registration = communicator.register(ordinary.as_ptr().addr(), 100).unwrap();
+        assert!(!registration.is_shared());
+    });
+}
+
 /// Shared memory that the library has not made; it stays for as long as the process.
 fn own_shared_memory(bytes: usize) -> *mut u8 {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
