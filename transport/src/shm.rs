@@ -35,7 +35,7 @@ pub(crate) const WRITERS_AT: usize = 128;
 
 /// In the head too: where the memory is, if it does not follow.
 const RECORD_AT: usize = 192;
-const RECORD_BYTES: usize = 40;
+const RECORD_WORDS: usize = 5;
 
 /// Smaller files get no huge pages: most of the last one would be wasted.
 const LEAST_HUGE_BYTES: usize = 16 << 20;

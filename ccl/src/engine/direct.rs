@@ -24,6 +24,7 @@ use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce};
+use ccl_transport::TransportError;
 use ccl_transport::window::{Opened, View, Window, Windows};
 use smallvec::SmallVec;
 
@@ -319,13 +320,15 @@ impl Engine {
             #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
             move |cause| Failure::Link { peer: Rank(index as u32), cause }
         };
-        let told = |window: Option<Window>| window.expect("what is needed was found to be there");
+        let told = |window: Option<Window>| {
+            window.ok_or_else(|| TransportError::Protocol("it has not told of its memory".into()))
+        };
         let mut view = |index: usize| {
             if is_own(index) {
                 return Ok(Input::Here(input));
             }
-            let window = told(answers[index].input);
-            windows.view(&window, part.read()).map(Input::There).map_err(failure(index))
+            let viewed = told(answers[index].input).and_then(|w| windows.view(&w, part.read()));
+            viewed.map(Input::There).map_err(failure(index))
         };
         let inputs: SmallVec<_> =
             part.from.indices(answers.len()).map(&mut view).collect::<Result<_, _>>()?;
@@ -333,8 +336,9 @@ impl Engine {
             let output = if is_own(index) {
                 Output::Here(output)
             } else {
-                let window = told(answers[index].output);
-                Output::There(windows.open(&window, part.written()).map_err(failure(index))?)
+                let opened =
+                    told(answers[index].output).and_then(|w| windows.open(&w, part.written()));
+                Output::There(opened.map_err(failure(index))?)
             };
             let read = match part.from {
                 Of::All => inputs.get(index),

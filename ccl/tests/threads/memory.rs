@@ -1,6 +1,9 @@
 //! Buffers in memory of the library, which all ranks of a host reach.
 #![allow(clippy::wildcard_enum_match_arm, reason = "a test names the collectives that it is about")]
 
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
+
 use ccl::{
     Allocation, Collective, DataType, Operation, Rank, ReduceOp, Reduction, Region, Request,
 };
@@ -179,6 +182,88 @@ fn every_collective_in_memory_of_all_ranks() {
     }
 }
 
+/// A request that is done without tiles where all ranks reach all buffers.
+fn large(collective: Collective) -> Request {
+    Request {
+        collective,
+        count: if collective == Collective::ReduceScatter { 4 << 20 } else { 1 << 18 },
+        datatype: DataType::Uint32,
+        reduction: Reduction::Builtin(ReduceOp::Sum),
+        root: Rank(0),
+    }
+}
+
+/// Ranks put results into the memory of each other: with tiles nobody maps the output of another one.
+#[test]
+fn results_are_written_where_they_belong() {
+    for (collective, foreign) in [
+        (Collective::AllReduce, 2),
+        (Collective::Broadcast, 2),
+        (Collective::AllGather, 2),
+        (Collective::Reduce, 1),
+        (Collective::Gather, 1),
+    ] {
+        ranks(2, &config(), move |communicator| {
+            let request = large(collective);
+            let (input, output) = (request.bytes(), 2 * request.bytes());
+            let name = format!("r2ccl-output-of-{}", collective.name());
+            let places = [("r2ccl-input", input), (&name, output)].map(|(name, bytes)| {
+                let start = named_memory(name, bytes);
+                let registration = communicator.register(start.addr(), bytes).unwrap();
+                // SAFETY: the memory is as large, and only this thread and the collective use it.
+                (unsafe { Region::new(start, bytes) }, registration)
+            });
+            let [input, output] = [0, 1].map(|place: usize| Some(places[place].0));
+            communicator.run(Operation::Collective { request, input, output }).unwrap();
+            communicator.barrier().unwrap();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let mapped = maps.lines().filter(|line| line.contains(&name)).count();
+            assert_eq!(mapped, 2 + foreign, "{collective:?}");
+            communicator.barrier().unwrap();
+        });
+    }
+}
+
+/// Who returns an error has taken its memory back from those that may still write it.
+#[test]
+fn a_call_that_fails_takes_its_memory_back() {
+    use ccl_transport::TransportError;
+    use ccl_transport::window::{Window, Windows};
+    for collective in [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::AllGather,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::ReduceScatter,
+    ] {
+        let mut config = config();
+        config.timeout = Some(Duration::from_millis(300));
+        let (sender, receiver) = mpsc::channel();
+        let over = Arc::new(Mutex::new(receiver));
+        ranks(2, &config, move |communicator| {
+            if communicator.rank() == Rank(1) {
+                // It does not call, and does not leave either.
+                return over.lock().unwrap().recv_timeout(Duration::from_secs(30)).unwrap();
+            }
+            let request = large(collective);
+            let bytes = 2 * request.bytes();
+            let allocation = Allocation::new(2 * bytes).unwrap();
+            // SAFETY: the allocation is as large, and only this thread and the collective use it.
+            let memory = unsafe { Region::new(allocation.address(), 2 * bytes) };
+            let [input, output] = [0, bytes].map(|offset| Some(memory.part(offset, bytes)));
+            let before = Window::on(memory.address() + bytes, 100).unwrap();
+            assert!(Windows::default().open(&before, 0..1).is_ok());
+            let operation = Operation::Collective { request, input, output };
+            let error = communicator.run(operation).unwrap_err();
+            assert!(format!("{error}").contains("rank 1"), "{error}");
+            let refused = Windows::default().open(&before, 0..1);
+            assert!(matches!(refused, Err(TransportError::PeerGone(_))), "{collective:?}");
+            sender.send(()).unwrap();
+        });
+    }
+}
+
 #[test]
 fn memory_of_the_application_is_shared_as_long_as_it_is_registered() {
     use ccl_transport::shm::Allocation as Known;
@@ -210,9 +295,13 @@ fn memory_of_the_application_is_shared_as_long_as_it_is_registered() {
 
 /// Shared memory that the library has not made; it stays for as long as the process.
 fn own_shared_memory(bytes: usize) -> *mut u8 {
+    named_memory("r2ccl-test", bytes)
+}
+
+fn named_memory(name: &str, bytes: usize) -> *mut u8 {
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap};
-    let file = memfd_create("r2ccl-test", MemfdFlags::CLOEXEC).unwrap();
+    let file = memfd_create(name, MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&file, bytes as u64).unwrap();
     let access = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.

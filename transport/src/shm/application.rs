@@ -9,7 +9,7 @@ use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
 use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor};
 
 use super::map::{Elsewhere, Map};
-use super::{RECORD_BYTES, SharedFile};
+use super::{RECORD_WORDS, SharedFile};
 use crate::TransportError;
 
 /// A stretch of a file that the application has mapped, and the head by which peers know it.
@@ -32,22 +32,13 @@ struct Record {
 }
 
 impl Record {
-    fn encode(self) -> [u8; RECORD_BYTES] {
+    fn words(self) -> [u64; RECORD_WORDS] {
         let Self { descriptor, offset, bytes, device, inode } = self;
-        let mut encoded = [0; RECORD_BYTES];
-        let words = encoded.chunks_exact_mut(size_of::<u64>());
-        for (word, value) in words.zip([descriptor, offset, bytes, device, inode]) {
-            word.copy_from_slice(&value.to_le_bytes());
-        }
-        encoded
+        [descriptor, offset, bytes, device, inode]
     }
 
-    fn decode(encoded: [u8; RECORD_BYTES]) -> Self {
-        let mut words = encoded
-            .chunks_exact(size_of::<u64>())
-            .map(|word| word.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)));
-        let mut next = || words.next().expect("a record has five words");
-        let (descriptor, offset, bytes, device, inode) = (next(), next(), next(), next(), next());
+    fn of(words: [u64; RECORD_WORDS]) -> Self {
+        let [descriptor, offset, bytes, device, inode] = words;
         Self { descriptor, offset, bytes, device, inode }
     }
 }
@@ -77,7 +68,7 @@ impl ApplicationMemory {
         };
         let head = SharedFile::create("r2ccl-registered", 0).ok()?;
         // SAFETY: nobody else knows the file yet.
-        unsafe { head.map.record().write(record.encode()) };
+        unsafe { head.map.record().write(record.words()) };
         Some(Arc::new(SharedFile { elsewhere: Some(Self { _file: file }), ..head }))
     }
 }
@@ -109,7 +100,7 @@ fn is_of(stat: &Stat, map: &MemoryMap) -> bool {
 /// Maps the memory to which `head` is the head in process `pid`, if it lies elsewhere.
 pub(super) fn find(head: &mut Map, pid: u32) -> Result<(), TransportError> {
     // SAFETY: the peer wrote it before it announced the file and never changes it.
-    let record = Record::decode(unsafe { head.record().read() });
+    let record = Record::of(unsafe { head.record().read() });
     if record.bytes == 0 {
         return Ok(());
     }

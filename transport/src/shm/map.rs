@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{COOKIE_BYTES, HEAD_BYTES, RECORD_AT, RECORD_BYTES};
+use super::{COOKIE_BYTES, HEAD_BYTES, RECORD_AT, RECORD_WORDS};
 use crate::TransportError;
 use crate::ring::Memory;
 
@@ -141,8 +141,8 @@ impl Map {
         self.elsewhere = Some(elsewhere);
     }
 
-    /// A line of the head that nobody changes once the file is known to others.
-    pub(super) fn record(&self) -> NonNull<[u8; RECORD_BYTES]> {
+    /// A line of the head that nobody changes once the file is known to others; aligned to words.
+    pub(super) fn record(&self) -> NonNull<[u64; RECORD_WORDS]> {
         // SAFETY: inside the head, which every mapping of a segment has.
         unsafe { self.start.add(RECORD_AT) }.cast()
     }
