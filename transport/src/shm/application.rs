@@ -191,6 +191,7 @@ mod tests {
         let shared = mapped(&file, MapFlags::SHARED);
         assert!(Allocation::of_application(shared, PAGES * page).is_none(), "longer");
         assert!(Allocation::of_application(shared, page).is_some());
+        let _another = memory();
         drop(file);
         assert!(Allocation::of_application(shared, page).is_none(), "without name or descriptor");
     }
