@@ -23,7 +23,7 @@ use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
-use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce};
+use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce, scale};
 use ccl_transport::TransportError;
 use ccl_transport::window::{Opened, View, Window, Windows};
 use smallvec::SmallVec;
@@ -96,36 +96,47 @@ impl Pause {
     }
 }
 
-/// What a rank tells of its buffers: where they can be reached.
+/// What a rank tells of its buffers: where they can be reached, and by what its contribution is scaled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Answer {
     input: Option<Window>,
     output: Option<Window>,
+    /// As bits of the element type.
+    factor: Option<u64>,
 }
 
 impl Answer {
-    const ENCODED_BYTES: usize = 2 * Self::WINDOW_BYTES;
+    const ENCODED_BYTES: usize = 2 * Self::WINDOW_BYTES + Self::FACTOR_BYTES;
     const WINDOW_BYTES: usize = 1 + Window::ENCODED_BYTES;
+    const FACTOR_BYTES: usize = 1 + size_of::<u64>();
 
     fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
-        let parts = bytes.chunks_exact_mut(Self::WINDOW_BYTES);
+        let (windows, factor) = bytes.split_at_mut(2 * Self::WINDOW_BYTES);
+        let parts = windows.chunks_exact_mut(Self::WINDOW_BYTES);
         for (part, window) in parts.zip([self.input, self.output]) {
             if let Some(window) = window {
                 part[0] = 1;
                 part[1..].copy_from_slice(&window.encode());
             }
         }
+        if let Some(bits) = self.factor {
+            factor[0] = 1;
+            factor[1..].copy_from_slice(&bits.to_le_bytes());
+        }
         bytes
     }
 
     fn decode(bytes: &[u8; Self::ENCODED_BYTES]) -> Self {
-        let (input, output) = bytes.split_at(Self::WINDOW_BYTES);
-        let window = |part: &[u8]| {
-            let (is_there, window) = part.split_first()?;
-            (*is_there == 1).then(|| Window::decode(window)).flatten()
-        };
-        Self { input: window(input), output: window(output) }
+        fn what_is_there(part: &[u8]) -> Option<&[u8]> {
+            part.split_first().filter(|(is_there, _)| **is_there == 1).map(|(_, rest)| rest)
+        }
+        let (input, rest) = bytes.split_at(Self::WINDOW_BYTES);
+        let (output, factor) = rest.split_at(Self::WINDOW_BYTES);
+        let [input, output] =
+            [input, output].map(|part| what_is_there(part).and_then(Window::decode));
+        let bits = what_is_there(factor).and_then(|bits| bits.try_into().ok());
+        Self { input, output, factor: bits.map(u64::from_le_bytes) }
     }
 
     /// Whether everything can be reached that the collective needs of this rank.
@@ -186,8 +197,25 @@ impl Output<'_> {
 
 /// The memory of one part.
 struct Places<'a> {
-    inputs: SmallVec<[Input<'a>; 8]>,
+    inputs: SmallVec<[Contribution<'a>; 8]>,
     outputs: SmallVec<[PlaceOfResult<'a>; 8]>,
+}
+
+/// One of the inputs of a part.
+struct Contribution<'a> {
+    input: Input<'a>,
+    factor: Option<u64>,
+}
+
+impl Contribution<'_> {
+    /// As many bytes of it as `aside` has, scaled there if they have to be.
+    fn source<'a>(&'a self, offset: usize, datatype: DataType, aside: Region<'a>) -> Source<'a> {
+        let bytes = aside.bytes();
+        let source = self.input.source(offset, bytes);
+        let Some(factor) = self.factor else { return source };
+        scale(datatype, factor, source, aside.target(0, bytes));
+        aside.source(0, bytes)
+    }
 }
 
 /// One of the outputs of a part.
@@ -205,27 +233,22 @@ impl Engine {
         task: &Task<'_>,
         limits: Limits<'_>,
     ) -> Result<bool, Box<Error>> {
-        let Some(arithmetic) = task.arithmetic.filter(|arithmetic| arithmetic.factor.is_none())
-        else {
-            return Ok(false);
-        };
+        let Some(arithmetic) = task.arithmetic else { return Ok(false) };
         let Some(part) = part(request, self.me, self.ranks as usize) else { return Ok(false) };
         let own = Shapes::of(request, self.me, self.ranks)?;
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
         let mut direct = std::mem::take(&mut self.direct);
-        let result =
-            self.ask(&mut direct, request, task.stamp, buffers, limits).and_then(|answers| {
-                let Some(answers) = answers else { return Ok(false) };
-                let places = self.reach(&mut direct.windows, &part, &answers, buffers);
-                let places = places.map_err(|failure| {
-                    limits.error_for(failure, self.me, task.stamp, &self.history)
-                })?;
-                let streams = self.executor.exceeds_caches(&buffers);
-                let block = &mut direct.block;
-                carry_out(&part, arithmetic.kernel, places, block, streams, limits)?;
-                self.pass_together(task.stamp, limits).map(|()| true)
-            });
+        let result = self.ask(&mut direct, request, task, buffers, limits).and_then(|answers| {
+            let Some(answers) = answers else { return Ok(false) };
+            let places = self.reach(&mut direct.windows, &part, &answers, buffers);
+            let places = places
+                .map_err(|failure| limits.error_for(failure, self.me, task.stamp, &self.history))?;
+            let streams = self.executor.exceeds_caches(&buffers);
+            let block = &mut direct.block;
+            carry_out(&part, arithmetic.kernel, places, block, streams, limits)?;
+            self.pass_together(task.stamp, limits).map(|()| true)
+        });
         self.direct = direct;
         if result.is_err() && !Window::revoke(output.address(), PATIENCE) {
             tracing::warn!(
@@ -264,7 +287,7 @@ impl Engine {
         &mut self,
         direct: &mut Direct,
         request: &Request,
-        stamp: Stamp,
+        task: &Task<'_>,
         buffers: [Region<'_>; 2],
         limits: Limits<'_>,
     ) -> Result<Option<Answers>, Box<Error>> {
@@ -274,7 +297,8 @@ impl Engine {
         let answers = direct.answers.region();
         let (own, all) = (answers.part(0, BYTES), answers.part(BYTES, BYTES * ranks));
         let [input, output] = buffers.map(|buffer| Window::on(buffer.address(), buffer.bytes()));
-        let answer = Answer { input, output }.encode();
+        let factor = task.arithmetic.and_then(|arithmetic| arithmetic.factor);
+        let answer = Answer { input, output, factor }.encode();
         copy(Source::from(&answer[..]), own.target(0, BYTES));
         let gather = Request {
             collective: Collective::AllGather,
@@ -285,7 +309,7 @@ impl Engine {
         };
         let plan = self.planner.plan(&gather, false)?;
         let (program, buffers) = (&plan.program, &[own, all]);
-        let is_straight = plan.is_straight;
+        let (stamp, is_straight) = (task.stamp, plan.is_straight);
         let gather = Task { program, buffers, stamp, arithmetic: None, is_straight };
         self.drive(&gather, limits)?;
         let mut told = Answers::new();
@@ -324,11 +348,13 @@ impl Engine {
             window.ok_or_else(|| TransportError::Protocol("it has not told of its memory".into()))
         };
         let mut view = |index: usize| {
-            if is_own(index) {
-                return Ok(Input::Here(input));
-            }
-            let viewed = told(answers[index].input).and_then(|w| windows.view(&w, part.read()));
-            viewed.map(Input::There).map_err(failure(index))
+            let input = if is_own(index) {
+                Input::Here(input)
+            } else {
+                let viewed = told(answers[index].input).and_then(|w| windows.view(&w, part.read()));
+                Input::There(viewed.map_err(failure(index))?)
+            };
+            Ok(Contribution { input, factor: answers[index].factor })
         };
         let inputs: SmallVec<_> =
             part.from.indices(answers.len()).map(&mut view).collect::<Result<_, _>>()?;
@@ -345,8 +371,8 @@ impl Engine {
                 Of::One(rank) => inputs.first().filter(|_| rank.index() == index),
             };
             let start = output.address() + part.target;
-            let is_read =
-                read.is_some_and(|input: &Input<'_>| input.address() + part.source == start);
+            let is_read = read
+                .is_some_and(|read: &Contribution<'_>| read.input.address() + part.source == start);
             Ok(PlaceOfResult { output, is_read })
         };
         let outputs = part.to.indices(answers.len()).map(open).collect::<Result<_, _>>()?;
@@ -363,8 +389,11 @@ fn carry_out(
     streams: bool,
     limits: Limits<'_>,
 ) -> Ended {
-    block.grow(BLOCK_BYTES);
-    let block = block.region();
+    block.grow(BLOCK_BYTES * (1 + places.inputs.len()));
+    let (block, scaled) = {
+        let all = block.region();
+        (all.part(0, BLOCK_BYTES), all.part(BLOCK_BYTES, BLOCK_BYTES * places.inputs.len()))
+    };
     for (number, offset) in (0..part.bytes).step_by(BLOCK_BYTES).enumerate() {
         if number % BLOCKS_PER_LOOK == 0
             && let Some(fault) = limits.fault()
@@ -386,11 +415,17 @@ fn carry_out(
             [one] => {
                 // Where it is already it stays.
                 let outputs = places.outputs.iter_mut().filter(|place| !place.is_read);
-                outputs.for_each(|place| store(one.source(source, bytes), place));
+                outputs.for_each(|place| store(one.input.source(source, bytes), place));
             }
             inputs => {
-                let sources: SmallVec<[Source<'_>; 8]> =
-                    inputs.iter().map(|input| input.source(source, bytes)).collect();
+                let sources: SmallVec<[Source<'_>; 8]> = inputs
+                    .iter()
+                    .enumerate()
+                    .map(|(index, contribution)| {
+                        let aside = scaled.part(index * BLOCK_BYTES, bytes);
+                        contribution.source(source, kernel.datatype, aside)
+                    })
+                    .collect();
                 if let ([place], false) = (&mut places.outputs[..], streams) {
                     reduce(kernel, &sources, place.output.target(target, bytes));
                     continue;
@@ -417,8 +452,11 @@ mod tests {
         let start = allocation.start().addr().get();
         let (input, output) = (Window::on(start, 40), Window::on(start + 50, 20));
         assert!(input.is_some() && output.is_some());
-        for (input, output) in [(None, output), (input, None), (input, output)] {
-            let answer = Answer { input, output };
+        let some = Some(u64::MAX - 1);
+        for (input, output, factor) in
+            [(None, output, some), (input, None, None), (input, output, some)]
+        {
+            let answer = Answer { input, output, factor };
             assert_eq!(Answer::decode(&answer.encode()), answer);
         }
         allocation.withdraw();

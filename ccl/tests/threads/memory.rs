@@ -66,8 +66,20 @@ fn share(size: u32, count: usize) {
 /// Where all ranks can reach all buffers they do without tiles; the bits are the same, whichever ranks can.
 #[test]
 fn the_bits_do_not_depend_on_whose_memory_is_shareable() {
+    let own_scalar = |me: u32| {
+        let scalar = [0.3f32, -1.7, 2.9][me as usize];
+        Reduction::PreMulSum { datatype: DataType::Float32, scalar: scalar.to_bits().into() }
+    };
+    let sum = the_same_bits(|_| Reduction::Builtin(ReduceOp::Sum));
+    let mean = the_same_bits(|_| Reduction::Builtin(ReduceOp::Avg));
+    let scaled = the_same_bits(own_scalar);
+    assert!(sum != mean && mean != scaled && scaled != sum);
+}
+
+/// An AllReduce of the same contributions, over and over; returns its result.
+fn the_same_bits(reduction: fn(u32) -> Reduction) -> Vec<u32> {
     const COUNT: usize = 400_003;
-    let results = ranks(3, &config(), |communicator| {
+    let results = ranks(3, &config(), move |communicator| {
         let me = communicator.rank().0;
         let allocation = Allocation::new((2 * COUNT + 1) * 4).unwrap();
         // SAFETY: the allocation is as large, and only this thread and the collectives use it.
@@ -97,7 +109,7 @@ fn the_bits_do_not_depend_on_whose_memory_is_shareable() {
                 collective: Collective::AllReduce,
                 count: COUNT,
                 datatype: DataType::Float32,
-                reduction: Reduction::Builtin(ReduceOp::Sum),
+                reduction: reduction(me),
                 root: Rank(0),
             };
             let (input, output) = (Some(input), Some(output));
@@ -114,6 +126,7 @@ fn the_bits_do_not_depend_on_whose_memory_is_shareable() {
         let wrong = results.iter().position(|result| result != expected);
         assert_eq!(wrong, None, "call that is wrong on rank {rank}");
     }
+    results[0][3].clone()
 }
 
 /// What rank `rank` contributes at a place.

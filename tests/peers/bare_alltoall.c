@@ -1,0 +1,144 @@
+/* An AllToAll among processes of one host that does nothing but what it must if the system copies: a barrier,
+ * process_vm_readv from every peer, a barrier. No library that reads the memory of its peers that way can do it in less.
+ *
+ *   cc -O2 -o bare_alltoall tests/peers/bare_alltoall.c
+ *   ./bare_alltoall RANKS BYTES CALLS
+ *
+ * BYTES is the size of a rank's input. Prints the mean time of a call in microseconds, and that of the fastest. Ranks
+ * take the processors in turn, and yield while they wait if there are more of them. */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_RANKS 64
+#define UNTIMED 3
+#define LOOKS_BEFORE_YIELDING 1000
+
+struct shared {
+    _Atomic unsigned arrived, passed;
+    pid_t processes[MOST_RANKS];
+    unsigned char *inputs[MOST_RANKS];
+};
+
+static struct shared *shared;
+static unsigned ranks, processors;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1e6 + time.tv_nsec / 1e3;
+}
+
+static void barrier(void)
+{
+    unsigned before = atomic_load(&shared->passed);
+    if (atomic_fetch_add(&shared->arrived, 1) == ranks - 1) {
+        atomic_store(&shared->arrived, 0);
+        atomic_fetch_add(&shared->passed, 1);
+        return;
+    }
+    for (unsigned looks = 0; atomic_load(&shared->passed) == before; looks++) {
+        if (ranks > processors || looks > LOOKS_BEFORE_YIELDING)
+            sched_yield();
+    }
+}
+
+static void all_to_all(unsigned me, unsigned char *output, size_t block)
+{
+    for (unsigned distance = 0; distance < ranks; distance++) {
+        unsigned peer = (me + distance) % ranks;
+        unsigned char *from = shared->inputs[peer] + me * block, *to = output + peer * block;
+        if (peer == me) {
+            memcpy(to, from, block);
+            continue;
+        }
+        struct iovec here = {to, block}, there = {from, block};
+        if (process_vm_readv(shared->processes[peer], &here, 1, &there, 1, 0) != (ssize_t)block) {
+            perror("process_vm_readv");
+            exit(1);
+        }
+    }
+}
+
+int main(int count, char **words)
+{
+    if (count != 4 || (ranks = atoi(words[1])) < 1 || ranks > MOST_RANKS || atol(words[2]) < ranks || atoi(words[3]) < 1) {
+        fprintf(stderr, "usage: bare_alltoall RANKS BYTES CALLS\n");
+        return 2;
+    }
+    size_t block = atol(words[2]) / ranks;
+    int calls = atoi(words[3]);
+    unsigned me = 0;
+
+    processors = sysconf(_SC_NPROCESSORS_ONLN);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) {
+        perror("mmap");
+        return 1;
+    }
+    for (unsigned rank = 1; rank < ranks && me == 0; rank++) {
+        if (fork() == 0) {
+            me = rank;
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+        }
+    }
+    prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
+    cpu_set_t processor;
+    CPU_ZERO(&processor);
+    CPU_SET(me % processors, &processor);
+    sched_setaffinity(0, sizeof processor, &processor);
+
+    unsigned char *input = malloc(block * ranks), *output = malloc(block * ranks);
+    if (!input || !output) {
+        perror("malloc");
+        return 1;
+    }
+    for (unsigned peer = 0; peer < ranks; peer++)
+        memset(input + peer * block, me * ranks + peer, block);
+    memset(output, 255, block * ranks);
+    shared->processes[me] = getpid();
+    shared->inputs[me] = input;
+    barrier();
+
+    double sum = 0, least = 1e18;
+    for (int call = -UNTIMED; call < calls; call++) {
+        barrier();
+        double began = now();
+        barrier();
+        all_to_all(me, output, block);
+        barrier();
+        double took = now() - began;
+        if (call >= 0) {
+            sum += took;
+            least = took < least ? took : least;
+        }
+    }
+    for (unsigned peer = 0; peer < ranks; peer++) {
+        unsigned char expected = peer * ranks + me;
+        for (size_t at = 0; at < block; at++) {
+            if (output[peer * block + at] != expected) {
+                fprintf(stderr, "rank %u: byte %zu from rank %u is wrong\n", me, at, peer);
+                return 1;
+            }
+        }
+    }
+    if (me == 0) {
+        int status, wrong = 0;
+        printf("%u ranks, %zu bytes: mean %.1f us, least %.1f us\n", ranks, block * ranks, sum / calls, least);
+        while (wait(&status) > 0)
+            wrong |= status;
+        return wrong != 0;
+    }
+    return 0;
+}
