@@ -122,8 +122,13 @@ impl Implementation {
         assert_whole_elements(datatype, bytes);
         let mut scalars = [0; SCALARS_BYTES];
         let filled = SCALARS_BYTES.min(bytes);
-        for element in scalars[..filled].chunks_exact_mut(datatype.bytes()) {
-            element.copy_from_slice(&scalar.to_le_bytes()[..datatype.bytes()]);
+        // Twice as many each time: a copy of a few bytes for every element takes longer than the products.
+        let mut done = datatype.bytes().min(filled);
+        scalars[..done].copy_from_slice(&scalar.to_le_bytes()[..done]);
+        while done < filled {
+            let more = done.min(filled - done);
+            scalars.copy_within(..more, done);
+            done += more;
         }
         let product = Kernel { datatype, combine: Combine::Prod };
         for offset in (0..bytes).step_by(SCALARS_BYTES) {
