@@ -8,7 +8,7 @@ mod nvrtc;
 mod support;
 
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::OnceLock;
 
 use support::{
     Environment, PACKAGES, driver, finish, interpreter, package_folder, skip, succeeded,
@@ -40,16 +40,17 @@ fn the_backend_passes_its_tests_on_devices() {
     environment.pytest(&[tests], &variables);
 }
 
-/// An environment with PyTorch and the package; None, reported, if it cannot be had. One test at a time makes it.
-fn installed() -> Option<Environment> {
-    static MADE: Mutex<()> = Mutex::new(());
-    let _one_at_a_time = MADE.lock().unwrap_or_else(PoisonError::into_inner);
-    let environment = environment().and_then(|environment| {
+/// An environment with PyTorch and the package; None, reported, if it cannot be had. It is made once
+/// for all tests: to install the package again would take its files away from a test that runs.
+fn installed() -> Option<&'static Environment> {
+    static MADE: OnceLock<Result<Environment, String>> = OnceLock::new();
+    let environment = MADE.get_or_init(|| {
+        let environment = environment()?;
         environment.install(&Environment::with(&PACKAGES)?.build());
         Ok(environment)
     });
     let report = |missing: &String| skip(&format!("the backend for PyTorch: {missing}"));
-    environment.inspect_err(report).ok()
+    environment.as_ref().inspect_err(|missing| report(missing)).ok()
 }
 
 /// An environment with PyTorch. On failure: what the machine lacks.

@@ -22,6 +22,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 const BUILDER: &str = "maturin>=1.9,<2";
 /// As in the group `test` of pyproject.toml.
 pub(crate) const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
+/// The time that wheels tell: the first that a zip archive can.
+const EPOCH: &str = "315532800";
 /// Far more than anything needs, because the machine may be busy.
 const DEADLINE: Duration = Duration::from_secs(3600);
 const POLL_PERIOD: Duration = Duration::from_millis(20);
@@ -110,6 +112,8 @@ impl Environment {
         maturin.arg("--interpreter").arg(&self.python).arg("--out").arg(&folder);
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
         maturin.env("CARGO_TARGET_DIR", target);
+        // Else its bill of materials tells the time, and no wheel is like another.
+        maturin.env("SOURCE_DATE_EPOCH", EPOCH);
         // As in .cargo/config.toml, so that nothing is built again.
         maturin.env("PYO3_CONFIG_FILE", package_folder().join("pyo3.txt"));
         succeeded(&mut maturin);
