@@ -72,6 +72,7 @@ class Case:
     yardstick: tuple  # WHAT:BYTES:CALLS of what is added up
     operation: str = ""  # none: another yardstick
     hosts: int = 1
+    flags: tuple = ()  # of the program
     other: tuple = ()  # that yardstick
 
 
@@ -81,6 +82,13 @@ def all_cases():
         Case(f"{operation}/{NAMES[size]}/{ranks}", size, ranks, yardstick_of(size), operation)
         for ranks in (2, 4) for operation in OPERATIONS for size in (SMALL, MIDDLE, LARGE)
     ]
+    # Memory of the library, which peers reach in place.
+    for operation, ranks in (("all_reduce", 2), *((operation, 4) for operation in OPERATIONS), ("all_reduce", 8)):
+        name = f"{operation}/{NAMES[LARGE]}/{ranks}/registered"
+        cases.append(Case(name, LARGE, ranks, yardstick_of(LARGE), operation, flags=("-R", "1")))
+    name = f"all_reduce/{NAMES[LARGE]}/4/registered/avg"
+    cases.append(Case(name, LARGE, 4, yardstick_of(LARGE), "all_reduce", flags=("-R", "1", "-o", "avg")))
+    cases.append(Case(f"all_reduce/{NAMES[MIDDLE]}/8", MIDDLE, 8, yardstick_of(MIDDLE), "all_reduce"))
     fro = (f"tcp:{TCP_BYTES}:{CALLS[TCP_BYTES]}",)
     cases.append(Case("all_reduce/1M/2/tcp", TCP_BYTES, 2, fro, "all_reduce", hosts=2))
     copy, add = (f"copy:{MIDDLE}:5000",), (f"sum:{MIDDLE}:5000",)
@@ -137,7 +145,7 @@ class Programs:
             command = [
                 self.paths[f"{case.operation}_perf"], "--ranks", str(case.ranks), "-b", size, "-e", size,
                 "-n", str(CALLS[case.bytes]), "-w", str(UNTIMED), "-c", "1", "-J", str(report),
-                *(["--hosts", str(case.hosts)] if case.hosts > 1 else []),
+                *case.flags, *(["--hosts", str(case.hosts)] if case.hosts > 1 else []),
             ]
             text_of(command)
             row = json.loads(report.read_text())["results"][0]
