@@ -153,7 +153,7 @@ def ours(options):
 def add_mpi(candidates, folder, name, arguments, environment):
     """Adds an MPI, if it is installed."""
     program = os.path.join(folder, name)
-    sources = [str(PEERS / source) for source in ("collective_perf.c", "mpi_perf.c")]
+    sources = [str(PEERS / source) for source in ("collective_perf.c", "waiting.c", "mpi_perf.c")]
     build = [f"mpicc.{name}", "-O3", "-o", program, *sources]
     try:
         subprocess.run(build, check=True)

@@ -25,6 +25,9 @@ DEBIAN_PACKAGES = ["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev", "g+
 PYTHON_PACKAGES = ["impi-devel", "oneccl-devel", "matplotlib"]
 FLAGS = ["-O3", "-Wall", "-Wextra"]
 
+# What the programs of all peers have in common.
+SOURCES = [str(PEERS / "collective_perf.c"), str(PEERS / "waiting.c")]
+
 LIBRARY = "r2ccl"  # as a linker calls it
 
 UNTIMED = 5  # Calls before the timed ones.
@@ -38,6 +41,11 @@ class Plan:
     ranks: int
     sizes: list  # of bytes
     timeout: float  # seconds without a finished size
+
+    def arguments(self):
+        """The command line that the programs of the peers have in common."""
+        sizes = [f"{size}:{iterations(size)}" for size in self.sizes]
+        return [self.operation, str(UNTIMED), *sizes]
 
 
 @dataclass
@@ -165,12 +173,6 @@ def limit(programs):
 # The peers
 
 
-def peer_arguments(plan):
-    """The command line that the programs of the peers have in common."""
-    sizes = [f"{size}:{iterations(size)}" for size in plan.sizes]
-    return [plan.operation, str(UNTIMED), *sizes]
-
-
 def open_mpi(folder):
     """Open MPI. When there are more ranks than cores, they must yield, and are bound as ours are."""
     program = compile_mpi("mpicc.openmpi", folder)
@@ -186,7 +188,7 @@ def open_mpi_command(program):
         sharing = ["--mca", "mpi_yield_when_idle", "1", "--map-by", "core"]
         sharing += ["--bind-to", "core:overload-allowed"]
         sharing = sharing if is_crowded(plan) else []
-        return [*launch, *sharing, "-n", str(plan.ranks), program, *peer_arguments(plan)]
+        return [*launch, *sharing, "-n", str(plan.ranks), program, *plan.arguments()]
 
     return command
 
@@ -196,7 +198,7 @@ def mpich(folder):
     program = compile_mpi("mpicc.mpich", folder)
 
     def command(plan):
-        return ["mpirun.mpich", "-n", str(plan.ranks), program, *peer_arguments(plan)]
+        return ["mpirun.mpich", "-n", str(plan.ranks), program, *plan.arguments()]
 
     version = text_of(["mpichversion"]).split("\n")[0].split(":")[-1].strip()
     return Candidate("MPICH", command, version)
@@ -205,7 +207,7 @@ def mpich(folder):
 def compile_mpi(compiler, folder, library="mpi_perf", links=()):
     """The program that measures `library`, for the MPI to which `compiler` belongs."""
     program = str(folder / compiler.replace("mpicc", library))
-    sources = [str(PEERS / "collective_perf.c"), str(PEERS / f"{library}.c")]
+    sources = [*SOURCES, str(PEERS / f"{library}.c")]
     subprocess.run([compiler, *FLAGS, "-o", program, *sources, *links], check=True)
     return program
 
@@ -214,7 +216,7 @@ def intel_mpi(folder):
     """Intel MPI. It needs no network here; crowded ranks yield, and are bound as ours are."""
     place = intel_place(folder, "libmpi.so", "impi-devel")
     program = str(folder / "mpi_perf.intel")
-    sources = [str(PEERS / "collective_perf.c"), str(PEERS / "mpi_perf.c")]
+    sources = [*SOURCES, str(PEERS / "mpi_perf.c")]
     subprocess.run(["gcc", *FLAGS, "-o", program, *sources, *intel_links(place, "mpi")], check=True)
     return Candidate("Intel MPI", intel_command(place, program),
                      intel_version(place, "impi-rt"), environment=intel_environment(place))
@@ -224,12 +226,12 @@ def one_ccl(folder):
     """oneCCL over Intel MPI. Crowded ranks never yield in its own algorithms, so that a call takes
     many milliseconds there; they do where it leaves a collective to the MPI."""
     place = intel_place(folder, "libccl.so", "oneccl-devel")
-    program, common = str(folder / "oneccl_perf"), str(folder / "collective_perf.o")
+    program = str(folder / "oneccl_perf")
     links = intel_links(place, "ccl", "mpi")
-    source = str(PEERS / "collective_perf.c")
-    subprocess.run(["gcc", *FLAGS, "-c", "-o", common, source, *links[:1]], check=True)
+    subprocess.run(["gcc", *FLAGS, "-c", *SOURCES, *links[:1]], cwd=folder, check=True)
+    common = [Path(source).with_suffix(".o").name for source in SOURCES]
     source = str(PEERS / "oneccl_perf.cpp")
-    subprocess.run(["g++", "-std=c++17", *FLAGS, "-o", program, source, common, *links],
+    subprocess.run(["g++", "-std=c++17", *FLAGS, "-o", program, source, *common, *links], cwd=folder,
                    check=True, stderr=subprocess.DEVNULL)  # The linker knows two versions of libccl.
     collectives = ("ALLREDUCE", "ALLGATHER", "REDUCE_SCATTER", "BCAST", "BROADCAST", "ALLTOALL")
     left_to_mpi = {f"CCL_{name}": "direct" for name in collectives} | {"CCL_ATL_SYNC_COLL": "1"}
@@ -261,7 +263,7 @@ def intel_command(place, program):
 
     def command(plan):
         launch = [str(place / "bin" / "mpirun"), "-n", str(plan.ranks)]
-        return [*launch, program, *peer_arguments(plan)]
+        return [*launch, program, *plan.arguments()]
 
     return command
 
@@ -294,7 +296,7 @@ def gloo(python):
 
     def command(plan):
         script = str(PEERS / "gloo_perf.py")
-        return [python, script, str(plan.ranks), *peer_arguments(plan)]
+        return [python, script, str(plan.ranks), *plan.arguments()]
 
     version = first_line([python, "-c", "import torch; print(torch.__version__)"])
     return Candidate("Gloo", command, f"in PyTorch {version}")

@@ -1,6 +1,7 @@
 /* Measures collectives of one library by the conventions of nccl-tests.
  *
  * usage: PROGRAM OPERATION WARM_UP BYTES:ITERATIONS...
+ *        PROGRAM waiting MILLISECONDS:CALLS...            (see waiting.h)
  *
  * A size is verified once, warmed up and then timed: a barrier, then so many calls; the time of a
  * call is the mean over the calls and over the ranks. Rank 0 prints "BYTES MICROSECONDS WRONG" for
@@ -11,6 +12,7 @@
  * whichever it is.
  */
 #include "library.h"
+#include "waiting.h"
 
 #include <inttypes.h>
 #include <mpi.h>
@@ -188,9 +190,24 @@ static void measure(const struct collective *collective, struct group group, int
     free(buffers.output);
 }
 
+static void wait_for_each(struct group group, char **cases, int count)
+{
+    for (int index = 0; index < count; index++) {
+        int milliseconds = 0, calls = 0;
+        if (sscanf(cases[index], "%d:%d", &milliseconds, &calls) != 2 || calls < 1)
+            fail("a case is MILLISECONDS:CALLS");
+        waiting(group, milliseconds, calls);
+    }
+}
+
 int main(int argument_count, char **arguments)
 {
     struct group group = library_begin();
+    if (argument_count > 2 && strcmp(arguments[1], "waiting") == 0) {
+        wait_for_each(group, arguments + 2, argument_count - 2);
+        library_end();
+        return 0;
+    }
     if (argument_count < 4)
         fail("usage: PROGRAM OPERATION WARM_UP BYTES:ITERATIONS...");
     const struct collective *collective = find_collective(arguments[1]);
