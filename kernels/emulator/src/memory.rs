@@ -264,13 +264,20 @@ impl<'a> Reach<'a> {
     }
 
     fn search(&mut self, lane: usize, address: u64, bytes: usize, writes: bool) -> bool {
-        let place = self.ranges.partition_point(|range| range.start <= address);
-        if let Some(index) = place.checked_sub(1)
-            && self.ranges[index].permits(address, bytes, writes)
-        {
-            self.last = index;
+        if self.is_own(lane, address, bytes, writes) {
             return true;
         }
+        let place = self.ranges.partition_point(|range| range.start <= address);
+        let Some(index) = place.checked_sub(1) else { return false };
+        let is_permitted = self.ranges[index].permits(address, bytes, writes);
+        if is_permitted {
+            self.last = index;
+        }
+        is_permitted
+    }
+
+    /// Whether it is in memory of the thread, of its block, or in the arguments.
+    fn is_own(&self, lane: usize, address: u64, bytes: usize, writes: bool) -> bool {
         let local = self.local.part(lane * self.local_bytes, self.local_bytes, Rights::ReadWrite);
         let shared = self.shared.part(0, self.shared.bytes(), Rights::ReadWrite);
         let parameters = self.parameters.part(0, self.parameters.bytes(), Rights::Read);

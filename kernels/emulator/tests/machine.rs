@@ -114,6 +114,32 @@ fn threads_part_and_meet() {
 
 /// Thread 31 of every warp waits for thread 0 of its warp, which is behind it in the text, and the
 /// first warp for the last.
+/// What stands in registers before they are written.
+const GARBAGE: u32 = 0xa5a5_a5a5;
+
+#[test]
+fn registers_that_are_needed_for_a_moment_share_room() {
+    // %r9 is written by nobody and %r8 by some threads, both after others have been needed; %r3 and %r4 go round a loop.
+    let source = kernel(
+        "",
+        "add.u32 %r1, %r0, 1; add.u32 %r2, %r1, 1; mov.u32 %r3, 0; mov.u32 %r4, 0; setp.lt.u32 %p1, %r0, 2;
+        $LOOP: add.u32 %r5, %r3, %r2; add.u32 %r6, %r5, 1; add.u32 %r4, %r4, %r6; add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p2, %r3, 3; @%p2 bra $LOOP;
+        mul.wide.u32 %d2, %r0, 8; add.s64 %d3, %d1, %d2; @%p1 mov.u32 %r8, 7;
+        st.global.u32 [%d3], %r4; st.global.u32 [%d3+4], %r8; st.global.u32 [%d3+8], %r9; ret;",
+    );
+    let of_thread = |thread: u32| {
+        let written = if thread < 2 { 7 } else { GARBAGE };
+        [3 * (thread + 3) + 3, written, GARBAGE]
+    };
+    let expected: Vec<u32> = (0..40).flat_map(of_thread).collect();
+    assert_eq!(result(&source, 1, 40, 120), expected);
+    let module = Module::load(&source, &Memory::new()).expect("it was loaded before");
+    let registers = module.kernel("k").expect("a kernel k").registers();
+    // Of 65 that are declared 8 are needed for longer, and never more than 2 for a moment; the rest are constants.
+    assert_eq!(registers, 18);
+}
+
 #[test]
 fn who_spins_starves_nobody() {
     let source = kernel(

@@ -13,6 +13,9 @@ use crate::{bell, outside, settings};
 /// Instructions between two looks at whether anything moves.
 const STEP: u64 = 20_000;
 
+/// As many while nothing does: who waits leaves the processors to those it waits for.
+const LOOK: u64 = 1_000;
+
 /// Threads of the largest grid that can wait for itself.
 pub(crate) const RESIDENT_THREADS: u32 = 16 * 2048;
 
@@ -122,11 +125,15 @@ fn run_kernel(device: &'static Device, launch: &Launch) -> Result<(), Code> {
         outside::say(&error.to_string());
         return Err(Code::LaunchFailed);
     }
+    let mut instructions = STEP;
     loop {
-        match machine.step(STEP) {
+        match machine.step(instructions) {
             Ok(Progress::Idle) => return Ok(()),
-            Ok(Progress::Moving) => {}
-            Ok(Progress::Waiting) => bell::pause(),
+            Ok(Progress::Moving) => instructions = STEP,
+            Ok(Progress::Waiting) => {
+                instructions = LOOK;
+                bell::pause();
+            }
             Err(fault) => {
                 outside::say(&fault.to_string());
                 return Err(code(&fault));

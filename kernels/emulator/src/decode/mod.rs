@@ -4,6 +4,7 @@
 //! the text says.
 
 mod control;
+mod frame;
 mod memory;
 mod module;
 mod names;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::names::{Names, Symbol};
-use super::{Decoder, Result};
+use super::{Decoder, Result, frame};
 use crate::error::LoadError;
 use crate::memory::{Memory, Rights, Words};
 use crate::parser;
@@ -189,7 +189,9 @@ fn decode_function<'a>(
     decoder.declare_parameters(function);
     decoder.body(function.body.as_deref().unwrap_or_default())?;
     let (slots, specials) = decoder.names.finish();
-    Ok(Function { slots, specials, ..decoder.function })
+    let mut function = Function { slots, specials, ..decoder.function };
+    frame::compact(&mut code[function.start as usize..], &mut function);
+    Ok(function)
 }
 
 impl<'a> Decoder<'a> {
