@@ -304,6 +304,11 @@ fn listing(existing: &[InterfaceAddress]) -> String {
     if entries.is_empty() { "none".to_owned() } else { entries.join(", ") }
 }
 
+/// How many connections it takes to fill this NIC, as far as the kernel tells.
+pub(crate) fn flows(nic: &Nic) -> usize {
+    Sysfs::default().flows(&nic.interface)
+}
+
 fn speed_bytes_per_second(interface: &str) -> u64 {
     let text = fs::read_to_string(format!("/sys/class/net/{interface}/speed")).unwrap_or_default();
     parse_speed(&text)

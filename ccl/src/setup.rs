@@ -121,7 +121,13 @@ impl Group<'_> {
     }
 
     fn introduce(&self, name: &str, look: &Look) -> Result<(Vec<Nic>, Vec<Introduction>), Error> {
-        let rails = connections(&look.nics, self.settings.net_connections)?;
+        let rails = match self.settings.net_connections {
+            0 => {
+                let most = (MAX_RAILS / look.nics.len().max(1)).max(1);
+                connections(&look.nics, |nic| hosts::flows(nic).min(most))?
+            }
+            each => connections(&look.nics, |_| each)?,
+        };
         let introduction = Introduction::new(self.settings, &rails, look.offer.clone());
         let introductions = self.exchange(name, &introduction)?;
         Ok((rails, introductions))
@@ -327,25 +333,30 @@ fn slots(settings: &Settings, rails: usize) -> usize {
     }
 }
 
-/// As many rails over each NIC, each with its part of the speed. Two hosts that differ in this or in their NICs
-/// pair rails by number: so a NIC comes again only after all others.
+/// As many rails over each NIC as there are to be connections, each with its part of the speed. Two hosts that differ
+/// in this or in their NICs pair rails by number: so a NIC comes again only after all others.
 ///
 /// # Errors
 /// [`Error::InvalidUsage`]: these are more rails than a rank can have.
-fn connections(nics: &[Nic], each: usize) -> Result<Vec<Nic>, Error> {
-    let (count, rails) = (nics.len(), nics.len() * each);
-    if each > 1 && rails > MAX_RAILS {
+fn connections(nics: &[Nic], each: impl Fn(&Nic) -> usize) -> Result<Vec<Nic>, Error> {
+    let counts: Vec<usize> = nics.iter().map(each).collect();
+    let (count, rails) = (nics.len(), counts.iter().sum::<usize>());
+    let most = counts.iter().copied().max().unwrap_or(1);
+    if most > 1 && rails > MAX_RAILS {
         return Err(Error::InvalidUsage(format!(
-            "R2CCL_NET_CONNECTIONS={each} over {count} NICs makes {rails} rails; {MAX_RAILS} are possible"
+            "R2CCL_NET_CONNECTIONS={most} over {count} NICs makes {rails} rails; {MAX_RAILS} are possible"
         )));
     }
-    let part = |connection: usize, nic: &Nic| Nic {
-        name: if each == 1 { nic.name.clone() } else { format!("{}/{connection}", nic.name) },
-        speed_bytes_per_second: nic.speed_bytes_per_second / each as u64,
+    let part = |connection: usize, nic: &Nic, of: usize| Nic {
+        name: if of == 1 { nic.name.clone() } else { format!("{}/{connection}", nic.name) },
+        speed_bytes_per_second: nic.speed_bytes_per_second / of as u64,
         ..nic.clone()
     };
-    let of_all = |connection| nics.iter().map(move |nic| part(connection, nic));
-    Ok((0..each).flat_map(of_all).collect())
+    let of_all = |connection| {
+        let has = move |(_, of): &(&Nic, &usize)| connection < **of;
+        nics.iter().zip(&counts).filter(has).map(move |(nic, of)| part(connection, nic, *of))
+    };
+    Ok((0..most).flat_map(of_all).collect())
 }
 
 /// The rails of this rank, as the transport knows them.
@@ -392,16 +403,19 @@ mod tests {
             speed_bytes_per_second: 900,
         };
         let nics = [nic("a"), nic("b")];
-        assert_eq!(connections(&nics, 1).unwrap(), nics);
-        let rails = connections(&nics, 3).unwrap();
+        assert_eq!(connections(&nics, |_| 1).unwrap(), nics);
+        let rails = connections(&nics, |_| 3).unwrap();
         let names: Vec<&str> = rails.iter().map(|rail| rail.name.as_str()).collect();
         assert_eq!(names, ["a/0", "b/0", "a/1", "b/1", "a/2", "b/2"]);
         assert!(rails.iter().all(|rail| rail.speed_bytes_per_second == 300));
         assert_eq!([&*rails[4].interface, &*rails[5].interface], ["a", "b"]);
-        let refused = connections(&vec![nic("a"); 9], 8).unwrap_err().to_string();
+        let refused = connections(&vec![nic("a"); 9], |_| 8).unwrap_err().to_string();
         assert!(
             refused.contains("R2CCL_NET_CONNECTIONS=8 over 9 NICs makes 72 rails"),
             "{refused}"
         );
+        let unlike = connections(&nics, |nic| if nic.name == "a" { 1 } else { 2 }).unwrap();
+        let rails = unlike.iter().map(|rail| (&*rail.name, rail.speed_bytes_per_second));
+        assert!(rails.eq([("a", 900), ("b/0", 450), ("b/1", 450)]));
     }
 }

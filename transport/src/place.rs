@@ -18,6 +18,8 @@
 //! or the loopback interface, has none. Whatever sysfs has, nothing here is an error: what cannot be read
 //! has no place.
 
+mod flows;
+
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::Read;
@@ -27,8 +29,8 @@ pub use ccl_core::topology::Distance;
 
 /// Interfaces that are looked at for the place of one, at most.
 const MOST_INTERFACES: usize = 64;
-/// Longest number that is read, in bytes.
-const NUMBER_BYTES: u64 = 16;
+/// How much of a file is read, in bytes.
+const MOST_BYTES: u64 = 4096;
 
 /// A tree like that of sysfs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,23 +69,35 @@ impl Sysfs {
     /// Where the network interface of this name is. What follows a colon names an address, not a device.
     #[must_use]
     pub fn interface(&self, name: &str) -> Place {
+        let function = |folder: PathBuf| self.function(&folder.join("device"));
+        Place { functions: self.stack(name).into_iter().filter_map(function).collect() }
+    }
+
+    /// How many flows it takes to fill the network interface of this name, as far as the kernel tells: one, but
+    /// for bonds that choose a port by the numbers of ports of a flow, and for NICs of clouds that limit a flow.
+    #[must_use]
+    pub fn flows(&self, name: &str) -> usize {
+        self.stack(name).iter().map(|folder| flows::of(folder)).max().unwrap_or(1)
+    }
+
+    /// The folders of an interface and, if it is on no PCI bus, of those on which it is made.
+    fn stack(&self, name: &str) -> Vec<PathBuf> {
         let mut waiting = vec![name.to_owned()];
-        let mut seen = BTreeSet::new();
-        let mut place = Place::default();
+        let mut seen = Vec::new();
         while let Some(name) = waiting.pop() {
             if seen.len() == MOST_INTERFACES {
                 break;
             }
             let Some(folder) = self.entry("net", &name) else { continue };
-            if !seen.insert(folder.clone()) {
+            if seen.contains(&folder) {
                 continue;
             }
-            match self.function(&folder.join("device")) {
-                Some(function) => _ = place.functions.insert(function),
-                None => waiting.extend(below(&folder)),
+            if self.function(&folder.join("device")).is_none() {
+                waiting.extend(below(&folder));
             }
+            seen.push(folder);
         }
-        place
+        seen
     }
 
     /// Where the RDMA device of this name is. What follows a colon is the number of a port.
@@ -201,12 +215,17 @@ fn below(folder: &Path) -> Vec<String> {
 
 /// The kernel writes -1 where it does not know.
 fn number(file: &Path) -> Option<u32> {
+    text(file)?.parse().ok()
+}
+
+/// What a file of sysfs says.
+fn text(file: &Path) -> Option<String> {
     if !fs::metadata(file).ok()?.is_file() {
         return None;
     }
     let mut text = String::new();
-    File::open(file).ok()?.take(NUMBER_BYTES).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    File::open(file).ok()?.take(MOST_BYTES).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
 }
 
 /// Such as `pci0000:3a`.

@@ -119,11 +119,12 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_NET_CONNECTIONS",
-        default: "1",
+        default: "0",
         help: "Connections between two ranks over each pair of NICs, where one does not fill them: where a network gives \
-               one flow less than a NIC, as bonded links do. Each is a rail of its own, in faults and reports too. Of \
-               two ranks that say different numbers the larger one counts.",
-        field: Field::Count { of: |s| &mut s.net_connections, least: 1, most: 16 },
+               one flow less than a NIC, as bonded links do. 0: 8 for Amazon's NICs, 4 for Google's, two for each port \
+               of a bond that balances by layer3+4, one for others. Each is a rail of its own, in faults and reports too. \
+               Of two ranks that say different numbers the larger one counts.",
+        field: Field::Count { of: |s| &mut s.net_connections, least: 0, most: 16 },
     },
     Setting {
         name: "R2CCL_NET_TILE_BYTES",

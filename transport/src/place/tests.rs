@@ -124,6 +124,47 @@ fn distances_are_those_of_nccl() {
     assert_eq!(names, classes);
 }
 
+/// One connection fills what the kernel says nothing else of; the hash of a bond has to see connections.
+#[test]
+fn bonds_that_hash_and_nics_of_clouds_want_several_flows() {
+    let tree = Tree::of_two_sockets();
+    let write = |file: &str, text: &str| {
+        let file = tree.path(&format!("class/net/{file}"));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    let flows = |name: &str| tree.sysfs().flows(name);
+    for (vendor, expected) in [("0x15b3\n", 1), ("0x1d0f\n", 8), ("0x1ae0\n", 4), ("", 1)] {
+        write("eth0/device/vendor", vendor);
+        assert_eq!(
+            (flows("eth0"), flows("eth0.100"), flows("br0")),
+            (expected, expected, expected)
+        );
+    }
+    assert_eq!((flows("eth1"), flows("lo"), flows("absent"), flows("..")), (1, 1, 1, 1));
+    for (mode, policy, expected) in [
+        ("802.3ad 4\n", "layer3+4 1\n", 4),
+        ("balance-xor 2\n", "encap3+4 3\n", 4),
+        ("802.3ad 4\n", "layer2 0\n", 1),
+        ("802.3ad 4\n", "layer2+3 2\n", 1),
+        ("active-backup 1\n", "layer3+4 1\n", 1),
+        ("balance-rr 0\n", "layer3+4 1\n", 1),
+    ] {
+        for (file, text) in
+            [("mode", mode), ("xmit_hash_policy", policy), ("slaves", "eth2 eth1\n")]
+        {
+            write(&format!("bond0/bonding/{file}"), text);
+        }
+        assert_eq!(flows("bond0"), expected, "{mode} {policy}");
+    }
+    write("bond0/bonding/mode", "802.3ad 4\n");
+    write("bond0/bonding/xmit_hash_policy", "layer3+4 1\n");
+    for (slaves, expected) in [("", 1), ("a b c d e f g h i j", 16)] {
+        write("bond0/bonding/slaves", slaves);
+        assert_eq!(flows("bond0"), expected, "{slaves}");
+    }
+}
+
 #[test]
 fn ports_and_virtual_functions_of_a_card_are_one_device() {
     let tree = Tree::of_two_sockets();
