@@ -1,10 +1,10 @@
-//! How fast kernels are. First the best implementation: every operation on every type, as a share of the rate
-//! of the sum of `f32`, with operands that fit the second-level cache. Then how fast each implementation
+//! How fast kernels are. First one implementation, the best or the one that is named: every operation on every
+//! type, as a share of the rate of the sum of `f32`, with operands that fit the second-level cache. Then how fast each implementation
 //! sums, in GB/s of bytes read and written, by type and number of operands, for buffers that fit that cache,
 //! and for buffers that fit none.
 //!
-//! `cargo run --release -p ccl-kernels --example kernel_rates [-- operations]`, where the word leaves out the
-//! second part.
+//! `cargo run --release -p ccl-kernels --example kernel_rates [-- operations [IMPLEMENTATION]]`, where the first
+//! word leaves out the second part.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
 
@@ -29,16 +29,22 @@ const FILL: u8 = 0x3c;
 const ROUNDS: usize = 7;
 
 fn main() {
-    operations();
-    if std::env::args().nth(1).as_deref() != Some("operations") {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let available = Implementation::available();
+    let chosen = match words.get(1) {
+        None => Some(Implementation::best()),
+        Some(name) => available.into_iter().find(|one| one.name() == name),
+    };
+    let Some(chosen) = chosen else { return println!("this processor cannot run it") };
+    operations(chosen);
+    if words.first().is_none_or(|word| word != "operations") {
         implementations();
     }
 }
 
 /// A Markdown table of shares, in percent; a cell is the median over the rounds.
-fn operations() {
+fn operations(by: Implementation) {
     let (label, bytes) = SIZES[0];
-    let by = Implementation::best();
     let rate = |datatype, combine| rate(by, Kernel { datatype, combine }, bytes, 2, false);
     let mut shares = vec![Vec::new(); DataType::ALL.len() * Combine::ALL.len()];
     let mut references = Vec::new();

@@ -22,8 +22,7 @@ impl Machine for Avx2 {
     type Plain = Self;
     type Single = Element<f32>;
     type Double = Element<f64>;
-    type Long = Element<i64>;
-    type UnsignedLong = Element<u64>;
+    type Long = Element<u64>;
     type Half = Halves;
     type Brain = Brains;
 
@@ -56,27 +55,6 @@ macro_rules! method {
 impl Arithmetic for Floats {
     method!(sum, _mm256_add_ps);
     method!(prod, _mm256_mul_ps);
-    method!(max, max);
-    method!(min, min);
-}
-
-/// The instruction gives its second argument for equal numbers (zeros of unlike sign) and for NaNs;
-/// zeros get the common sign bit, and a NaN in the first argument is put back.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn max(a: __m256, b: __m256) -> __m256 {
-    let equal = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
-    let number = _mm256_blendv_ps(_mm256_max_ps(a, b), _mm256_and_ps(a, b), equal);
-    _mm256_blendv_ps(number, a, nans(a))
-}
-
-/// As [`max`].
-#[inline]
-#[target_feature(enable = "avx2")]
-fn min(a: __m256, b: __m256) -> __m256 {
-    let equal = _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b);
-    let number = _mm256_blendv_ps(_mm256_min_ps(a, b), _mm256_or_ps(a, b), equal);
-    _mm256_blendv_ps(number, a, nans(a))
 }
 
 #[inline]

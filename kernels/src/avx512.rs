@@ -35,7 +35,6 @@ impl Machine for Avx512 {
     type Single = plain::Singles;
     type Double = plain::Doubles;
     type Long = plain::Longs;
-    type UnsignedLong = plain::UnsignedLongs;
     type Half = Halves;
     type Brain = Brains;
 
@@ -68,26 +67,6 @@ macro_rules! method {
 impl Arithmetic for Floats {
     method!(sum, _mm512_add_ps);
     method!(prod, _mm512_mul_ps);
-    method!(max, max);
-    method!(min, min);
-}
-
-/// `vrange` orders zeros as wanted, but prefers a number to a NaN.
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn max(a: __m512, b: __m512) -> __m512 {
-    const MAX_WITH_SIGN_OF_RESULT: i32 = 0b0101;
-    let number = _mm512_range_ps::<MAX_WITH_SIGN_OF_RESULT>(a, b);
-    _mm512_mask_mov_ps(number, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, b), nan())
-}
-
-/// As [`max`].
-#[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn min(a: __m512, b: __m512) -> __m512 {
-    const MIN_WITH_SIGN_OF_RESULT: i32 = 0b0100;
-    let number = _mm512_range_ps::<MIN_WITH_SIGN_OF_RESULT>(a, b);
-    _mm512_mask_mov_ps(number, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, b), nan())
 }
 
 #[inline]

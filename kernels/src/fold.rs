@@ -30,7 +30,7 @@ pub(crate) struct Reduce<'a, S, O> {
     kernel: PhantomData<(S, O)>,
 }
 
-impl<'a, S: Step, O: Operation> Reduce<'a, S, O> {
+impl<'a, S: Step, O: Operation<S::Accumulator>> Reduce<'a, S, O> {
     /// The task for these operands.
     pub(crate) fn new(operands: &'a [Source<'a>], target: Target<'a>) -> Self {
         assert!(operands.len() >= 2);
@@ -39,7 +39,7 @@ impl<'a, S: Step, O: Operation> Reduce<'a, S, O> {
     }
 }
 
-impl<S: Step, O: Operation> Task for Reduce<'_, S, O> {
+impl<S: Step, O: Operation<S::Accumulator>> Task for Reduce<'_, S, O> {
     #[inline(always)]
     fn run(mut self) {
         let steps = self.target.bytes() / size_of::<S::Stored>();
@@ -48,7 +48,7 @@ impl<S: Step, O: Operation> Task for Reduce<'_, S, O> {
     }
 }
 
-impl<S: Step, O: Operation> Reduce<'_, S, O> {
+impl<S: Step, O: Operation<S::Accumulator>> Reduce<'_, S, O> {
     #[inline(always)]
     fn whole_steps(&mut self, steps: usize) {
         let overlap = |index: usize| self.target.overlap(&self.operands[index]);
@@ -188,7 +188,7 @@ impl Block {
 
 /// Element `i` of the combination of `N >= 1` operands.
 #[inline(always)]
-fn combined<S: Step, O: Operation, const N: usize>(
+fn combined<S: Step, O: Operation<S::Accumulator>, const N: usize>(
     operands: &[&[S::Stored]; N],
     i: usize,
 ) -> S::Accumulator {
@@ -201,7 +201,7 @@ fn combined<S: Step, O: Operation, const N: usize>(
 
 /// `accumulator`, combined with element `i` of each operand in turn.
 #[inline(always)]
-fn extended<S: Step, O: Operation, const N: usize>(
+fn extended<S: Step, O: Operation<S::Accumulator>, const N: usize>(
     mut accumulator: S::Accumulator,
     operands: &[&[S::Stored]; N],
     i: usize,
@@ -214,7 +214,7 @@ fn extended<S: Step, O: Operation, const N: usize>(
 
 /// `target = operands[0] ∘ operands[1] ∘ …`
 #[inline(always)]
-fn fold<S: Step, O: Operation, const N: usize>(
+fn fold<S: Step, O: Operation<S::Accumulator>, const N: usize>(
     target: &mut [S::Stored],
     operands: [&[S::Stored]; N],
 ) {
@@ -226,7 +226,7 @@ fn fold<S: Step, O: Operation, const N: usize>(
 
 /// `target = target ∘ other`
 #[inline(always)]
-fn fold_onto<S: Step, O: Operation>(target: &mut [S::Stored], other: &[S::Stored]) {
+fn fold_onto<S: Step, O: Operation<S::Accumulator>>(target: &mut [S::Stored], other: &[S::Stored]) {
     for (slot, other) in target.iter_mut().zip(other) {
         *slot = S::narrow(O::apply(S::widen(*slot), S::widen(*other)));
     }
@@ -234,7 +234,7 @@ fn fold_onto<S: Step, O: Operation>(target: &mut [S::Stored], other: &[S::Stored
 
 /// `room = operands[0] ∘ operands[1] ∘ …`; returns it, now that it is initialised.
 #[inline(always)]
-fn begin<'a, S: Step, O: Operation, const N: usize>(
+fn begin<'a, S: Step, O: Operation<S::Accumulator>, const N: usize>(
     room: &'a mut [MaybeUninit<S::Accumulator>],
     operands: [&[S::Stored]; N],
 ) -> &'a mut [S::Accumulator] {
@@ -248,7 +248,7 @@ fn begin<'a, S: Step, O: Operation, const N: usize>(
 
 /// `accumulators = accumulators ∘ operands[0] ∘ …`
 #[inline(always)]
-fn extend<S: Step, O: Operation, const N: usize>(
+fn extend<S: Step, O: Operation<S::Accumulator>, const N: usize>(
     accumulators: &mut [S::Accumulator],
     operands: [&[S::Stored]; N],
 ) {
@@ -260,7 +260,7 @@ fn extend<S: Step, O: Operation, const N: usize>(
 
 /// `target = accumulators ∘ operands[0] ∘ …`
 #[inline(always)]
-fn finish<S: Step, O: Operation, const N: usize>(
+fn finish<S: Step, O: Operation<S::Accumulator>, const N: usize>(
     target: &mut [S::Stored],
     accumulators: &[S::Accumulator],
     operands: [&[S::Stored]; N],

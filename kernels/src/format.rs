@@ -13,6 +13,8 @@ pub(crate) trait Format {
     const MANTISSA_BITS: u32;
     /// The smallest magnitude code (sign removed) that is an infinity or a NaN.
     const FIRST_SPECIAL: u32;
+    /// The largest magnitude code that is no NaN.
+    const LAST_NUMBER: u32;
     /// The magnitude code that everything larger becomes: infinity, or the largest finite number.
     const LARGEST: u32;
     /// The one NaN that arithmetic produces.
@@ -30,8 +32,22 @@ impl Format for Half {
     const BITS: u32 = 16;
     const MANTISSA_BITS: u32 = 10;
     const FIRST_SPECIAL: u32 = 0x7c00;
+    const LAST_NUMBER: u32 = 0x7c00;
     const LARGEST: u32 = 0x7c00;
     const NAN: u32 = 0x7e00;
+}
+
+/// The upper half of a binary32. Its conversions are [`widen_brain`] and [`narrow_brain`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Brain;
+
+impl Format for Brain {
+    const BITS: u32 = 16;
+    const MANTISSA_BITS: u32 = 7;
+    const FIRST_SPECIAL: u32 = 0x7f80;
+    const LAST_NUMBER: u32 = 0x7f80;
+    const LARGEST: u32 = 0x7f80;
+    const NAN: u32 = 0x7fc0;
 }
 
 /// The OCP 8-bit float with 4 exponent bits: no infinities, 448 is the largest number.
@@ -42,6 +58,7 @@ impl Format for E4m3 {
     const BITS: u32 = 8;
     const MANTISSA_BITS: u32 = 3;
     const FIRST_SPECIAL: u32 = 0x7f;
+    const LAST_NUMBER: u32 = 0x7e;
     const LARGEST: u32 = 0x7e;
     const NAN: u32 = 0x7f;
 }
@@ -55,6 +72,7 @@ impl Format for E5m2 {
     const BITS: u32 = 8;
     const MANTISSA_BITS: u32 = 2;
     const FIRST_SPECIAL: u32 = 0x7c;
+    const LAST_NUMBER: u32 = 0x7c;
     const LARGEST: u32 = 0x7b;
     const NAN: u32 = 0x7e;
 }
@@ -63,8 +81,6 @@ impl Format for E5m2 {
 pub(crate) const NAN_32: u32 = 0x7fc0_0000;
 /// The NaN of binary64 that arithmetic produces.
 pub(crate) const NAN_64: u64 = 0x7ff8_0000_0000_0000;
-/// The NaN of bfloat16 that arithmetic produces.
-pub(crate) const NAN_BRAIN: u16 = 0x7fc0;
 
 const MANTISSA_BITS_32: u32 = 23;
 const BIAS_32: u32 = 127;
@@ -119,7 +135,7 @@ pub(crate) fn widen_brain(code: u16) -> f32 {
 pub(crate) fn narrow_brain(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-    if value.is_nan() { NAN_BRAIN } else { rounded as u16 }
+    if value.is_nan() { Brain::NAN as u16 } else { rounded as u16 }
 }
 
 /// The same number, or the one NaN.

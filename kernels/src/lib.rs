@@ -26,6 +26,7 @@ mod format;
 mod implementation;
 mod machine;
 mod oracle;
+mod order;
 mod portable;
 mod region;
 mod scratch;

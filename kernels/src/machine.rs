@@ -4,9 +4,10 @@ use ccl_core::datatype::DataType;
 
 use crate::divide::Divide;
 use crate::fold::Reduce;
-use crate::format::{E4m3, E5m2};
+use crate::format::{Brain, E4m3, E5m2, Half};
+use crate::order::Ordered;
 use crate::region::{Source, Target};
-use crate::step::{Byte, Element, Max, Min, Operation, Prod, Step, Sum};
+use crate::step::{Arithmetic, Byte, Element, Max, Min, Operation, Order, Prod, Step, Sum};
 use crate::{Combine, Kernel};
 
 /// Something to run inside a function that is compiled for an instruction set. Implementations are
@@ -20,18 +21,16 @@ pub(crate) trait Task {
 pub(crate) trait Machine {
     /// The instruction set, this or a smaller one, for elements that are combined as they are.
     type Plain: Machine;
-    /// How `f32` is combined to maxima and minima.
-    type Single: Step;
+    /// How maxima and minima of `f32` are found.
+    type Single: Step<Accumulator: Order>;
     /// The same for `f64`.
-    type Double: Step;
-    /// How `i64` is multiplied.
-    type Long: Step;
-    /// The same for `u64`.
-    type UnsignedLong: Step;
+    type Double: Step<Accumulator: Order>;
+    /// How `i64` and `u64` are multiplied.
+    type Long: Step<Accumulator: Arithmetic>;
     /// How f16 is loaded and stored.
-    type Half: Step;
+    type Half: Step<Accumulator: Arithmetic>;
     /// How bfloat16 is loaded and stored.
-    type Brain: Step;
+    type Brain: Step<Accumulator: Arithmetic>;
 
     /// Runs the task, compiled for this instruction set.
     ///
@@ -51,48 +50,79 @@ pub(crate) unsafe fn reduce<M: Machine>(
     operands: &[Source<'_>],
     target: Target<'_>,
 ) {
-    let is_order = matches!(kernel.combine, Combine::Max | Combine::Min);
-    let is_product = kernel.combine == Combine::Prod;
-    let pick = match kernel.datatype {
-        // What takes several instructions without better ones.
-        DataType::Float32 if is_order => combine::<M, M::Single>,
-        DataType::Float64 if is_order => combine::<M, M::Double>,
-        DataType::Int8 | DataType::Uint8 if is_product => combine::<M, Element<u8>>,
-        DataType::Int64 if is_product => combine::<M, M::Long>,
-        DataType::Uint64 if is_product => combine::<M, M::UnsignedLong>,
-        DataType::Int8 => combine::<M::Plain, Element<i8>>,
-        DataType::Uint8 => combine::<M::Plain, Element<u8>>,
-        DataType::Int32 => combine::<M::Plain, Element<i32>>,
-        DataType::Uint32 => combine::<M::Plain, Element<u32>>,
-        DataType::Int64 => combine::<M::Plain, Element<i64>>,
-        DataType::Uint64 => combine::<M::Plain, Element<u64>>,
-        DataType::Float16 => combine::<M, M::Half>,
-        DataType::Float32 => combine::<M::Plain, Element<f32>>,
-        DataType::Float64 => combine::<M::Plain, Element<f64>>,
-        DataType::Bfloat16 => combine::<M, M::Brain>,
-        DataType::Float8E4m3 => combine::<M, Byte<E4m3>>,
-        DataType::Float8E5m2 => combine::<M, Byte<E5m2>>,
-    };
-    // SAFETY: the caller answers for the instruction set.
-    unsafe { pick(kernel.combine, operands, target) }
-}
-
-unsafe fn combine<M: Machine, S: Step>(
-    combine: Combine,
-    operands: &[Source<'_>],
-    target: Target<'_>,
-) {
-    let run = match combine {
-        Combine::Sum => fold::<M, S, Sum>,
-        Combine::Prod => fold::<M, S, Prod>,
-        Combine::Max => fold::<M, S, Max>,
-        Combine::Min => fold::<M, S, Min>,
+    let run = match kernel.combine {
+        Combine::Sum => sum::<M>(kernel.datatype),
+        Combine::Prod => prod::<M>(kernel.datatype),
+        Combine::Max => order::<M>(kernel.datatype).max,
+        Combine::Min => order::<M>(kernel.datatype).min,
     };
     // SAFETY: the caller answers for the instruction set.
     unsafe { run(operands, target) }
 }
 
-unsafe fn fold<M: Machine, S: Step, O: Operation>(operands: &[Source<'_>], target: Target<'_>) {
+/// A loop; the processor must have the instruction set for which it is compiled.
+type Loop = unsafe fn(&[Source<'_>], Target<'_>);
+
+/// The loops for both ends of an order.
+struct Loops {
+    max: Loop,
+    min: Loop,
+}
+
+fn sum<M: Machine>(datatype: DataType) -> Loop {
+    match datatype {
+        DataType::Int8 | DataType::Uint8 => fold::<M::Plain, Element<u8>, Sum>,
+        DataType::Int32 | DataType::Uint32 => fold::<M::Plain, Element<u32>, Sum>,
+        DataType::Int64 | DataType::Uint64 => fold::<M::Plain, Element<u64>, Sum>,
+        DataType::Float16 => fold::<M, M::Half, Sum>,
+        DataType::Float32 => fold::<M::Plain, Element<f32>, Sum>,
+        DataType::Float64 => fold::<M::Plain, Element<f64>, Sum>,
+        DataType::Bfloat16 => fold::<M, M::Brain, Sum>,
+        DataType::Float8E4m3 => fold::<M, Byte<E4m3>, Sum>,
+        DataType::Float8E5m2 => fold::<M, Byte<E5m2>, Sum>,
+    }
+}
+
+fn prod<M: Machine>(datatype: DataType) -> Loop {
+    match datatype {
+        // What takes several instructions without better ones.
+        DataType::Int8 | DataType::Uint8 => fold::<M, Element<u8>, Prod>,
+        DataType::Int64 | DataType::Uint64 => fold::<M, M::Long, Prod>,
+        DataType::Int32 | DataType::Uint32 => fold::<M::Plain, Element<u32>, Prod>,
+        DataType::Float16 => fold::<M, M::Half, Prod>,
+        DataType::Float32 => fold::<M::Plain, Element<f32>, Prod>,
+        DataType::Float64 => fold::<M::Plain, Element<f64>, Prod>,
+        DataType::Bfloat16 => fold::<M, M::Brain, Prod>,
+        DataType::Float8E4m3 => fold::<M, Byte<E4m3>, Prod>,
+        DataType::Float8E5m2 => fold::<M, Byte<E5m2>, Prod>,
+    }
+}
+
+fn order<M: Machine>(datatype: DataType) -> Loops {
+    match datatype {
+        DataType::Int8 => ends::<M::Plain, Element<i8>>(),
+        DataType::Uint8 => ends::<M::Plain, Element<u8>>(),
+        DataType::Int32 => ends::<M::Plain, Element<i32>>(),
+        DataType::Uint32 => ends::<M::Plain, Element<u32>>(),
+        DataType::Int64 => ends::<M::Plain, Element<i64>>(),
+        DataType::Uint64 => ends::<M::Plain, Element<u64>>(),
+        DataType::Float16 => ends::<M, Ordered<Half, i16>>(),
+        DataType::Float32 => ends::<M, M::Single>(),
+        DataType::Float64 => ends::<M, M::Double>(),
+        DataType::Bfloat16 => ends::<M, Ordered<Brain, i16>>(),
+        DataType::Float8E4m3 => ends::<M, Ordered<E4m3, i8>>(),
+        DataType::Float8E5m2 => ends::<M, Ordered<E5m2, i8>>(),
+    }
+}
+
+fn ends<M: Machine, S: Step<Accumulator: Order>>() -> Loops {
+    Loops { max: fold::<M, S, Max>, min: fold::<M, S, Min> }
+}
+
+unsafe fn fold<M: Machine, S: Step, O: Operation<S::Accumulator>>(
+    operands: &[Source<'_>],
+    target: Target<'_>,
+) {
     // SAFETY: the caller answers for the instruction set.
     unsafe { M::run(Reduce::<S, O>::new(operands, target)) }
 }

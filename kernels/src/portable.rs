@@ -1,9 +1,9 @@
 //! The loops as the compiler makes them for the target it builds for: SSE2 on x86-64, NEON on
 //! aarch64.
 
-use crate::format::Half;
+use crate::format::{Brain, Half};
 use crate::machine::{Machine, Task};
-use crate::step::{Brain, Element, Narrow};
+use crate::step::{Element, Narrow};
 
 /// Whatever the build's target has.
 #[derive(Clone, Copy, Debug)]
@@ -13,10 +13,9 @@ impl Machine for Portable {
     type Plain = Self;
     type Single = Element<f32>;
     type Double = Element<f64>;
-    type Long = Element<i64>;
-    type UnsignedLong = Element<u64>;
+    type Long = Element<u64>;
     type Half = Narrow<Half>;
-    type Brain = Brain;
+    type Brain = Narrow<Brain>;
 
     unsafe fn run<T: Task>(task: T) {
         task.run();

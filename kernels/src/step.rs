@@ -6,53 +6,57 @@
 
 use std::marker::PhantomData;
 
-use crate::format::{self, E4m3, E5m2, Format, Half};
+use crate::format::{self, Brain, E4m3, E5m2, Format, Half};
 use crate::region::Stored;
 
-/// The four ways to combine two numbers. Each is commutative, up to which NaN a NaN is.
+/// Two ways to combine two numbers. Each is commutative, up to which NaN a NaN is.
 pub(crate) trait Arithmetic: Copy {
     /// `self + other`; integers wrap.
     fn sum(self, other: Self) -> Self;
     /// `self * other`; integers wrap.
     fn prod(self, other: Self) -> Self;
+}
+
+/// The other two, as [`Arithmetic`].
+pub(crate) trait Order: Copy {
     /// The larger; `+0` is larger than `-0`; a NaN if either is.
     fn max(self, other: Self) -> Self;
     /// The smaller; `-0` is smaller than `+0`; a NaN if either is.
     fn min(self, other: Self) -> Self;
 }
 
-/// One of the methods of [`Arithmetic`], as a type, so that loops are compiled for it.
-pub(crate) trait Operation {
+/// One of the methods of [`Arithmetic`] or [`Order`], as a type, so that loops are compiled for it.
+pub(crate) trait Operation<A> {
     /// The result for one pair.
-    fn apply<A: Arithmetic>(left: A, right: A) -> A;
+    fn apply(left: A, right: A) -> A;
 }
 
 macro_rules! operation {
-    ($name:ident, $method:ident) => {
-        #[doc = concat!("[`Arithmetic::", stringify!($method), "`].")]
+    ($name:ident, $of:ident, $method:ident) => {
+        #[doc = concat!("[`", stringify!($of), "::", stringify!($method), "`].")]
         #[derive(Clone, Copy, Debug)]
         pub(crate) struct $name;
 
-        impl Operation for $name {
+        impl<A: $of> Operation<A> for $name {
             #[inline(always)]
-            fn apply<A: Arithmetic>(left: A, right: A) -> A {
+            fn apply(left: A, right: A) -> A {
                 left.$method(right)
             }
         }
     };
 }
 
-operation!(Sum, sum);
-operation!(Prod, prod);
-operation!(Max, max);
-operation!(Min, min);
+operation!(Sum, Arithmetic, sum);
+operation!(Prod, Arithmetic, prod);
+operation!(Max, Order, max);
+operation!(Min, Order, min);
 
 /// What one step of a loop loads, computes with, and stores.
 pub(crate) trait Step {
     /// One or several elements as they are in memory.
     type Stored: Stored;
     /// The same elements, in the type in which they are combined.
-    type Accumulator: Arithmetic;
+    type Accumulator: Copy;
 
     /// From memory; exact.
     fn widen(stored: Self::Stored) -> Self::Accumulator;
@@ -75,6 +79,9 @@ macro_rules! integer {
             fn prod(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
+        }
+
+        impl Order for $integer {
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 Ord::max(self, other)
@@ -119,6 +126,9 @@ macro_rules! float {
             fn prod(self, other: Self) -> Self {
                 self * other
             }
+        }
+
+        impl Order for $float {
             #[inline(always)]
             fn max(self, other: Self) -> Self {
                 // Equal numbers have equal bits, but for the zeros: there a common sign bit decides.
@@ -175,14 +185,6 @@ impl<A: Arithmetic> Arithmetic for Interleaved<A> {
     fn prod(self, other: Self) -> Self {
         Self { even: self.even.prod(other.even), odd: self.odd.prod(other.odd) }
     }
-    #[inline(always)]
-    fn max(self, other: Self) -> Self {
-        Self { even: self.even.max(other.even), odd: self.odd.max(other.odd) }
-    }
-    #[inline(always)]
-    fn min(self, other: Self) -> Self {
-        Self { even: self.even.min(other.even), odd: self.odd.min(other.odd) }
-    }
 }
 
 /// One element of a narrow format, combined in `f32`.
@@ -203,11 +205,7 @@ impl Step for Narrow<Half> {
     }
 }
 
-/// One bfloat16.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Brain;
-
-impl Step for Brain {
+impl Step for Narrow<Brain> {
     type Stored = [u8; 2];
     type Accumulator = f32;
 

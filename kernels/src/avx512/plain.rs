@@ -3,29 +3,26 @@
 //! products of 64-bit integers. [`crate::machine`] takes these steps for those operations, and the plain loops for others.
 //!
 //! Maxima and minima make the one NaN themselves, at least once before anything is stored. So storing leaves floats as
-//! they are; sums and products of these steps would need more.
+//! they are.
 
 use std::arch::x86_64::*;
 
 use crate::format::{NAN_32, NAN_64};
-use crate::step::{Arithmetic, Step};
+use crate::step::{Arithmetic, Order, Step};
 
 /// Of `vrange`: which of two, with the sign of the result.
 const MAX: i32 = 0b0101;
 const MIN: i32 = 0b0100;
 
-/// Defines a vector, with a method of [`Arithmetic`] for each of the functions, and its step.
+/// Defines a vector, with a method of a trait for each of the functions, and its step.
 macro_rules! vector {
-    ($(#[$document:meta])* $name:ident, $vector:ty, $sum:path, $prod:path, $max:path, $min:path) => {
+    ($(#[$document:meta])* $name:ident, $vector:ty, $of:ident: $($method:ident, $function:path);+) => {
         $(#[$document])*
         #[derive(Clone, Copy, Debug)]
         pub(crate) struct $name($vector);
 
-        impl Arithmetic for $name {
-            vector!(method sum, $sum);
-            vector!(method prod, $prod);
-            vector!(method max, $max);
-            vector!(method min, $min);
+        impl $of for $name {
+            $(vector!(method $method, $function);)+
         }
 
         impl Step for $name {
@@ -56,21 +53,16 @@ macro_rules! vector {
 
 vector!(
     /// Eight `f32`.
-    Singles, __m256, _mm256_add_ps, _mm256_mul_ps, max_singles, min_singles
+    Singles, __m256, Order: max, max_singles; min, min_singles
 );
 vector!(
     /// Four `f64`.
-    Doubles, __m256d, _mm256_add_pd, _mm256_mul_pd, max_doubles, min_doubles
+    Doubles, __m256d, Order: max, max_doubles; min, min_doubles
 );
 vector!(
-    /// Four `i64`.
-    Longs, __m256i, _mm256_add_epi64, _mm256_mullo_epi64, _mm256_max_epi64, _mm256_min_epi64
+    /// Four `i64`, or `u64`.
+    Longs, __m256i, Arithmetic: sum, _mm256_add_epi64; prod, _mm256_mullo_epi64
 );
-vector!(
-    /// Four `u64`.
-    UnsignedLongs, __m256i, _mm256_add_epi64, _mm256_mullo_epi64, _mm256_max_epu64, _mm256_min_epu64
-);
-
 /// Defines maximum, minimum and the one NaN of a float type. `vrange` orders zeros as wanted, but prefers a number to a
 /// NaN.
 macro_rules! float {
