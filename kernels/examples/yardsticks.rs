@@ -225,7 +225,8 @@ fn all_reduce_part<'a>(
     write: fn(Source<'_>, Target<'_>),
 ) {
     let bytes = targets[0].len();
-    let mut scratch = [0; BLOCK_BYTES];
+    let mut scratch = Box::new(Scratch([0; BLOCK_BYTES]));
+    let scratch = &mut scratch.0;
     for start in (0..bytes).step_by(BLOCK_BYTES) {
         let count = BLOCK_BYTES.min(bytes - start);
         let block = |input: &'a [u8]| Source::from(&input[first + start..][..count]);
@@ -260,6 +261,10 @@ fn bind(processor: usize) {
     set.set(processor);
     let _ = sched_setaffinity(None, &set);
 }
+
+/// What one thread reduces before it writes it: whole cache lines, as the library's are.
+#[repr(align(64))]
+struct Scratch([u8; BLOCK_BYTES]);
 
 /// A number in a cache line of its own.
 #[derive(Default)]
