@@ -5,7 +5,7 @@
     tests/measure/between_hosts.py loopback                           beside plain sockets, without any limit
     tests/measure/between_hosts.py latency [--torch PYTHON]           8 bytes, beside MPIs and Gloo over TCP
 
-The candidates take turns, round by round; what is printed are medians over the rounds. Bandwidths are those of a
+Intel MPI is looked for where `tests/peers/compare.py --install` puts it (`--peers`, its `--build`). The candidates take turns, round by round; what is printed are medians over the rounds, and the least and most. Bandwidths are those of a
 direction. Between two hosts the bus bandwidth of nccl-tests is what each host sends, and receives, per second.
 """
 
@@ -47,6 +47,7 @@ def arguments():
     commands.choices["rails"].add_argument("--rate", default="300mbit", help="of every rail, in mbit or gbit")
     commands.choices["loopback"].add_argument("--pairs", type=int, default=1, help="ranks of each host")
     commands.choices["latency"].add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch, for Gloo")
+    commands.choices["latency"].add_argument("--peers", default="target/peers", type=Path, metavar="FOLDER", help="where Intel MPI is")
     # What runs on the testbed, on both hosts.
     commands.add_parser("iperf").add_argument("rails", type=int)
     return parser.parse_args()
@@ -133,6 +134,7 @@ def latency(options):
         add_mpi(candidates, folder, "openmpi", ["--allow-run-as-root", *over_tcp], {})
         apart = {"MPIR_CVAR_ODD_EVEN_CLIQUES": "1", "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}
         add_mpi(candidates, folder, "mpich", [], apart)
+        add_intel_mpi(candidates, folder, options.peers.absolute())
         if options.torch:
             gloo = [options.torch, str(PEERS / "gloo_perf.py"), "2", "all_reduce", "5", f"8:{SMALL_CALLS}"]
             candidates["Gloo"] = lambda: peer(gloo, {})
@@ -151,16 +153,32 @@ def ours(options):
 
 
 def add_mpi(candidates, folder, name, arguments, environment):
-    """Adds an MPI, if it is installed."""
-    program = os.path.join(folder, name)
+    """Adds an MPI of Debian's, if it is installed."""
+    launch = [f"mpirun.{name}", *arguments, "-n", "2"]
+    add_built(candidates, name, os.path.join(folder, name), [f"mpicc.{name}"], launch, environment)
+
+
+def add_intel_mpi(candidates, folder, peers):
+    """Adds Intel MPI, if it is in a virtual environment there."""
+    place = peers / "python"
+    environment = {
+        "I_MPI_ROOT": str(place), "LD_LIBRARY_PATH": str(place / "lib"), "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+        "I_MPI_FABRICS": "ofi", "I_MPI_OFI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo", "I_MPI_COLL_INTRANODE": "pt2pt",
+    }
+    build = ["gcc", f"-I{place}/include", f"-L{place}/lib", f"-Wl,-rpath,{place}/lib"]
+    launch = [str(place / "bin" / "mpirun"), "-n", "2"]
+    add_built(candidates, "Intel MPI", os.path.join(folder, "intel"), build, launch, environment, ["-lmpi"])
+
+
+def add_built(candidates, name, program, compiler, launch, environment, links=()):
+    """Adds a library for which the benchmark of MPIs has to be compiled first, if it can be."""
     sources = [str(PEERS / source) for source in ("collective_perf.c", "waiting.c", "mpi_perf.c")]
-    build = [f"mpicc.{name}", "-O3", "-o", program, *sources]
     try:
-        subprocess.run(build, check=True)
+        subprocess.run([*compiler, "-O3", "-o", program, *sources, *links], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"not measured: {name}: {error}", file=sys.stderr)
         return
-    command = [f"mpirun.{name}", *arguments, "-n", "2", program, "all_reduce", "5", f"8:{SMALL_CALLS}"]
+    command = [*launch, program, "all_reduce", "5", f"8:{SMALL_CALLS}"]
     candidates[name] = lambda: peer(command, environment)
 
 
@@ -208,9 +226,10 @@ def report(options, samples, base, busy=None):
     for collective in COLLECTIVES:
         cells = []
         for size, bandwidth in zip(options.sizes, bases):
-            own = statistics.median(samples[collective, size])
+            own, rounds = statistics.median(samples[collective, size]), samples[collective, size]
             used = f", {100 * statistics.median(busy[collective, size]):.0f} % busy" if busy else ""
-            cells.append(f"{own:.3f}: {100 * own / bandwidth:.1f} %{used}")
+            spread = f"{min(rounds):.3f} – {max(rounds):.3f}"
+            cells.append(f"{own:.3f} ({spread}): {100 * own / bandwidth:.1f} %{used}")
         print(f"| {collective} | {' | '.join(cells)} |")
 
 
