@@ -63,6 +63,7 @@ vector!(
     /// Four `i64`, or `u64`.
     Longs, __m256i, Arithmetic: sum, _mm256_add_epi64; prod, _mm256_mullo_epi64
 );
+
 /// Defines maximum, minimum and the one NaN of a float type. `vrange` orders zeros as wanted, but prefers a number to a
 /// NaN.
 macro_rules! float {
