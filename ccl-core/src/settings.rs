@@ -92,6 +92,8 @@ pub struct Settings {
     pub job_key: Option<PassPhrase>,
     /// Whether ranks of one host use shared memory.
     pub shared_memory: bool,
+    /// Whether ranks of one host may have the system copy from one process to the other.
+    pub cross_memory_attach: bool,
     /// Measurements that plans are made with.
     pub tuning: Option<PathBuf>,
     /// Faults that the library imitates, to see how a program takes them.
@@ -190,6 +192,7 @@ impl Settings {
             bootstrap: None,
             job_key: None,
             shared_memory: false,
+            cross_memory_attach: false,
             tuning: None,
             rehearsal: None,
             dump: None,

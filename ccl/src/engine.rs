@@ -1,7 +1,10 @@
 //! One rank's working parts, used by one call at a time.
 
+mod attached;
 mod direct;
 mod ending;
+mod telling;
+mod trial;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +30,7 @@ use crate::health::{Health, Turn};
 use crate::operation::{Operation, or_empty};
 use crate::plans::Planner;
 
+use attached::Attached;
 use direct::Direct;
 use ending::{History, NEWS_PATIENCE};
 pub(crate) use ending::{Limits, Watch};
@@ -55,6 +59,9 @@ pub(crate) struct Engine {
     staging: Scratch,
     ladder: Ladder,
     direct: Direct,
+    attached: Attached,
+    /// What this rank tells in the middle of a call, and then what all do.
+    told: Scratch,
 }
 
 impl Engine {
@@ -78,6 +85,8 @@ impl Engine {
             staging: Scratch::new(0),
             ladder,
             direct: Direct::default(),
+            attached: Attached::default(),
+            told: Scratch::default(),
         }
     }
 
@@ -220,7 +229,7 @@ impl Engine {
         if plan.is_apart {
             self.drive_aside(&task, limits)?;
         } else if !(self.may_be_direct(request) && self.directly(request, &task, limits)?) {
-            self.drive(&task, limits)?;
+            self.drive_or_attach(request, &task, limits)?;
         }
         self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {

@@ -270,6 +270,11 @@ impl Planner {
         link.alpha + link.overhead + bytes / rate
     }
 
+    /// Whether the settings let the system copy between processes.
+    pub(crate) fn may_attach(&self) -> bool {
+        self.settings.cross_memory_attach
+    }
+
     /// Whether the settings ask for an algorithm of this collective.
     pub(crate) fn is_forced(&self, collective: Collective) -> bool {
         forced(&self.settings, collective).is_some()

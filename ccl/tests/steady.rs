@@ -1,7 +1,7 @@
 //! What calls cost that have been made before: ranks of one host neither allocate memory nor call the kernel, but to
-//! wait for each other.
+//! wait for each other, and to copy large blocks where that is compared with other ways now and then.
 //!
-//! A system call that is none of those for waiting ends this program: `signal: 31, SIGSYS`.
+//! A system call that is none of those for waiting and copying ends this program: `signal: 31, SIGSYS`.
 #![allow(clippy::unwrap_used, reason = "what a helper of a test unwraps fails the test")]
 #![allow(clippy::print_stdout, reason = "a skip is reported")]
 #![cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
@@ -77,11 +77,12 @@ impl Buffers {
     }
 }
 
-/// Nothing but waiting: for a while, for another thread, for a turn on the processor.
-fn waiting_only() -> BpfProgram {
-    let allowed =
+/// Nothing but waiting, for a while, for another thread, for a turn on the processor, and copying large blocks.
+fn waiting_and_copying() -> BpfProgram {
+    let waiting =
         [libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_nanosleep, libc::SYS_clock_nanosleep];
-    let rules = allowed.map(|number| (number, Vec::new())).into_iter().collect();
+    let allowed = waiting.into_iter().chain([libc::SYS_process_vm_readv]);
+    let rules = allowed.map(|number| (number, Vec::new())).collect();
     let architecture = std::env::consts::ARCH.try_into().unwrap();
     let filter =
         SeccompFilter::new(rules, SeccompAction::KillProcess, SeccompAction::Allow, architecture);
@@ -89,7 +90,7 @@ fn waiting_only() -> BpfProgram {
 }
 
 #[test]
-fn calls_that_were_made_before_allocate_nothing_and_call_the_kernel_to_wait_only() {
+fn calls_that_were_made_before_allocate_nothing_and_call_the_kernel_to_wait_and_copy_only() {
     let config = Config { timeout: Some(DEADLINE), ..Config::default() };
     let id = UniqueId::create(&config.settings).unwrap();
     let found = Arc::new(Mutex::new(Vec::with_capacity(RANKS as usize)));
@@ -98,7 +99,7 @@ fn calls_that_were_made_before_allocate_nothing_and_call_the_kernel_to_wait_only
         thread::spawn(move || {
             let communicator = Communicator::create(&id, rank, RANKS, &config).unwrap();
             let mut buffers = Buffers::new();
-            let filter = waiting_only();
+            let filter = waiting_and_copying();
             let mut calls = |times: usize| {
                 COUNTS.iter().for_each(|count| {
                     (0..times).for_each(|_| buffers.call(&communicator, *count));

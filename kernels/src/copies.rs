@@ -17,6 +17,21 @@ pub fn copy(source: Source<'_>, mut target: Target<'_>) {
     }
 }
 
+/// Has somebody else write a target: the system, for example.
+///
+/// # Errors
+/// Those of `write`.
+pub fn fill<E>(
+    mut target: Target<'_>,
+    write: impl FnOnce(&mut [u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let bytes = target.bytes();
+    // SAFETY: nobody else touches what is viewed (`Region::new`, or it was a slice), and this is the only view of it
+    // that is used meanwhile.
+    let bytes = unsafe { target.values::<[u8; 1]>(0, bytes) };
+    write(bytes.as_flattened_mut())
+}
+
 /// Copies past the caches: the target's bytes go to memory without being read first.
 ///
 /// Faster than [`copy`] where the target is larger than the last cache, or is read next by a distant

@@ -38,7 +38,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-pub use copies::{copy, copy_streaming};
+pub use copies::{copy, copy_streaming, fill};
 pub use implementation::Implementation;
 pub use region::{Region, Source, Target};
 pub use scratch::Scratch;

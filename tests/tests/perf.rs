@@ -167,6 +167,29 @@ fn all_collectives_are_right_between_hosts_with_several_rails() {
     }
 }
 
+/// Processes read each other's memory, unless somebody forbids it; the log tells which way was found to be faster.
+#[test]
+fn ranks_compare_the_ways_to_move_large_blocks() {
+    let log = ("R2CCL_LOG", "ccl=debug");
+    let program = OTHERS.into_iter().find(|program| name(program) == "alltoall_perf").unwrap();
+    let compare = |variables: &[(&str, &str)]| {
+        let finished = Running::start(program, "--ranks 3 -b 1M -e 1M -n 10", variables).finish();
+        finished.assert_right("alltoall_perf");
+        finished.errors
+    };
+    let told = compare(&[log]);
+    if told.contains("memory of peers cannot be read") {
+        eprintln!("skip: processes cannot read each other's memory here");
+    } else {
+        let compared = told.lines().filter(|line| line.contains("ways compared"));
+        let never = u64::MAX.to_string();
+        let both = compared.filter(|line| line.contains("attached: ") && !line.contains(&never));
+        assert!(both.count() >= 3, "{told}");
+    }
+    let told = compare(&[log, ("R2CCL_CMA", "0")]);
+    assert!(!told.contains("ways compared"), "{told}");
+}
+
 #[test]
 fn threads_groups_registration_and_odd_addresses_are_right() {
     for (program, line) in [

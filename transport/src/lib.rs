@@ -21,6 +21,7 @@
 //! Every implementation passes `conformance`, plain and wrapped in the fault injector.
 
 mod allocation;
+pub mod attach;
 pub mod auth;
 pub mod bell;
 pub mod biased;

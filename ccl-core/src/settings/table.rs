@@ -99,6 +99,14 @@ pub const TABLE: &[Setting] = &[
         field: Field::Switch { of: |s| &mut s.shared_memory },
     },
     Setting {
+        name: "R2CCL_CMA",
+        default: "1",
+        help: "Whether ranks of one host may have the system copy large blocks from one process to another (cross \
+               memory attach, `process_vm_readv`), where that is found to be faster than shared memory. If it is \
+               `0` on one rank, none does it.",
+        field: Field::Switch { of: |s| &mut s.cross_memory_attach },
+    },
+    Setting {
         name: "R2CCL_TILE_BYTES",
         default: "0",
         help: "Payload of one tile inside a host; 0: 128 KiB, and with more than four ranks less, 32 KiB at least, as long as \

@@ -19,10 +19,9 @@ mod parts;
 use std::time::Duration;
 
 use ccl_core::collective::{Collective, Request};
-use ccl_core::datatype::{DataType, ReduceOp, Reduction};
+use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_core::wire::Stamp;
 use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce, scale};
 use ccl_transport::TransportError;
 use ccl_transport::window::{Opened, View, Window, Windows};
@@ -69,8 +68,6 @@ pub(super) struct Direct {
     windows: Windows,
     /// By collective.
     pauses: [Pause; Collective::ALL.len()],
-    /// What this rank has told, and then what all have.
-    answers: Scratch,
     block: Scratch,
 }
 
@@ -259,18 +256,6 @@ impl Engine {
         result
     }
 
-    /// Lets nobody pass before everybody has come, in the middle of a call.
-    fn pass_together(&mut self, stamp: Stamp, limits: Limits<'_>) -> Ended {
-        let plan = self.planner.plan(&Request::BARRIER, false)?;
-        let arithmetic = Some(super::arithmetic(&Request::BARRIER, self.ranks));
-        let mut token = std::mem::take(&mut self.token);
-        let (program, buffers) = (&plan.program, &[token.region(); 2]);
-        let barrier = Task { program, buffers, stamp, arithmetic, is_straight: plan.is_straight };
-        let result = self.drive(&barrier, limits);
-        self.token = token;
-        result
-    }
-
     /// Whether it is worth while to ask for [that](Self::directly), which all ranks know alike.
     #[inline]
     pub(super) fn may_be_direct(&mut self, request: &Request) -> bool {
@@ -291,31 +276,11 @@ impl Engine {
         buffers: [Region<'_>; 2],
         limits: Limits<'_>,
     ) -> Result<Option<Answers>, Box<Error>> {
-        const BYTES: usize = Answer::ENCODED_BYTES;
-        let ranks = self.ranks as usize;
-        direct.answers.grow(BYTES * (1 + ranks));
-        let answers = direct.answers.region();
-        let (own, all) = (answers.part(0, BYTES), answers.part(BYTES, BYTES * ranks));
         let [input, output] = buffers.map(|buffer| Window::on(buffer.address(), buffer.bytes()));
         let factor = task.arithmetic.and_then(|arithmetic| arithmetic.factor);
         let answer = Answer { input, output, factor }.encode();
-        copy(Source::from(&answer[..]), own.target(0, BYTES));
-        let gather = Request {
-            collective: Collective::AllGather,
-            count: BYTES,
-            datatype: DataType::Uint8,
-            reduction: Reduction::Builtin(ReduceOp::Sum),
-            root: Rank(0),
-        };
-        let plan = self.planner.plan(&gather, false)?;
-        let (program, buffers) = (&plan.program, &[own, all]);
-        let (stamp, is_straight) = (task.stamp, plan.is_straight);
-        let gather = Task { program, buffers, stamp, arithmetic: None, is_straight };
-        self.drive(&gather, limits)?;
         let mut told = Answers::new();
-        for rank in 0..self.ranks {
-            let mut bytes = [0; BYTES];
-            copy(all.source(rank as usize * BYTES, BYTES), (&mut bytes[..]).into());
+        for (rank, bytes) in (0..self.ranks).zip(self.tell_all(answer, task.stamp, limits)?) {
             let answer = Answer::decode(&bytes);
             let shapes = Shapes::of(request, Rank(rank), self.ranks)?;
             if answer.suffices(shapes) {
@@ -323,7 +288,7 @@ impl Engine {
             }
         }
         let pause = &mut direct.pauses[request.collective as usize];
-        if told.len() < ranks {
+        if told.len() < self.ranks as usize {
             pause.lengthen();
             return Ok(None);
         }

@@ -7,6 +7,7 @@
     reason = "small numbers; what a helper of a test unwraps fails the test"
 )]
 
+mod attached;
 mod memory;
 
 use std::sync::{Arc, Mutex, mpsc};

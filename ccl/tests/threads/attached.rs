@@ -1,0 +1,95 @@
+//! AllGathers and AllToAlls that are repeated, so that they go by tiles, and by copies that the system makes.
+
+use ccl::{Collective, Communicator, DataType, Operation, Rank, Region, Request};
+
+use super::{config, ranks};
+
+/// More than a trial has, so that its verdict is used too.
+const CALLS: usize = 9;
+
+/// What `from` has for `to` in a call: no two bytes that could be confused are equal.
+fn byte(call: usize, from: u32, to: u32, at: usize) -> u8 {
+    (call * 101 + from as usize * 37 + to as usize * 11 + at * 7 + at / 256) as u8
+}
+
+fn request(collective: Collective, count: usize) -> Request {
+    Request { collective, count, datatype: DataType::Uint8, ..Request::BARRIER }
+}
+
+/// One call of blocks of `bytes` bytes, whose buffers begin at an odd address.
+fn call(
+    communicator: &Communicator,
+    collective: Collective,
+    bytes: usize,
+    call: usize,
+    in_place: bool,
+) {
+    let (me, size) = (communicator.rank().0, communicator.size());
+    let blocks = size as usize;
+    let receiver = |block: u32| if collective == Collective::AllToAll { block } else { 0 };
+    let own_at = if collective == Collective::AllGather { me as usize * bytes } else { 0 };
+    let own_blocks = if collective == Collective::AllGather { 1 } else { size };
+    let own: Vec<u8> = (0..own_blocks)
+        .flat_map(|block| (0..bytes).map(move |at| byte(call, me, receiver(block), at)))
+        .collect();
+    let mut input = [vec![0], own.clone()].concat();
+    let mut output = vec![0xee; 1 + blocks * bytes + 1];
+    output[1 + own_at..1 + own_at + own.len()].copy_from_slice(&own);
+    let all = Region::of_mut(&mut output).part(1, blocks * bytes);
+    let own = match in_place {
+        true => all.part(own_at, own.len()),
+        false => Region::of_mut(&mut input).part(1, own.len()),
+    };
+    let request = request(collective, bytes);
+    let operation = Operation::Collective { request, input: Some(own), output: Some(all) };
+    communicator.run(operation).unwrap();
+    for (from, block) in (0..size).zip(output[1..].chunks(bytes)) {
+        let expected = |at| byte(call, from, receiver(me), at);
+        let wrong = (0..bytes).find(|at| block[*at] != expected(*at));
+        assert_eq!(
+            wrong, None,
+            "{collective:?} of {bytes}, call {call}, from {from} to {me} of {size}"
+        );
+    }
+    assert_eq!((output[0], output[1 + blocks * bytes]), (0xee, 0xee), "outside");
+}
+
+fn repeat(communicator: &Communicator, bytes: usize, in_place: impl Fn(usize) -> bool) {
+    for collective in [Collective::AllGather, Collective::AllToAll] {
+        (0..CALLS).for_each(|n| call(communicator, collective, bytes, n, in_place(n)));
+    }
+}
+
+#[test]
+fn every_way_gives_the_same_results() {
+    for size in [2, 3] {
+        ranks(size, &config(), |communicator| {
+            for bytes in [32 << 10, 40_001, (1 << 20) + 5] {
+                repeat(&communicator, bytes, |_| false);
+                repeat(&communicator, bytes, |_| true);
+                repeat(&communicator, bytes, |call| call % 2 == 1);
+            }
+        });
+    }
+}
+
+/// Whoever is in place cannot have its input read in an AllToAll, and the others hear of it.
+#[test]
+fn ranks_in_place_call_with_others_that_are_not() {
+    ranks(3, &config(), |communicator| {
+        let me = communicator.rank().0 as usize;
+        repeat(&communicator, 100_000, |_| me == 1);
+        repeat(&communicator, 30_000, |call| call % 3 == me);
+    });
+}
+
+/// If one rank may not, none does.
+#[test]
+fn one_rank_may_refuse() {
+    ranks(3, &config(), |communicator| {
+        let mut config = config();
+        config.settings.cross_memory_attach = communicator.rank() != Rank(1);
+        let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
+        repeat(&split, 50_000, |_| false);
+    });
+}
