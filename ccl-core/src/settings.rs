@@ -17,8 +17,8 @@ use std::time::Duration;
 pub use hca::HcaFilter;
 pub use table::TABLE;
 pub use values::{
-    AlgorithmChoice, CudaCache, CudaNetwork, CudaPeers, Endpoint, InterfaceFilter, Network,
-    PassPhrase,
+    AlgorithmChoice, CrossMemoryAttach, CudaCache, CudaNetwork, CudaPeers, Endpoint,
+    InterfaceFilter, Network, PassPhrase,
 };
 
 use crate::error::Error;
@@ -92,8 +92,8 @@ pub struct Settings {
     pub job_key: Option<PassPhrase>,
     /// Whether ranks of one host use shared memory.
     pub shared_memory: bool,
-    /// Whether ranks of one host may have the system copy from one process to the other.
-    pub cross_memory_attach: bool,
+    /// Whether the system copies between the processes of a host.
+    pub cross_memory_attach: CrossMemoryAttach,
     /// Measurements that plans are made with.
     pub tuning: Option<PathBuf>,
     /// Faults that the library imitates, to see how a program takes them.
@@ -192,7 +192,7 @@ impl Settings {
             bootstrap: None,
             job_key: None,
             shared_memory: false,
-            cross_memory_attach: false,
+            cross_memory_attach: CrossMemoryAttach::Never,
             tuning: None,
             rehearsal: None,
             dump: None,

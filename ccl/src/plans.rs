@@ -12,7 +12,7 @@ use ccl_core::error::Error;
 use ccl_core::ids::{Epoch, Node, Rank};
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
-use ccl_core::settings::{AlgorithmChoice, Settings};
+use ccl_core::settings::{AlgorithmChoice, CrossMemoryAttach, Settings};
 use ccl_core::topology::Topology;
 use ccl_core::tuning::Tuning;
 
@@ -270,8 +270,8 @@ impl Planner {
         link.alpha + link.overhead + bytes / rate
     }
 
-    /// Whether the settings let the system copy between processes.
-    pub(crate) fn may_attach(&self) -> bool {
+    /// Whether the system copies between processes, as far as the settings of this rank go.
+    pub(crate) fn cross_memory_attach(&self) -> CrossMemoryAttach {
         self.settings.cross_memory_attach
     }
 

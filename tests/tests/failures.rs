@@ -80,6 +80,15 @@ fn a_rank_killed_while_all_work_in_its_memory_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless in memory of the library"));
 }
 
+fn copying_by_the_system(size: u32) -> Job {
+    Job::of(size, "endless copies by the system").with("R2CCL_CMA", "always")
+}
+
+#[test]
+fn a_rank_killed_while_all_read_its_memory_is_lost_to_all_others() {
+    killing_is_the_loss_of(2, copying_by_the_system(4));
+}
+
 #[test]
 fn a_killed_rank_that_has_the_store_is_lost_to_all_others() {
     killing_is_the_loss_of(0, Job::of(4, "endless"));
@@ -118,6 +127,11 @@ fn a_frozen_rank_is_a_deadline_on_all_others() {
 #[test]
 fn a_rank_frozen_while_all_work_in_its_memory_is_a_deadline_on_all_others() {
     freezing_is_a_deadline_that_names(1, Job::of(3, "endless in memory of the library"));
+}
+
+#[test]
+fn a_rank_frozen_while_all_read_its_memory_is_a_deadline_on_all_others() {
+    freezing_is_a_deadline_that_names(1, copying_by_the_system(3));
 }
 
 #[test]

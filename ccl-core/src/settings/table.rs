@@ -100,11 +100,14 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_CMA",
-        default: "1",
-        help: "Whether ranks of one host may have the system copy large blocks from one process to another (cross \
-               memory attach, `process_vm_readv`), where that is found to be faster than shared memory. If it is \
-               `0` on one rank, none does it.",
-        field: Field::Switch { of: |s| &mut s.cross_memory_attach },
+        default: "auto",
+        help: "Whether ranks of one host have the system copy large blocks of AllGathers and AllToAlls from one process \
+               to another (cross memory attach, `process_vm_readv`). `auto`: where that is found to be faster than \
+               shared memory. If it is `0` on one rank, none does it; `always` is for all ranks or none.",
+        field: Field::Syntax {
+            set: |s, text| text.parse().map(|value| s.cross_memory_attach = value),
+            allowed: "0, auto or always",
+        },
     },
     Setting {
         name: "R2CCL_TILE_BYTES",

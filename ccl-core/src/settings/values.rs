@@ -82,6 +82,31 @@ impl FromStr for CudaPeers {
     }
 }
 
+/// Whether the system copies between the processes of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CrossMemoryAttach {
+    /// It does not.
+    Never,
+    /// Where that is found to be faster than shared memory.
+    #[default]
+    Measured,
+    /// Wherever it can be done.
+    Always,
+}
+
+impl FromStr for CrossMemoryAttach {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "0" => Ok(Self::Never),
+            "auto" => Ok(Self::Measured),
+            "always" => Ok(Self::Always),
+            _ => Err(format!("there is no way {text:?}")),
+        }
+    }
+}
+
 /// What ranks that are each on a host of their own do without the processor, in collectives on memory of GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CudaNetwork {

@@ -1,6 +1,6 @@
 //! AllGather and AllToAll in ordinary memory, from which the system copies: a byte is copied once, and by its receiver.
 //!
-//! 1. The first time, all ranks [find out](Attached::Unknown) whether everybody can be read by everybody.
+//! 1. The first time, all ranks [find out](Peers::Unknown) whether everybody can be read by everybody, and may be.
 //! 2. All tell each other where their input is. Who cannot have it read, because the output lies in the same bytes,
 //!    says so, and the call goes by tiles.
 //! 3. Each rank reads what belongs into its output.
@@ -14,6 +14,7 @@ use std::ops::Range;
 use ccl_core::collective::{Collective, Request};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
+use ccl_core::settings::CrossMemoryAttach;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
@@ -47,10 +48,19 @@ pub(super) struct Attached {
 enum Peers {
     /// Nobody has tried.
     Unknown,
-    /// That of these, in order of rank.
-    All(Vec<Process>),
-    /// Not everybody can read everybody.
+    /// That of all, in order of rank.
+    All { processes: Vec<Process>, always: bool },
+    /// Not everybody can read everybody, or somebody must not.
     NotAll,
+}
+
+/// What a rank says to being read; all do what the most reluctant one says.
+#[derive(Clone, Copy, Debug)]
+#[repr(u8)]
+enum Consent {
+    No = 0,
+    Yes = 1,
+    Always = 2,
 }
 
 impl Default for Attached {
@@ -99,8 +109,13 @@ impl Engine {
         if !self.may_attach(request) {
             return self.drive(task, limits);
         }
+        let always = match self.introduce(task.stamp, limits)? {
+            Peers::All { always, .. } => *always,
+            Peers::Unknown | Peers::NotAll => return self.drive(task, limits),
+        };
         let began = clock::now();
-        let way = match self.trial(request).turn() {
+        let turn = if always { Turn::Go(Way::Attached) } else { self.trial(request).turn() };
+        let way = match turn {
             Turn::Go(Way::Tiles) => Way::Tiles,
             Turn::Go(Way::Attached) => self.attach(request, task, Some(Way::Attached), limits)?,
             Turn::Decide => self.attach(request, task, None, limits)?,
@@ -119,7 +134,6 @@ impl Engine {
             && all_bytes(request, self.ranks) >= LEAST_BYTES
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
-            && !matches!(self.attached.peers, Peers::NotAll)
     }
 
     /// The trial to which a call belongs.
@@ -138,10 +152,6 @@ impl Engine {
         way: Option<Way>,
         limits: Limits<'_>,
     ) -> Result<Way, Box<Error>> {
-        self.introduce(task.stamp, limits)?;
-        if matches!(self.attached.peers, Peers::NotAll) {
-            return Ok(Way::Tiles);
-        }
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let own = Shapes::of(request, self.me, self.ranks)?;
         let (input, output) = (input.part(0, own.input_bytes), output.part(0, own.output_bytes));
@@ -163,25 +173,31 @@ impl Engine {
     }
 
     /// Finds out whether everybody can read the memory of everybody, if nobody has tried yet.
-    fn introduce(&mut self, stamp: Stamp, limits: Limits<'_>) -> Ended {
+    fn introduce(&mut self, stamp: Stamp, limits: Limits<'_>) -> Result<&Peers, Box<Error>> {
         if !matches!(self.attached.peers, Peers::Unknown) {
-            return Ok(());
+            return Ok(&self.attached.peers);
         }
         let testimony = self.attached.witness.testimony();
         let told = self.tell_all(testimony.encode(), stamp, limits)?;
-        let peers: Result<Vec<_>, _> =
+        let processes: Result<Vec<_>, _> =
             told.iter().map(|told| Testimony::decode(told).examine()).collect();
-        let peers = peers.inspect_err(|cause| {
+        let processes = processes.inspect_err(|cause| {
             tracing::debug!(rank = self.me.0, %cause, "memory of peers cannot be read");
         });
-        let can = peers.is_ok() && self.planner.may_attach();
-        let all = self.tell_all([u8::from(can)], stamp, limits)?;
-        let everybody = all.iter().all(|told| *told == [1]);
-        self.attached.peers = match peers {
-            Ok(peers) if everybody => Peers::All(peers),
+        let may = match (&processes, self.planner.cross_memory_attach()) {
+            (Err(_), _) | (_, CrossMemoryAttach::Never) => Consent::No,
+            (Ok(_), CrossMemoryAttach::Measured) => Consent::Yes,
+            (Ok(_), CrossMemoryAttach::Always) => Consent::Always,
+        };
+        let all = self.tell_all([may as u8], stamp, limits)?;
+        let least = all.iter().map(|[consent]| *consent).min().unwrap_or_default();
+        self.attached.peers = match processes {
+            Ok(processes) if least >= Consent::Yes as u8 => {
+                Peers::All { processes, always: least >= Consent::Always as u8 }
+            }
             _ => Peers::NotAll,
         };
-        Ok(())
+        Ok(&self.attached.peers)
     }
 
     /// The end of a trial.
@@ -202,12 +218,14 @@ impl Engine {
         [input, output]: [Region<'_>; 2],
         limits: Limits<'_>,
     ) -> Ended {
-        let Peers::All(peers) = &self.attached.peers else { unreachable!("they were asked") };
-        let ranks = peers.len();
+        let Peers::All { processes, .. } = &self.attached.peers else {
+            unreachable!("they were asked");
+        };
+        let ranks = processes.len();
         self.keep_own(request, [input, output]);
         // So that not all read from the same one.
         for index in (1..ranks).map(|step| (self.me.index() + step) % ranks) {
-            let (process, start) = (peers[index], told[index].address);
+            let (process, start) = (processes[index], told[index].address);
             let block = block_of(request, self.me.index());
             let target = index * block.len();
             for offset in (0..block.len()).step_by(PIECE_BYTES) {

@@ -1,6 +1,8 @@
 //! AllGathers and AllToAlls that are repeated, so that they go by tiles, and by copies that the system makes.
 
-use ccl::{Collective, Communicator, DataType, Operation, Rank, Region, Request};
+use ccl_core::settings::CrossMemoryAttach;
+
+use ccl::{Collective, Communicator, DataType, Operation, Region, Request};
 
 use super::{config, ranks};
 
@@ -60,10 +62,19 @@ fn repeat(communicator: &Communicator, bytes: usize, in_place: impl Fn(usize) ->
     }
 }
 
+/// Ranks that go by what is found to be faster, or always have the system copy.
+fn on_both_ways(size: u32, body: impl Fn(Communicator) + Send + Clone + 'static) {
+    for way in [CrossMemoryAttach::Measured, CrossMemoryAttach::Always] {
+        let mut config = config();
+        config.settings.cross_memory_attach = way;
+        ranks(size, &config, body.clone());
+    }
+}
+
 #[test]
 fn every_way_gives_the_same_results() {
     for size in [2, 3] {
-        ranks(size, &config(), |communicator| {
+        on_both_ways(size, |communicator| {
             for bytes in [32 << 10, 40_001, (1 << 20) + 5] {
                 repeat(&communicator, bytes, |_| false);
                 repeat(&communicator, bytes, |_| true);
@@ -76,20 +87,23 @@ fn every_way_gives_the_same_results() {
 /// Whoever is in place cannot have its input read in an AllToAll, and the others hear of it.
 #[test]
 fn ranks_in_place_call_with_others_that_are_not() {
-    ranks(3, &config(), |communicator| {
+    on_both_ways(3, |communicator| {
         let me = communicator.rank().0 as usize;
         repeat(&communicator, 100_000, |_| me == 1);
         repeat(&communicator, 30_000, |call| call % 3 == me);
     });
 }
 
-/// If one rank may not, none does.
+/// All do what the most reluctant rank says.
 #[test]
-fn one_rank_may_refuse() {
+fn ranks_may_ask_for_different_ways() {
+    use CrossMemoryAttach::{Always, Measured, Never};
     ranks(3, &config(), |communicator| {
-        let mut config = config();
-        config.settings.cross_memory_attach = communicator.rank() != Rank(1);
-        let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
-        repeat(&split, 50_000, |_| false);
+        for asked in [[Always, Never, Measured], [Always, Measured, Always]] {
+            let mut config = config();
+            config.settings.cross_memory_attach = asked[communicator.rank().0 as usize];
+            let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
+            repeat(&split, 50_000, |_| false);
+        }
     });
 }

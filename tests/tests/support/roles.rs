@@ -18,6 +18,7 @@ use super::footprint;
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("endless", endless),
     ("endless in memory of the library", endless_in_shared_memory),
+    ("endless copies by the system", endless_copies_by_the_system),
     ("endless without /dev/shm", endless_without_named_memory),
     ("every collective", every_collective),
     ("misuse", misuse),
@@ -74,6 +75,33 @@ fn sums_until_told(
         }
     }
     Ok("all results exact".to_owned())
+}
+
+/// As [`endless`], but AllGathers that read the memory of all processes.
+fn endless_copies_by_the_system(child: &Child) {
+    child.as_member(|communicator| {
+        let (me, size) = (communicator.rank().0, communicator.size() as usize);
+        let mut all = vec![0u32; size * MEBIBYTE];
+        for call in 0.. {
+            let stops = u32::from(me == 0 && child.was_told());
+            let own: Vec<u32> =
+                (0..MEBIBYTE as u32).map(|place| place * 2 + call + me + stops).collect();
+            communicator.all_gather(&own, &mut all)?;
+            let stops = all[0] - call;
+            for (rank, block) in (0..).zip(all.chunks(MEBIBYTE)) {
+                let first = call + rank + if rank == 0 { stops } else { 0 };
+                let wrong = (0..).zip(block).find(|(place, value)| **value != place * 2 + first);
+                assert_eq!(wrong, None, "call {call} on rank {me} from rank {rank}");
+            }
+            if call == CALLS_UNTIL_UNDERWAY {
+                child.report(&Line::Underway);
+            }
+            if stops > 0 {
+                break;
+            }
+        }
+        Ok("all results exact".to_owned())
+    });
 }
 
 /// As [`endless`], with a `/dev/shm` of its own on which there is no room.
