@@ -55,12 +55,34 @@ enum Peers {
 }
 
 /// What a rank says to being read; all do what the most reluctant one says.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 enum Consent {
     No = 0,
     Yes = 1,
     Always = 2,
+}
+
+impl Consent {
+    /// Of a rank whose settings say so, if it can read all others.
+    fn of(setting: CrossMemoryAttach, can: bool) -> Self {
+        match setting {
+            _ if !can => Self::No,
+            CrossMemoryAttach::Never => Self::No,
+            CrossMemoryAttach::Measured => Self::Yes,
+            CrossMemoryAttach::Always => Self::Always,
+        }
+    }
+
+    /// Of all ranks, from the numbers that they have told.
+    fn of_all(told: &[[u8; 1]]) -> Self {
+        let consents = told.iter().map(|[number]| match number {
+            1 => Self::Yes,
+            2 => Self::Always,
+            _ => Self::No,
+        });
+        consents.min().unwrap_or(Self::No)
+    }
 }
 
 impl Default for Attached {
@@ -184,18 +206,11 @@ impl Engine {
         let processes = processes.inspect_err(|cause| {
             tracing::debug!(rank = self.me.0, %cause, "memory of peers cannot be read");
         });
-        let may = match (&processes, self.planner.cross_memory_attach()) {
-            (Err(_), _) | (_, CrossMemoryAttach::Never) => Consent::No,
-            (Ok(_), CrossMemoryAttach::Measured) => Consent::Yes,
-            (Ok(_), CrossMemoryAttach::Always) => Consent::Always,
-        };
-        let all = self.tell_all([may as u8], stamp, limits)?;
-        let least = all.iter().map(|[consent]| *consent).min().unwrap_or_default();
-        self.attached.peers = match processes {
-            Ok(processes) if least >= Consent::Yes as u8 => {
-                Peers::All { processes, always: least >= Consent::Always as u8 }
-            }
-            _ => Peers::NotAll,
+        let own = Consent::of(self.planner.cross_memory_attach(), processes.is_ok());
+        let consent = Consent::of_all(&self.tell_all([own as u8], stamp, limits)?);
+        self.attached.peers = match (processes, consent) {
+            (Err(_), _) | (_, Consent::No) => Peers::NotAll,
+            (Ok(processes), _) => Peers::All { processes, always: consent == Consent::Always },
         };
         Ok(&self.attached.peers)
     }
@@ -283,6 +298,23 @@ mod tests {
         let times = Times { tiles: 1 << 40, attached: u64::MAX };
         let answer = Answer { address: 0x7fff_1234_5678, times };
         assert_eq!(Answer::decode(&answer.encode()), answer);
+    }
+
+    #[test]
+    fn all_do_what_the_most_reluctant_rank_says() {
+        use Consent::{Always, No, Yes};
+        for (told, all) in [
+            (&[[2], [1], [2]][..], Yes),
+            (&[[2], [0], [1]], No),
+            (&[[2], [2]], Always),
+            (&[[1], [3]], No),
+            (&[], No),
+        ] {
+            assert_eq!(Consent::of_all(told), all, "{told:?}");
+        }
+        assert_eq!(Consent::of(CrossMemoryAttach::Always, false), No);
+        assert_eq!(Consent::of(CrossMemoryAttach::Never, true), No);
+        assert_eq!(Consent::of(CrossMemoryAttach::Always, true), Always);
     }
 
     #[test]

@@ -11,7 +11,7 @@ const CALLS: usize = 9;
 
 /// What `from` has for `to` in a call: no two bytes that could be confused are equal.
 fn byte(call: usize, from: u32, to: u32, at: usize) -> u8 {
-    (call * 101 + from as usize * 37 + to as usize * 11 + at * 7 + at / 256) as u8
+    (call * 101 + from as usize * 37 + to as usize * 11 + at * 7 + at / 253) as u8
 }
 
 fn request(collective: Collective, count: usize) -> Request {
@@ -36,7 +36,9 @@ fn call(
         .collect();
     let mut input = [vec![0], own.clone()].concat();
     let mut output = vec![0xee; 1 + blocks * bytes + 1];
-    output[1 + own_at..1 + own_at + own.len()].copy_from_slice(&own);
+    if in_place {
+        output[1 + own_at..1 + own_at + own.len()].copy_from_slice(&own);
+    }
     let all = Region::of_mut(&mut output).part(1, blocks * bytes);
     let own = match in_place {
         true => all.part(own_at, own.len()),
