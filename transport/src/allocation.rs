@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use smallvec::SmallVec;
+
 use crate::shm::{ApplicationMemory, REVOCATIONS_AT, SegmentAddress, SharedFile, WRITERS_AT};
 use crate::{Loan, TransportError};
 
@@ -24,6 +26,9 @@ pub struct Allocation {
 unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
+
+/// Registrations that may lie in each other.
+const NESTED: usize = 8;
 
 /// All allocations that were [published](Allocation::publish), by their first address and length, and how often.
 static PUBLISHED: RwLock<BTreeMap<(usize, usize), (Allocation, usize)>> =
@@ -88,15 +93,35 @@ impl Allocation {
         (self.start().addr().get(), self.bytes)
     }
 
-    /// The published allocation in which the `bytes` bytes at `address` lie: the longest of those that begin at the
-    /// last address before them.
+    /// The published allocation in which the `bytes` bytes at `address` lie: that which begins last, if there are several.
     #[must_use]
     pub fn containing(address: usize, bytes: usize) -> Option<Self> {
+        Self::first_of_all(address, bytes, |allocation| Some(allocation.clone()))
+    }
+
+    /// All published allocations in which the byte at `address` lies.
+    pub(crate) fn all_containing(address: usize) -> SmallVec<[Self; 1]> {
+        let mut all = SmallVec::new();
+        Self::first_of_all(address, 1, |allocation| {
+            all.push(allocation.clone());
+            None::<()>
+        });
+        all
+    }
+
+    /// What `take` makes of the first of the allocations in which these bytes lie, among the [`NESTED`] that begin last
+    /// before them.
+    fn first_of_all<T>(
+        address: usize,
+        bytes: usize,
+        mut take: impl FnMut(&Self) -> Option<T>,
+    ) -> Option<T> {
         let published = PUBLISHED.read().unwrap_or_else(PoisonError::into_inner);
-        let ((start, _), (allocation, _)) =
-            published.range(..=(address, usize::MAX)).next_back()?;
-        let end = (address - start).checked_add(bytes)?;
-        (end <= allocation.bytes).then(|| allocation.clone())
+        let before = published.range(..=(address, usize::MAX)).rev().take(NESTED);
+        let mut holding = before.filter(|((start, _), (allocation, _))| {
+            (address - start).checked_add(bytes).is_some_and(|end| end <= allocation.bytes)
+        });
+        holding.find_map(|(_, (allocation, _))| take(allocation))
     }
 
     /// How peers can read the `bytes` bytes at `address`, if they lie in a published allocation.

@@ -84,10 +84,13 @@ impl Window {
     /// of them any more. Waits for those that write, at most for `patience`; tells whether all have ended.
     #[must_use]
     pub fn revoke(address: usize, patience: Duration) -> bool {
-        let Some(allocation) = Allocation::containing(address, 1) else { return true };
-        allocation.revocations().fetch_add(1, Ordering::SeqCst);
+        let allocations = Allocation::all_containing(address);
+        for allocation in &allocations {
+            allocation.revocations().fetch_add(1, Ordering::SeqCst);
+        }
         let end = clock::now() + patience;
-        while allocation.writers().load(Ordering::SeqCst) > 0 {
+        let is_written = |allocation: &Allocation| allocation.writers().load(Ordering::SeqCst) > 0;
+        while allocations.iter().any(is_written) {
             if clock::now() >= end {
                 return false;
             }

@@ -130,6 +130,7 @@ pub(super) fn find(head: &mut Map, pid: u32) -> Result<(), TransportError> {
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::FileExt;
+    use std::time::Duration;
 
     use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap};
@@ -179,6 +180,26 @@ mod tests {
         assert!(Window::on(address, 1).is_some(), "once is left");
         shared.withdraw();
         assert!(Window::on(address, 1).is_none());
+    }
+
+    #[test]
+    fn memory_that_is_registered_inside_of_other_memory_hides_nothing() {
+        let (file, page) = (memory(), rustix::param::page_size());
+        let address = mapped(&file, MapFlags::SHARED);
+        let whole = Allocation::of_application(address, 4 * page).unwrap();
+        let inner = Allocation::of_application(address + page, page).unwrap();
+        whole.publish();
+        inner.publish();
+        let found = |at, bytes| Window::on(address + at, bytes).is_some();
+        assert!(found(page + 1, page - 1) && found(page + 1, 2 * page) && found(3 * page, page));
+        assert!(!found(3 * page, page + 1), "longer than both");
+        let window = Window::on(address + page, 2 * page).unwrap();
+        assert!(Window::revoke(address + page, Duration::ZERO));
+        let refused = Windows::default().open(&window, 0..1);
+        assert!(matches!(refused, Err(TransportError::PeerGone(_))), "all of them are taken back");
+        whole.withdraw();
+        assert!(found(page + 1, page - 1) && !found(page + 1, 2 * page));
+        inner.withdraw();
     }
 
     #[test]
