@@ -2,7 +2,7 @@
 """Finds out in half a minute whether this library has become slower.
 
 A time says little on another day or beside other work, so every case is held against a yardstick that is measured
-beside it (kernels/examples/yardsticks.rs): as many threads as there are ranks, each of which copies as many bytes to a
+beside it (kernels/examples/yardsticks): as many threads as there are ranks, each of which copies as many bytes to a
 neighbour through shared memory with memcpy, and then computes for about as long as a small call; or bytes that go to and
 fro over loopback; or, for 16 MB, memcpy alone. Cases take turns, round by round. The ratio of the medians over the rounds,
 for 16 MB of the least times, must not exceed

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Callable
@@ -58,7 +58,6 @@ class Candidate:
     # Whether a run is for one size and leaves its results in a report.
     reports: bool = False
     environment: Callable = lambda plan: {}
-    operations: list = field(default_factory=list)  # none: all
 
 
 class Absent(Exception):
@@ -161,13 +160,13 @@ def perf_command(programs, register):
 
 
 def limit(programs):
-    """What the memory allows: the bytes that an AllReduce must move at least, and nobody waits."""
+    """What the memory allows: the bytes that a collective must move at least, and nobody waits."""
 
     def command(plan):
-        calls = [f"all_reduce:{size}:{iterations(size)}" for size in plan.sizes]
+        calls = [f"{plan.operation}:{size}:{iterations(size)}" for size in plan.sizes]
         return [programs["yardsticks"], str(plan.ranks), *calls]
 
-    return Candidate(LIMIT, command, "kernels/examples/yardsticks.rs", operations=["all_reduce"])
+    return Candidate(LIMIT, command, "kernels/examples/yardsticks")
 
 
 # The peers

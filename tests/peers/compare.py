@@ -226,9 +226,8 @@ def main():
         for ranks in arguments.ranks:
             sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
             plan = Plan(operation, ranks, sizes, arguments.timeout)
-            able = [some for some in found if operation in some.operations or not some.operations]
-            samples = run_rounds(able, plan, arguments.rounds)
-            part = record.add(plan, [candidate.name for candidate in able], samples)
+            samples = run_rounds(found, plan, arguments.rounds)
+            part = record.add(plan, [candidate.name for candidate in found], samples)
             print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
             record.write(arguments.json)
     if arguments.dry:

@@ -89,8 +89,17 @@ def ratio(part, name, index):
     return best_peer(part, index)[0] / median(part, name, index)
 
 
+def allowed(part, index):
+    """How many times as fast as the best peer the memory allows to be, as far as the limit or this library has shown. No
+    number where ranks wait for each other."""
+    if part["sizes"][index] < SHOWN_FROM or not math.isfinite(median(part, LIMIT, index)):
+        return math.nan
+    shown = (median(part, name, index) for name in OWN)
+    return best_peer(part, index)[0] / min(time for time in shown if math.isfinite(time))
+
+
 def share(part, index):
-    """The part of what the memory allows that AllReduce reaches with registered buffers."""
+    """The part of what the memory allows that is reached with registered buffers."""
     if part["sizes"][index] < SHOWN_FROM:
         return math.nan
     return median(part, LIMIT, index) / median(part, REGISTERED, index)
@@ -179,23 +188,43 @@ def judged(part):
     everywhere = {"from": 0, OURS: 1.0}
     for asked in (everywhere, bars):
         for name in (OURS, REGISTERED):
-            least, bar = asked["from"], asked.get(name)
-            where = [index for index, size in enumerate(part["sizes"]) if size >= least]
-            if bar is not None:
-                start = f" from {size_name(least)} on" if least else ""
-                values = {index: (ratio(part, name, index), f"{ratio(part, name, index):.2f}") for index in where}
-                yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, values)
-    values = {index: (share(part, index), percent(share(part, index)))
-              for index, size in enumerate(part["sizes"]) if size >= SHARE_FROM}
-    yield from verdict(part, f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows", LEAST_SHARE, values)
+            if name in asked:
+                yield from judged_beside_peers(part, name, asked[name], asked["from"])
+    if part["operation"] == "all_reduce":
+        values = {index: share(part, index) for index in indices(part, SHARE_FROM)}
+        bar = f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows"
+        yield from verdict(part, bar, LEAST_SHARE, values, lambda index: percent(values[index]))
 
 
-def verdict(part, bar, least, values):
-    """A line for a bar, if anything was measured: the sizes that miss it, each with its value as text."""
-    values = {index: value for index, value in values.items() if math.isfinite(value[0])}
-    missed = [f"{size_name(part['sizes'][index])} {text}" for index, (value, text) in values.items() if value < least]
+def judged_beside_peers(part, name, bar, least):
+    """A line for a bar that the best peer sets. The memory may not allow to reach it."""
+    values = {index: ratio(part, name, index) for index in indices(part, least)}
+    ceilings = {index: allowed(part, index) for index in values}
+
+    def text(index):
+        known = math.isfinite(ceilings[index])
+        return number(values[index]) + (f" (the memory allows {number(ceilings[index])})" if known else "")
+
+    def remark(missed):
+        impossible = sum(ceilings[index] < bar for index in missed)
+        return f"; {impossible} of them ask{'s' * (impossible == 1)} for more than the memory allows" if impossible else ""
+
+    start = f" from {size_name(least)} on" if least else ""
+    yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, values, text, remark)
+
+
+def indices(part, least):
+    """Of the sizes from one on."""
+    return [index for index, size in enumerate(part["sizes"]) if size >= least]
+
+
+def verdict(part, bar, least, values, text, remark=lambda missed: ""):
+    """A line for a bar, if anything was measured: the sizes that miss it, each as text, and a remark about them."""
+    values = {index: value for index, value in values.items() if math.isfinite(value)}
+    missed = [index for index, value in values.items() if value < least]
+    cells = ", ".join(f"{size_name(part['sizes'][index])} {text(index)}" for index in missed)
     if values:
-        outcome = f"**missed** in {len(missed)} of {len(values)}: {', '.join(missed)}" if missed else \
+        outcome = f"**missed** in {len(missed)} of {len(values)}: {cells}{remark(missed)}" if missed else \
             f"met in all {len(values)}"
         yield f"- {part['operation']}, {part['ranks']} ranks, {bar}: {outcome}"
 

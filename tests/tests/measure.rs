@@ -9,14 +9,14 @@ use std::process::Command;
 use support::skip;
 
 /// Tests that are programs of Python without any package.
-const TESTS: [&str; 1] = ["test_regression.py"];
+const TESTS: [&str; 2] = ["measure/test_regression.py", "peers/test_tables.py"];
 
 #[test]
 fn programs_that_measure_find_what_was_planted() {
     if let Err(cause) = Command::new("python3").arg("--version").output() {
         return skip(&format!("programs that measure: `python3`: {cause}"));
     }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("measure");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for test in TESTS {
         // No compiled files are left beside the programs.
         let output = Command::new("python3").arg("-B").arg(folder.join(test)).output().unwrap();

@@ -6,43 +6,46 @@
 //! | WHAT | a call |
 //! |---|---|
 //! | `copy` | every rank copies BYTES bytes: plain memcpy |
-//! | `all_reduce` | every byte of RANKS inputs of BYTES bytes is read once, and their sum of `f32` written once to each of RANKS outputs: what no AllReduce of them can do without. Nobody waits for anybody |
+//! | `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `alltoall` | what no such collective of RANKS ranks can do without: every byte of the inputs is read once, and what becomes of it, sums of `f32` where it is reduced, written once to each output where it belongs. BYTES is the larger of the two buffers of a rank, as for the perf programs; all but broadcast are out of place. Nobody waits for anybody, all threads have equally much to do, and the best of some ways counts: blocks of 16, 64 and 256 KiB, plain and streaming stores |
 //! | `compute` | every rank, a thread, multiplies BYTES times, one after the other |
 //! | `sum` | one thread adds two arrays of BYTES bytes of `f32` |
 //! | `exchange` | every rank, a thread, copies BYTES bytes to where its neighbour copies them from: the least that shared memory can do. Ranks that outnumber the processors yield while they wait |
 //! | `tcp` | a thread sends BYTES bytes to another over loopback, and gets as many back |
 //!
-//! Ranks that share processors are one thread for each of these in the first two. Threads are bound to the
+//! Ranks that share processors are one thread for each of these in the first two rows. Threads are bound to the
 //! processors in turn.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
 
+mod collective;
+mod limit;
+mod memory;
+
 use std::error::Error;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Barrier, RwLock};
 use std::time::Instant;
 use std::{hint, thread};
 
-use ccl_core::datatype::DataType;
-use ccl_kernels::{Combine, Kernel, Source, Target, copy, copy_streaming, reduce};
+use ccl_kernels::reduce;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use self::collective::Collective;
+use self::limit::SUM;
+use self::memory::{Memory, different};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// What one thread reduces before it writes the result to all outputs.
-const BLOCK_BYTES: usize = 16 << 10;
-const PAGE_BYTES: usize = 4096;
 /// Calls before the timed ones.
 const UNTIMED: usize = 3;
 
-const SUM: Kernel = Kernel { datatype: DataType::Float32, combine: Combine::Sum };
-
 fn main() -> Outcome<()> {
     let mut words = std::env::args().skip(1);
-    let ranks: usize =
-        words.next().ok_or("usage: yardsticks RANKS WHAT:BYTES:CALLS...")?.parse()?;
+    let ranks = words.next().ok_or("usage: yardsticks RANKS WHAT:BYTES:CALLS...")?;
+    let ranks = ranks.parse::<NonZeroUsize>()?.get();
     let processors = processors()?;
     for word in words {
         let [what, bytes, calls] = word.split(':').collect::<Vec<_>>()[..] else {
@@ -52,12 +55,14 @@ fn main() -> Outcome<()> {
             Job { ranks, bytes: bytes.parse()?, calls: calls.parse()?, processors: &processors };
         let (microseconds, wrong) = match what {
             "copy" => job.copy(),
-            "all_reduce" => job.all_reduce(),
             "compute" => job.compute(),
             "sum" => job.sum(),
             "exchange" => job.exchange(),
             "tcp" => job.tcp()?,
-            _ => return Err(format!("no yardstick is called {what}").into()),
+            _ => {
+                let collective = Collective::named(what, ranks, job.bytes);
+                job.limit(&collective.ok_or(format!("no yardstick is called {what}"))?)
+            }
         };
         println!("{bytes} {microseconds:.3} {wrong} {what}");
     }
@@ -93,38 +98,6 @@ impl Job<'_> {
         });
         let pairs = sources.iter().zip(&targets);
         (microseconds, pairs.map(|(from, to)| different(from.bytes(), to.bytes())).sum())
-    }
-
-    /// The better of two ways to write the results.
-    fn all_reduce(self) -> (f64, usize) {
-        let ways: [fn(Source<'_>, Target<'_>); 2] = [copy, copy_streaming];
-        let [plain, streaming] = ways.map(|write| self.all_reduce_by(write));
-        (plain.0.min(streaming.0), plain.1 + streaming.1)
-    }
-
-    fn all_reduce_by(self, write: fn(Source<'_>, Target<'_>)) -> (f64, usize) {
-        let inputs: Vec<_> = (0..self.ranks).map(|rank| Memory::new(self.bytes, rank)).collect();
-        let mut outputs: Vec<_> = (0..self.ranks).map(|_| Memory::new(self.bytes, 0)).collect();
-        let threads = self.ranks.min(self.processors.len());
-        let share = self.bytes.div_ceil(threads).next_multiple_of(PAGE_BYTES);
-        let mut parts: Vec<Vec<&mut [u8]>> = (0..threads).map(|_| Vec::new()).collect();
-        for output in &mut outputs {
-            let mut rest = output.bytes_mut();
-            for part in &mut parts {
-                let taken;
-                (taken, rest) = rest.split_at_mut(share.min(rest.len()));
-                part.push(taken);
-            }
-        }
-        let inputs: Vec<&[u8]> = inputs.iter().map(Memory::bytes).collect();
-        let work = parts.into_iter().enumerate().collect();
-        let microseconds = self.timed(work, |(index, targets): &mut (usize, Vec<&mut [u8]>)| {
-            all_reduce_part(&inputs, *index * share, targets, write);
-        });
-        let mut expected = vec![0; self.bytes];
-        all_reduce_part(&inputs, 0, &mut [&mut expected], copy);
-        let wrong = outputs.iter().map(|output| different(output.bytes(), &expected));
-        (microseconds, wrong.sum())
     }
 
     fn compute(self) -> (f64, usize) {
@@ -217,27 +190,6 @@ impl Job<'_> {
     }
 }
 
-/// The sum of what all inputs have from byte `first` on, written to the parts of all outputs.
-fn all_reduce_part<'a>(
-    inputs: &[&'a [u8]],
-    first: usize,
-    targets: &mut [&mut [u8]],
-    write: fn(Source<'_>, Target<'_>),
-) {
-    let bytes = targets[0].len();
-    let mut scratch = Box::new(Scratch([0; BLOCK_BYTES]));
-    let scratch = &mut scratch.0;
-    for start in (0..bytes).step_by(BLOCK_BYTES) {
-        let count = BLOCK_BYTES.min(bytes - start);
-        let block = |input: &'a [u8]| Source::from(&input[first + start..][..count]);
-        let operands: Vec<Source<'a>> = inputs.iter().copied().map(block).collect();
-        reduce(SUM, &operands, (&mut scratch[..count]).into());
-        for target in &mut *targets {
-            write((&scratch[..count]).into(), (&mut target[start..][..count]).into());
-        }
-    }
-}
-
 /// Sends and receives, or receives and sends.
 fn there_and_back(
     stream: &mut TcpStream,
@@ -262,45 +214,7 @@ fn bind(processor: usize) {
     let _ = sched_setaffinity(None, &set);
 }
 
-/// What one thread reduces before it writes it: whole cache lines, as the library's are.
-#[repr(align(64))]
-struct Scratch([u8; BLOCK_BYTES]);
-
 /// A number in a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Count(AtomicUsize);
-
-/// Whole pages of ordinary memory.
-struct Memory {
-    store: Vec<u8>,
-    start: usize,
-    bytes: usize,
-}
-
-impl Memory {
-    /// `f32`s of this value.
-    #[allow(clippy::cast_precision_loss, reason = "values are small")]
-    fn new(bytes: usize, value: usize) -> Self {
-        let store = vec![0; bytes + PAGE_BYTES];
-        let start = store.as_ptr().align_offset(PAGE_BYTES);
-        let mut memory = Self { store, start, bytes };
-        let whole = bytes / size_of::<f32>() * size_of::<f32>();
-        let pattern = (value as f32).to_le_bytes().repeat(PAGE_BYTES / size_of::<f32>());
-        let filled = &mut memory.bytes_mut()[..whole];
-        filled.chunks_mut(PAGE_BYTES).for_each(|page| page.copy_from_slice(&pattern[..page.len()]));
-        memory
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.store[self.start..][..self.bytes]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut self.store[self.start..][..self.bytes]
-    }
-}
-
-fn different(left: &[u8], right: &[u8]) -> usize {
-    left.iter().zip(right).filter(|(left, right)| left != right).count()
-}
