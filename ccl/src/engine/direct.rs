@@ -53,8 +53,12 @@ fn least_bytes(collective: Collective) -> Option<usize> {
 /// So much is moved at a time: small beside a second-level cache, of which all operands take a part.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Blocks between two looks whether the call has ended elsewhere.
-const BLOCKS_PER_LOOK: usize = 64;
+/// So much where results go past the caches. Memory takes long stretches faster than many short ones in turn, and only
+/// the block itself has to stay in a cache until it is in all outputs.
+const STREAMED_BLOCK_BYTES: usize = 128 << 10;
+
+/// Bytes between two looks whether the call has ended elsewhere.
+const LOOK_BYTES: usize = 1 << 20;
 
 /// Calls that do not ask after one in vain, at most.
 const LONGEST_PAUSE: u32 = 64;
@@ -354,18 +358,21 @@ fn carry_out(
     streams: bool,
     limits: Limits<'_>,
 ) -> Ended {
-    block.grow(BLOCK_BYTES * (1 + places.inputs.len()));
+    // What is scaled has to stay in a cache, too.
+    let is_scaled = places.inputs.iter().any(|input| input.factor.is_some());
+    let block_bytes = if streams && !is_scaled { STREAMED_BLOCK_BYTES } else { BLOCK_BYTES };
+    block.grow(block_bytes * (1 + places.inputs.len()));
     let (block, scaled) = {
         let all = block.region();
-        (all.part(0, BLOCK_BYTES), all.part(BLOCK_BYTES, BLOCK_BYTES * places.inputs.len()))
+        (all.part(0, block_bytes), all.part(block_bytes, block_bytes * places.inputs.len()))
     };
-    for (number, offset) in (0..part.bytes).step_by(BLOCK_BYTES).enumerate() {
-        if number % BLOCKS_PER_LOOK == 0
+    for offset in (0..part.bytes).step_by(block_bytes) {
+        if offset % LOOK_BYTES == 0
             && let Some(fault) = limits.fault()
         {
             return Err(fault.into());
         }
-        let bytes = BLOCK_BYTES.min(part.bytes - offset);
+        let bytes = block_bytes.min(part.bytes - offset);
         let (source, target) = (part.source + offset, part.target + offset);
         let store = |from: Source<'_>, place: &mut PlaceOfResult<'_>| {
             let target = place.output.target(target, bytes);
@@ -387,7 +394,7 @@ fn carry_out(
                     .iter()
                     .enumerate()
                     .map(|(index, contribution)| {
-                        let aside = scaled.part(index * BLOCK_BYTES, bytes);
+                        let aside = scaled.part(index * block_bytes, bytes);
                         contribution.source(source, kernel.datatype, aside)
                     })
                     .collect();
