@@ -13,19 +13,16 @@ use std::time::Duration;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_kernels::cuda::Module;
-use ccl_kernels::cuda::gpu::{Exchange, Gpu, Invitation, Mapped, Own, Supply};
+use ccl_kernels::cuda::gpu::{Gpu, Invitation, Mapped, Own, Supply};
 use ccl_transport::clock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::agreement::{Agreement, Facts, agree};
+use super::agreement::Facts;
 use super::buffers::News;
 use super::{Routes, Way};
 use crate::communicator::Correspondence;
-use crate::cuda::wire::{Means, Offer, Place, Shape, Wire};
 use crate::driver::lock;
-use crate::rehearsal::{self, Member};
-use crate::vqp::Stage;
 
 /// Between two attempts to end a thread that waits for others.
 const STOP_PAUSE: Duration = Duration::from_millis(1);
@@ -50,7 +47,7 @@ pub(super) struct Meeting {
 }
 
 #[derive(Debug, Default)]
-struct Agenda {
+pub(super) struct Agenda {
     steps: Mutex<Steps>,
     changed: Condvar,
 }
@@ -131,6 +128,11 @@ impl Agenda {
         }
     }
 
+    /// Whether nobody is to be waited for any more.
+    pub(super) fn is_stopped(&self) -> bool {
+        lock(&self.steps).is_stopped
+    }
+
     fn change(&self, act: impl FnOnce(&mut Steps)) {
         act(&mut lock(&self.steps));
         self.changed.notify_all();
@@ -182,102 +184,6 @@ impl Host {
 
     fn has_way(&self) -> bool {
         lock(&self.routes).way.is_some()
-    }
-
-    fn open(&mut self, agenda: &Agenda) -> Result<(), Error> {
-        self.facts.network = Means::of(self.correspondence.settings(), self.correspondence.key());
-        let facts: Vec<Facts> = self.gather(&self.facts.clone(), agenda)?;
-        match agree(&facts) {
-            Ok(Agreement::Near { blocks, maps_buffers }) => {
-                self.map_all(&facts, (blocks, maps_buffers), agenda)
-            }
-            Ok(Agreement::Far(shape)) => self.connect(&facts, shape, agenda),
-            Err(reason) => {
-                self.refuse(&reason);
-                Ok(())
-            }
-        }
-    }
-
-    /// Ranks of one host map each other's regions.
-    fn map_all(
-        &mut self,
-        facts: &[Facts],
-        (blocks, maps_buffers): (u32, bool),
-        agenda: &Agenda,
-    ) -> Result<(), Error> {
-        let mut mapped = Vec::new();
-        let map_all = facts.iter().enumerate().map(|(rank, fact)| {
-            let map = || {
-                let letter = fact.region.as_ref().map_err(Clone::clone)?;
-                let invitation = Invitation::try_from(letter)?;
-                self.gpu.map(&invitation).map_err(|error| format!("region of rank {rank}: {error}"))
-            };
-            if rank == self.me { Ok(None) } else { map().map(Some) }
-        });
-        let result: Result<Vec<Option<Mapped>>, String> = map_all.collect();
-        let said = result.map(|all| {
-            mapped = all;
-            mapped.iter().map(|one| one.as_ref().map_or(0, Mapped::address)).collect::<Vec<u64>>()
-        });
-        let Some(all) = self.gather_all(said, agenda)? else { return Ok(()) };
-        let here = |addresses: &Vec<u64>| addresses.get(self.me).copied().unwrap_or(0);
-        let seen = all.iter().map(here).collect();
-        let none = || Error::Internal("a rank has no region, and has said that it has one".into());
-        let own = self.own.take().ok_or_else(none)?;
-        let gpu = Arc::clone(&self.gpu);
-        let exchange = Exchange::new(gpu, own, self.me, blocks, (mapped, seen));
-        self.maps_buffers = maps_buffers;
-        lock(&self.routes).way = Some(Way::Near(Arc::new(exchange)));
-        Ok(())
-    }
-
-    /// Ranks that are each on a host of their own connect with their neighbours.
-    fn connect(&mut self, facts: &[Facts], shape: Shape, agenda: &Agenda) -> Result<(), Error> {
-        // Nobody will map it.
-        self.own = None;
-        let correspondence = Arc::clone(&self.correspondence);
-        let place = self.place(facts, shape)?;
-        let means = (correspondence.settings(), correspondence.key());
-        let offer = Offer::new(&self.gpu, place.clone(), shape, means);
-        let offer = offer.and_then(|offer| Ok((offer.address()?, offer)));
-        let (said, offer) = match offer {
-            Ok((address, offer)) => (Ok(address), Some(offer)),
-            Err(error) => (Err(error.to_string()), None),
-        };
-        let Some(addresses) = self.gather_all(said, agenda)? else { return Ok(()) };
-        let wire = offer.map(|offer| {
-            let terms = (place.clone(), shape, self.small_bytes);
-            let is_over = || lock(&agenda.steps).is_stopped;
-            Wire::connect(&self.gpu, offer, addresses[place.next()], terms, &is_over)
-        });
-        let none = || Err(Error::Internal("a rank has nothing, and has said that it has".into()));
-        let wire = wire.unwrap_or_else(none).map_err(|error| error.to_string());
-        let (said, wire) = match wire {
-            Ok(wire) => (Ok(()), Some(wire)),
-            Err(reason) => (Err(reason), None),
-        };
-        if let (Some(_), Some(wire)) = (self.gather_all(said, agenda)?, wire) {
-            let obstacle = wire.obstacle();
-            tracing::info!(rank = self.me, ?shape, obstacle, "collectives between hosts by NICs");
-            lock(&self.routes).way = Some(Way::Far(Arc::new(wire)));
-        }
-        Ok(())
-    }
-
-    /// Where this rank is, with its part in a rehearsal of faults.
-    fn place(&self, facts: &[Facts], shape: Shape) -> Result<Place, Error> {
-        let (me, ranks) = (self.me, facts.len());
-        let mut place = Place { me, ranks, name: self.name.clone(), stages: [None, None] };
-        let Some(plan) = &self.correspondence.settings().rehearsal else { return Ok(place) };
-        let rails = shape.lanes;
-        let members = facts.iter().map(|fact| Member { host: &fact.host, rails });
-        let members: Vec<Member<'_>> = members.collect();
-        let part = rehearsal::part(plan, Rank(me as u32), &members)?;
-        let host = |rank: usize| part.host(Rank(rank as u32));
-        let stage = |peer| Some(Stage { plan: plan.clone(), hosts: [host(me), host(peer)] });
-        place.stages = [stage(place.next()), stage(place.previous())];
-        Ok(place)
     }
 
     fn load(&mut self, module: Module, agenda: &Agenda) -> Result<(), Error> {
@@ -380,7 +286,7 @@ impl Host {
     }
 
     /// Nothing goes this way; everybody knows.
-    fn refuse(&self, reason: &str) {
+    pub(super) fn refuse(&self, reason: &str) {
         tracing::info!(rank = self.me, reason, "collectives on devices go through the host");
         lock(&self.routes).refuse(reason);
     }
@@ -390,7 +296,7 @@ impl Host {
     }
 
     /// What all ranks have. If one has not got it nothing goes this way, for its reason.
-    fn gather_all<T: Serialize + DeserializeOwned>(
+    pub(super) fn gather_all<T: Serialize + DeserializeOwned>(
         &mut self,
         said: Result<T, String>,
         agenda: &Agenda,
@@ -410,7 +316,7 @@ impl Host {
     }
 
     /// What all ranks say, whenever they come.
-    fn gather<T: Serialize + DeserializeOwned>(
+    pub(super) fn gather<T: Serialize + DeserializeOwned>(
         &mut self,
         say: &T,
         agenda: &Agenda,
@@ -439,7 +345,7 @@ impl Host {
         let name = format!("{} {}", self.name, self.gathered);
         let current = (Arc::clone(&self.correspondence), name.clone());
         agenda.change(|steps| steps.name = Some(current));
-        if lock(&agenda.steps).is_stopped {
+        if agenda.is_stopped() {
             return Err(Error::InvalidUsage("the communicator was destroyed".into()));
         }
         let all = self.correspondence.gather(&name, &bytes, soon)?;

@@ -10,6 +10,7 @@ mod agreement;
 mod buffers;
 mod call;
 mod meeting;
+mod opening;
 mod parts;
 mod watch;
 mod wish;
