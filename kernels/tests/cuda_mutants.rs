@@ -102,7 +102,7 @@ const NUMBERS: [Mutant; 20] = [
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 34] = [
+const PROTOCOLS: [Mutant; 35] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
@@ -116,8 +116,9 @@ const PROTOCOLS: [Mutant; 34] = [
     ("the last unit is taken for whole", "bytes = rest < 8 ? rest : 8,", "bytes = 8,", LOW_LATENCY),
     ("a peer gets nothing", "k < p.ranks; k++) {\n        u8 *mailbox", "k + 1 < p.ranks; k++) {\n        u8 *mailbox", LOW_LATENCY),
     ("the abort word is not looked at", "load_volatile(abort) != 0) return false;", "false) return false;", GivingUp),
-    ("inputs are not waited for", "if (meet_ranks(p, 2 * calls + 1, true)) {", "{", PUSH),
-    ("outputs are not waited for", "meet_ranks(p, 2 * calls + 2, false);", "", PUSH),
+    ("inputs are not waited for", "if (goes_on) goes_on = meet_ranks(p, 2 * calls + 1, true);", "", PUSH),
+    ("outputs are not waited for", "goes_on = meet_ranks(p, 2 * calls + 2, false);", "", PUSH),
+    ("who has given up says something of the next call", "p.state->calls = GIVEN_UP;", "", GivingUp),
     ("both meetings have one ticket", "2 * calls + 2", "2 * calls + 1", PUSH),
     ("one peer is not waited for", "peer < p.ranks &&", "peer + 1 < p.ranks &&", PUSH),
     ("a block arrives before its threads", "meet_block(false);\n    const u32 peer", "const u32 peer", PUSH),

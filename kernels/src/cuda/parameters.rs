@@ -85,7 +85,7 @@ pub struct CopyParameters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct State {
-    /// Calls that have finished; of a relay, tiles.
+    /// Calls that have finished; of a relay, tiles; of pushes, all bits once one has given up.
     pub calls: u64,
     /// Flag of the last call of the low-latency protocol.
     pub flag: u32,

@@ -143,6 +143,18 @@ impl Stage {
         }
     }
 
+    /// What the others have said to rank 0: their tickets; nothing where messages have low latency.
+    fn arrivals_at_rank_zero(&self, machine: &dyn Machine, scene: &Scene) -> Vec<u64> {
+        if scene.family != Family::Push {
+            return Vec::new();
+        }
+        let ticket = |place: usize| {
+            let bytes = machine.read(self.meetings[0] + (place * ARRIVAL_BYTES) as u64, 8);
+            u64::from_le_bytes(bytes.try_into().unwrap_or_default())
+        };
+        (0..scene.shape.0 as usize * MOST_RANKS).map(ticket).collect()
+    }
+
     fn launch(&self, scene: &Scene, call: usize, rank: usize, roles: &[Roles]) -> Launch {
         let all = |of: &[u64]| std::array::from_fn(|k| of.get(k).copied().unwrap_or(0));
         let (stream, count) = (rank as u32, scene.counts[call] as u64);
@@ -285,22 +297,30 @@ pub(super) fn compare(
     Ok(())
 }
 
-/// Rank 0 never comes; the others must end when they are told to give up.
+/// Rank 0 never comes; the others must end when they are told to give up, and say nothing of what comes later.
 pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), String> {
     let mut random = Random(scene.seed);
     let stage = Stage::new(machine, scene, &mut random);
     let roles = Roles::draw(scene, &mut random);
-    let launches: Vec<Launch> =
-        (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank, &roles)).collect();
-    let outcome = end_when_told(machine, &launches, stage.abort, scene.seed);
+    // Whoever waits in the first call looks at the abort word there.
+    let calls = if scene.family == Family::Push { 2 } else { 1 };
+    let launches: Vec<Launch> = (0..calls)
+        .flat_map(|_| (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank, &roles)))
+        .collect();
+    let are_silent = || {
+        let first = 2 * scene.state.calls + 1;
+        let said = stage.arrivals_at_rank_zero(machine, scene);
+        said.iter().all(|ticket| *ticket <= first).then_some(()).ok_or("a rank goes on")
+    };
+    let outcome = end_when_told(machine, &launches, (stage.abort, &are_silent), scene.seed);
     outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))
 }
 
-/// Runs launches that wait in vain, and after a while tells them to give up, by the word at `abort`.
+/// Runs launches that wait in vain, and after a while tells them to give up, by the word at `abort`; then looks.
 pub(super) fn end_when_told(
     machine: &dyn Machine,
     launches: &[Launch],
-    abort: u64,
+    (abort, look): (u64, &dyn Fn() -> Result<(), &'static str>),
     seed: u64,
 ) -> Result<(), String> {
     let mut turns = 0;
@@ -311,7 +331,7 @@ pub(super) fn end_when_told(
         }
     };
     let job = Job { meanwhile: Some(&mut meanwhile), ..Job::new(launches, seed) };
-    let ended = machine.run(job);
+    let ended = machine.run(job).and_then(|()| look().map_err(str::to_owned));
     machine.release();
     ended?;
     if turns < 100 { Err("a rank did not wait".into()) } else { Ok(()) }

@@ -235,6 +235,6 @@ pub(crate) fn gives_up(machine: &dyn Machine, scene: &Pulls) -> Result<(), Strin
     let parts = draw_parts(scene, &mut random);
     let launches: Vec<Launch> =
         (1..scene.ranks).map(|rank| stage.launch(scene, rank, &parts[rank])).collect();
-    let outcome = end_when_told(machine, &launches, stage.abort, scene.seed);
+    let outcome = end_when_told(machine, &launches, (stage.abort, &|| Ok(())), scene.seed);
     outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))
 }

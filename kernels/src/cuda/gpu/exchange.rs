@@ -392,7 +392,7 @@ impl Looked<'_> {
             }
             Protocol::Push => {
                 let calls = number(size_of::<State>());
-                number(Self::ARRIVALS + rank * ARRIVAL_BYTES) > 2 * calls
+                number(Self::ARRIVALS + rank * ARRIVAL_BYTES) > calls.saturating_mul(2)
             }
             Protocol::Pull => {
                 let calls = number(2 * size_of::<State>());

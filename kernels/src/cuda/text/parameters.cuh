@@ -35,7 +35,7 @@ struct CopyParameters {
 // How far a protocol has come: in the memory of this rank's GPU, so that a graph that is replayed
 // goes on counting. Zero before the first call.
 struct State {
-    u64 calls;     // that have finished
+    u64 calls;     // that have finished; of pushes, all bits once one has given up
     u32 flag;      // of the last call of the low-latency protocol
     u32 finished;  // blocks of the call that runs
 };

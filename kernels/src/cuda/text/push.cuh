@@ -9,7 +9,8 @@
 //
 // Where the others read and write is said by those whose memory it is, when they come: a rank need not know
 // before which buffers its peers use. Nobody says it anew before all have come to the second meeting, and
-// they look before.
+// they look before. A rank that has given up says nothing any more: a peer that has not may still be in the call that
+// it has left, and would find there what is said of a later one.
 
 namespace r2ccl {
 
@@ -71,17 +72,24 @@ R2CCL_FN Operands announced(const PushParameters &p)
     return operands;
 }
 
+// In place of the number of calls, once a block of one has given up.
+constexpr u64 GIVEN_UP = ~0ull;
+
 template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
 {
     const u64 calls = p.state->calls;
-    if (meet_ranks(p, 2 * calls + 1, true)) {
+    // A block of this call may give up while threads of another one look.
+    bool goes_on = !meet_block(calls == GIVEN_UP);
+    if (goes_on) goes_on = meet_ranks(p, 2 * calls + 1, true);
+    if (goes_on) {
         const Operands operands = announced(p);
         // Who has nothing to combine, or nobody to combine it for.
         const bool works = operands.source_count > 0 && operands.destination_count > 0;
         if (works) reduce_range<T, Op>(operands, 0, p.count);
-        meet_ranks(p, 2 * calls + 2, false);
+        goes_on = meet_ranks(p, 2 * calls + 2, false);
     }
-    if (is_last_of_grid(p.state)) p.state->calls = calls + 1;
+    if (!goes_on && thread() == 0) p.state->calls = GIVEN_UP;
+    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) p.state->calls = calls + 1;
 }
 
 }  // namespace r2ccl
