@@ -54,12 +54,13 @@ impl Call<'_, '_> {
 
     /// Where the others find the input and the output.
     pub(super) fn grounds(&self, gpu: &Gpu, routes: &mut Routes) -> [Ground; 2] {
-        let (blocks, block) = (self.cast.blocks(), self.cast.request.bytes());
+        let blocks = self.cast.blocks();
         let address = |region: Option<DeviceRegion<'_>>| region.map(|region| region.address());
         let is_overwritten = self.cast.needs_copy() && address(self.input) == address(self.output);
         let input = self.input.filter(|_| !is_overwritten);
         let mut ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
-            let used = region.filter(|_| blocks > 0).map(|region| region.part(0, blocks * block));
+            let extent = self.cast.extent(blocks);
+            let used = region.filter(|_| extent > 0).map(|region| region.part(0, extent));
             let found = used.and_then(|region| routes.buffers.find(gpu, &region));
             found.map_or(Ground::Staged(side), |(shown, offset)| {
                 routes.paths.mapped_buffers += 1;
@@ -74,18 +75,22 @@ impl Call<'_, '_> {
         let blocks = self.cast.blocks();
         for piece in self.cast.pieces(self.exchange.staging_bytes()) {
             for block in 0..blocks.input {
-                if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input) {
-                    let (there, staged) = self.both(input, *side, block, piece);
+                if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input)
+                    && let Some((there, staged)) =
+                        self.both(input, *side, (blocks.input, block), piece)
+                {
                     stream.copy(there, staged)?;
                 }
             }
             for turn in 0..self.cast.turns() {
-                let roles = self.cast.roles(&self.work, piece.bytes, turn);
+                let roles = self.cast.roles(&self.work, piece, turn);
                 self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
             }
             for block in 0..blocks.output {
-                if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output) {
-                    let (there, staged) = self.both(output, *side, block, piece);
+                if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output)
+                    && let Some((there, staged)) =
+                        self.both(output, *side, (blocks.output, block), piece)
+                {
                     stream.copy(staged, there)?;
                 }
             }
@@ -93,17 +98,18 @@ impl Call<'_, '_> {
         Ok(())
     }
 
-    /// A piece of a block in a buffer, and in staging memory.
+    /// A piece of a block in a buffer with so many, and in staging memory; None if there is nothing of it.
     fn both<'c>(
         &'c self,
         buffer: DeviceRegion<'c>,
         side: Side,
-        block: usize,
+        (blocks, block): (usize, usize),
         piece: Stretch,
-    ) -> (DeviceRegion<'c>, DeviceRegion<'c>) {
-        let there = block * self.cast.request.bytes() + piece.start;
-        let staged = self.exchange.staging(side).part(block * piece.bytes, piece.bytes);
-        (buffer.part(there, piece.bytes), staged)
+    ) -> Option<(DeviceRegion<'c>, DeviceRegion<'c>)> {
+        let there = block * self.cast.form.pitch + piece.start;
+        let bytes = self.cast.held(blocks, block, piece);
+        let staged = self.exchange.staging(side);
+        (bytes > 0).then(|| (buffer.part(there, bytes), staged.part(block * piece.bytes, bytes)))
     }
 
     fn part(&self, roles: &Roles, grounds: &[Ground; 2], piece: Stretch) -> Part {
@@ -118,8 +124,8 @@ impl Call<'_, '_> {
                             self.exchange.told_staging(*side, rank).at(offset)
                         }
                         Ground::Mapped(shown, start) => {
-                            let block = self.cast.request.bytes();
-                            shown.told(rank, start + spot.block * block + piece.start + spot.offset)
+                            let pitch = self.cast.form.pitch;
+                            shown.told(rank, start + spot.block * pitch + piece.start + spot.offset)
                         }
                     })
                 })

@@ -275,7 +275,7 @@ impl Direct {
     ) -> Result<(Protocol, Option<Party>), gpu::Error> {
         match wish {
             Wish::Even { request, input, output, .. } => {
-                let cast = Cast { request: *request, me: self.me, ranks: self.ranks };
+                let cast = Cast::even(*request, self.me, self.ranks);
                 let work = parts::Work::of(request, self.me, self.ranks);
                 let call = Call { exchange, cast, work, input: *input, output: *output };
                 let protocol = call.protocol();

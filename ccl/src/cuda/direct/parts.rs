@@ -97,12 +97,23 @@ pub(super) struct Blocks {
     pub(super) output: usize,
 }
 
+/// How blocks lie where a buffer has those of all ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// Bytes from the beginning of a block to that of the next one.
+    pub(super) pitch: usize,
+    /// Bytes from the beginning of the first block: what would be behind is in no block, so the last ones may be shorter
+    /// than the first, or empty. Those of a buffer with one block are shorter with them.
+    pub(super) reach: usize,
+}
+
 /// Who takes part, and in what.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cast {
     pub(super) request: Request,
     pub(super) me: usize,
     pub(super) ranks: usize,
+    pub(super) form: Form,
 }
 
 /// The same bytes of all blocks.
@@ -126,6 +137,27 @@ pub(super) struct Roles {
 }
 
 impl Cast {
+    /// On blocks of one size without gaps.
+    pub(super) fn even(request: Request, me: usize, ranks: usize) -> Self {
+        let pitch = request.bytes();
+        Self { request, me, ranks, form: Form { pitch, reach: ranks * pitch } }
+    }
+
+    /// How many bytes of a stretch are in a block of a buffer with so many.
+    pub(super) fn held(&self, blocks: usize, block: usize, stretch: Stretch) -> usize {
+        // The one block of a buffer is that of this rank.
+        let block = if blocks == 1 { self.me } else { block };
+        let start = block * self.form.pitch + stretch.start;
+        stretch.bytes.min(self.form.reach.saturating_sub(start))
+    }
+
+    /// How far a buffer with so many blocks reaches.
+    pub(super) fn extent(&self, blocks: usize) -> usize {
+        let whole = Stretch { start: 0, bytes: self.request.bytes() };
+        let end = |block| block * self.form.pitch + self.held(blocks, block, whole);
+        (0..blocks).map(end).max().unwrap_or(0).min(self.form.reach)
+    }
+
     /// Whether every rank combines a slice of a block, rather than a whole one.
     fn is_cut(&self) -> bool {
         use Collective::{AllReduce, Broadcast, Reduce};
@@ -177,8 +209,9 @@ impl Cast {
             .collect()
     }
 
-    /// What this rank says and does in a turn for a piece of so many bytes of every block.
-    pub(super) fn roles(&self, work: &Work, bytes: usize, turn: usize) -> Roles {
+    /// What this rank says and does in a turn for a piece of every block.
+    pub(super) fn roles(&self, work: &Work, piece: Stretch, turn: usize) -> Roles {
+        let bytes = piece.bytes;
         let size = work.datatype.bytes();
         let slice_of = |rank| slice(bytes / size, size, self.ranks, rank);
         let cut = |rank| Some(Spot { block: 0, offset: slice_of(rank).0 * size });
@@ -209,7 +242,7 @@ impl Cast {
         let (own, largest) = if self.is_cut() {
             (slice_of(me).1 * size, slice_of(0).1 * size)
         } else {
-            (bytes, bytes)
+            (self.held(self.ranks, self.me, piece), bytes)
         };
         Roles { sources, destinations, bytes: own, largest }
     }
@@ -236,7 +269,7 @@ mod tests {
         let reduction = Reduction::Builtin(ReduceOp::Sum);
         let datatype = DataType::Int32;
         let request = Request { collective, count, datatype, reduction, root: Rank(1) };
-        Cast { request, me, ranks }
+        Cast::even(request, me, ranks)
     }
 
     /// Does a collective as the ranks say it, on buffers of bytes, each of which says whose it is.
@@ -253,7 +286,7 @@ mod tests {
             let roles: Vec<Roles> = casts
                 .iter()
                 .zip(&works)
-                .map(|(cast, work)| cast.roles(work, piece.bytes, turn))
+                .map(|(cast, work)| cast.roles(work, *piece, turn))
                 .collect();
             for (rank, role) in roles.iter().enumerate() {
                 assert!(role.bytes <= role.largest && role.largest == roles[0].largest);
