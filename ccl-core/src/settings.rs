@@ -54,7 +54,7 @@ pub struct Settings {
     pub cuda_staging_bytes: usize,
     /// What ranks on one host do without the host.
     pub cuda_peers: CudaPeers,
-    /// What ranks on hosts of their own do without the processor.
+    /// What ranks on several hosts do without the processor.
     pub cuda_network: CudaNetwork,
     /// A folder with compiled kernels.
     pub cuda_kernels: Option<PathBuf>,

@@ -77,6 +77,9 @@ pub(crate) enum Work {
     /// Lets kernels and NICs take turns.
     #[cfg(feature = "cuda")]
     Wire(Box<crate::cuda::WireJob>),
+    /// Both, one after the other.
+    #[cfg(feature = "cuda")]
+    Columns(Box<crate::cuda::ColumnsJob>),
 }
 
 /// The calls that wait for their turn.

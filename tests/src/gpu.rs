@@ -82,13 +82,22 @@ impl Gpu {
     #[must_use]
     pub fn ways(&self) -> String {
         let (paths, reason) = self.communicator.paths();
-        let Paths { host, low_latency, push, pull, wire, gpudirect, repairs, mapped_buffers } =
-            paths;
+        let Paths {
+            host,
+            low_latency,
+            push,
+            pull,
+            wire,
+            columns,
+            gpudirect,
+            repairs,
+            mapped_buffers,
+        } = paths;
         let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
         format!(
             "collectives by kernels: {low_latency} with low latency, {push} by pushing, \
-             {pull} by pulling, {mapped_buffers} buffers mapped; with NICs: {wire}, {gpudirect} of them in memory \
-             of the device, {repairs} repairs; through the host: {host}{reason}"
+             {pull} by pulling, {mapped_buffers} buffers mapped; with NICs: {wire}, with both in turn: {columns}, {gpudirect} of \
+             these in memory of the device, {repairs} repairs; through the host: {host}{reason}"
         )
     }
 

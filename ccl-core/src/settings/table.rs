@@ -180,9 +180,9 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_CUDA_NETWORK",
         default: "0",
-        help: "Whether kernels and NICs do collectives on memory of GPUs between ranks of which each is on a host of \
-               its own: `0`: they do not, `pinned`: through pinned memory, `1`: through memory of the GPU where NICs \
-               reach it.",
+        help: "Whether kernels and NICs do collectives on memory of GPUs between hosts of which each has one rank, or as \
+               many as each other: `0`: they do not, `pinned`: through pinned memory, `1`: through memory of the GPU \
+               where NICs reach it.",
         field: Field::Syntax {
             set: |s, text| text.parse().map(|value| s.cuda_network = value),
             allowed: "0, pinned or 1",

@@ -107,7 +107,7 @@ impl FromStr for CrossMemoryAttach {
     }
 }
 
-/// What ranks that are each on a host of their own do without the processor, in collectives on memory of GPUs.
+/// What ranks on several hosts do without the processor, in collectives on memory of GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CudaNetwork {
     /// Nothing.

@@ -114,6 +114,12 @@ impl Core {
                 let fail = |error: &Error| self.fail(error);
                 job.run(&fault, &fail, self.timeout())
             }
+            #[cfg(feature = "cuda")]
+            Work::Columns(job) => {
+                let fault = || self.control.fault().map(|fault| Error::clone(fault));
+                let fail = |error: &Error| self.fail(error);
+                job.run(&fault, &fail, self.timeout())
+            }
         }
     }
 

@@ -1,13 +1,14 @@
 //! Collectives on memory of CUDA devices, in the order of streams.
 //!
 //! A call returns at once. Kernels of the ranks do it with each other ([`direct`]) if all ranks are on one host,
-//! or kernels and NICs ([`wire`]) if each is on a host of its own, and if they have agreed on that; else its stream
-//! copies the input into pinned memory, waits until the driver thread of the communicator has done the ordinary
+//! or kernels and NICs ([`wire`]) if each is on a host of its own, or both in turn if every host has as many as each
+//! other, and if they have agreed on that; else its stream copies the input into pinned memory, waits until the driver thread of the communicator has done the ordinary
 //! collective there, and copies the result back: what comes later on the stream finds it. See docs/cuda.md.
 //!
 //! Always true: calls on the communicator, on whichever stream or on memory of the host, are done in the
 //! order in which they were made; and no stream waits for a collective that is over, however it ended.
 
+mod deadline;
 mod direct;
 mod error;
 mod pieces;
@@ -21,7 +22,7 @@ pub use error::error;
 pub use ccl_kernels::cuda::gpu::{
     Buffer, DeviceRegion, Event, Gpu, KeptContext, Place, Stream, Supply, device_of,
 };
-pub(crate) use direct::Watch;
+pub(crate) use direct::{ColumnsJob, Watch};
 pub(crate) use staging::Job;
 pub(crate) use wire::Job as WireJob;
 
@@ -90,7 +91,8 @@ impl Communicator {
     /// Prepares a communicator for calls on memory of the device: pins twice `R2CCL_CUDA_STAGING_BYTES`, and
     /// allocates as much on the device, if there are from 2 to 8 ranks and `R2CCL_CUDA_P2P` does not forbid it. Ranks
     /// that are each on a host of their own allocate as much for what goes between them, on the device or pinned, in
-    /// place of that, when they first meet.
+    /// place of that, when they first meet; ranks of hosts with several each allocate both then, and as much as once
+    /// `R2CCL_CUDA_STAGING_BYTES` besides.
     ///
     /// # Errors
     /// [`Error::Cuda`]: so much cannot be pinned.

@@ -34,7 +34,7 @@ pub(crate) fn rounds(member: &Member, streams: &[cuda::Stream], counts: &[usize]
     }
 }
 
-/// Three ranks whose calls go through the host at first, because nobody prepares, and then, as `counted`, without it.
+/// Ranks whose calls go through the host at first, because nobody prepares, and then, as `counted`, without it.
 /// They are not equally fast.
 pub(crate) fn changing(member: &Member, counted: impl Fn(Paths) -> u64) {
     let rank = member.me();
@@ -49,7 +49,7 @@ pub(crate) fn changing(member: &Member, counted: impl Fn(Paths) -> u64) {
             }
         }
         member.stream.synchronise().unwrap();
-        let expected = 3i64.wrapping_pow(calls);
+        let expected = i64::from(member.size()).wrapping_pow(calls);
         assert!(download(&data) == words([expected; 900]), "after {calls} calls, rank {rank}");
         // All ranks change after the same call.
         let paths = member.cuda.paths().0;

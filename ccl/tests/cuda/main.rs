@@ -11,6 +11,7 @@
 )]
 
 mod calls;
+mod columns;
 mod direct;
 mod kernels;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]

@@ -1,11 +1,10 @@
 //! Whether ranks can do collectives without the host, and how: all of them decide it alike, from what all have said.
 
-use std::collections::BTreeSet;
-
-use ccl_kernels::cuda::MOST_BLOCKS;
 use ccl_kernels::cuda::gpu::{Handle, Invitation};
+use ccl_kernels::cuda::{MOST_BLOCKS, MOST_RANKS};
 use serde::{Deserialize, Serialize};
 
+use super::grid::Grid;
 use crate::cuda::wire::{Means, Shape};
 
 /// An [`Invitation`] on its way.
@@ -48,23 +47,31 @@ pub(super) struct Facts {
     pub(super) staging_bytes: usize,
     /// Whether buffers of the program are mapped.
     pub(super) maps_buffers: bool,
-    /// The region; or why there is none.
+    /// Nothing; or why ranks of its host can do nothing without the host.
+    pub(super) peers: Result<(), String>,
+    /// The region, for all ranks if there are not too many; or why there is none.
     pub(super) region: Result<Letter, String>,
     /// What there is for a ring between hosts; or why there is nothing.
     pub(super) network: Result<Means, String>,
 }
 
-/// What ranks have agreed on.
+/// On what ranks of one host have agreed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Near {
+    /// Blocks of a kernel, at most.
+    pub(super) blocks: u32,
+    pub(super) maps_buffers: bool,
+}
+
+/// What ranks have agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Agreement {
     /// All are on one host.
-    Near {
-        /// Blocks of a kernel, at most.
-        blocks: u32,
-        maps_buffers: bool,
-    },
+    Near(Near),
     /// Each is on a host of its own.
     Far(Shape),
+    /// Every host has as many as each other.
+    Columns(Near, Shape, Grid),
 }
 
 /// Decides, or says why not.
@@ -77,14 +84,20 @@ pub(super) fn agree(facts: &[Facts]) -> Result<Agreement, String> {
             ));
         }
     }
-    let hosts: BTreeSet<_> = facts.iter().map(|fact| fact.host.as_str()).collect();
-    match hosts.len() {
-        1 => near(facts),
-        all if all == facts.len() => far(facts),
-        some => Err(format!(
-            "{} ranks are on {some} hosts: only ranks of one host do it, or ranks of which each is on another one",
-            facts.len()
-        )),
+    let grid = Grid::of(facts.iter().map(|fact| fact.host.as_str()));
+    match (grid.height(), grid.width()?) {
+        (1, _) => {
+            all(facts, |fact| &fact.region)?;
+            near(facts).map(Agreement::Near)
+        }
+        (_, 1) => far(facts).map(Agreement::Far),
+        (_, width) if width > MOST_RANKS => {
+            Err(format!("every host has {width} ranks, and kernels do it between {MOST_RANKS}"))
+        }
+        _ => {
+            all(facts, |fact| &fact.peers)?;
+            Ok(Agreement::Columns(near(facts)?, far(facts)?, grid))
+        }
     }
 }
 
@@ -99,21 +112,22 @@ fn all<'a, T>(
     facts.iter().map(of).enumerate().map(named).collect()
 }
 
-fn far(facts: &[Facts]) -> Result<Agreement, String> {
+fn far(facts: &[Facts]) -> Result<Shape, String> {
     let means: Vec<Means> = all(facts, |fact| &fact.network)?.into_iter().cloned().collect();
-    Shape::of(&means, facts[0].staging_bytes).map(Agreement::Far)
+    Shape::of(&means, facts[0].staging_bytes)
 }
 
-fn near(facts: &[Facts]) -> Result<Agreement, String> {
-    all(facts, |fact| &fact.region)?;
+fn near(facts: &[Facts]) -> Result<Near, String> {
     // The blocks of all ranks on a device have to run together.
-    let beside = |fact: &Facts| facts.iter().filter(|other| other.bus == fact.bus).count() as u32;
+    let is_beside =
+        |fact: &Facts, other: &&Facts| (&other.host, &other.bus) == (&fact.host, &fact.bus);
+    let beside = |fact: &Facts| facts.iter().filter(|other| is_beside(fact, other)).count() as u32;
     let blocks = facts.iter().map(|fact| fact.processors / beside(fact)).min().unwrap_or(0);
     if blocks == 0 {
         return Err("more ranks share a device than it has processors".into());
     }
     let maps_buffers = facts.iter().all(|fact| fact.maps_buffers);
-    Ok(Agreement::Near { blocks: blocks.min(MOST_BLOCKS as u32), maps_buffers })
+    Ok(Near { blocks: blocks.min(MOST_BLOCKS as u32), maps_buffers })
 }
 
 #[cfg(test)]
@@ -129,6 +143,7 @@ mod tests {
             processors: 100,
             staging_bytes: 4096,
             maps_buffers: true,
+            peers: Ok(()),
             region: Ok(region.into()),
             network: Ok(Means { soft: 2, rdma: 0 }),
         }
@@ -136,8 +151,8 @@ mod tests {
 
     fn blocks_and_maps(facts: &[Facts]) -> Result<(u32, bool), String> {
         match agree(facts)? {
-            Agreement::Near { blocks, maps_buffers } => Ok((blocks, maps_buffers)),
-            Agreement::Far(shape) => panic!("{shape:?} on one host"),
+            Agreement::Near(Near { blocks, maps_buffers }) => Ok((blocks, maps_buffers)),
+            other @ (Agreement::Far(_) | Agreement::Columns(..)) => panic!("{other:?} on one host"),
         }
     }
 
@@ -175,6 +190,35 @@ mod tests {
         assert_eq!(agree(&[at("x"), off]), Err("rank 1: it is off".into()));
         let mixed = agree(&[at("x"), at("y"), at("x")]).unwrap_err();
         assert!(mixed.contains("3 ranks are on 2 hosts"), "{mixed}");
+    }
+
+    #[test]
+    fn hosts_with_as_many_ranks_as_each_other_need_both() {
+        let at = |host: &str, bus: &str| Facts {
+            host: host.into(),
+            region: Err("9 ranks do not do it".into()),
+            ..facts(bus)
+        };
+        // Devices of two hosts may have the same name, and are not the same.
+        let all = [at("x", "a"), at("y", "a"), at("y", "a"), at("x", "b")];
+        let agreed = agree(&all);
+        let Ok(Agreement::Columns(near, shape, grid)) = agreed else { panic!("{agreed:?}") };
+        assert_eq!((near.blocks, near.maps_buffers, shape.lanes), (50, true, 2));
+        assert_eq!(grid.position(3), Some((0, 1)));
+        let lacks = |fact: Facts| {
+            let [first, second, third, _] = all.clone();
+            agree(&[first, second, third, fact]).unwrap_err()
+        };
+        let off = "it is off".to_owned();
+        let [plain, alone] = [at("x", "b"), at("z", "b")];
+        assert_eq!(
+            lacks(Facts { network: Err(off.clone()), ..plain.clone() }),
+            "rank 3: it is off"
+        );
+        assert_eq!(lacks(Facts { peers: Err(off), ..plain }), "rank 3: it is off");
+        assert!(lacks(alone).contains("1 on that of rank 0, 2 on that of rank 1"));
+        let many: Vec<Facts> = (0..18).map(|k| at(["x", "y"][k % 2], "a")).collect();
+        assert!(agree(&many).unwrap_err().contains("every host has 9 ranks"));
     }
 
     #[test]

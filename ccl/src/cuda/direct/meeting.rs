@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_kernels::cuda::Module;
@@ -155,6 +156,8 @@ pub(super) struct Host {
     pub(super) name: String,
     pub(super) gathered: u64,
     pub(super) maps_buffers: bool,
+    /// The ranks with which this one maps memory, itself among them, in the order of the exchange.
+    pub(super) company: Vec<Rank>,
     /// Buffers of the programs of others, by rank and number.
     pub(super) mapped: BTreeMap<(usize, u64), Mapped>,
 }
@@ -190,10 +193,8 @@ impl Host {
         if !self.has_way() {
             return Ok(());
         }
-        // Rings move bytes with the kernels for copies.
-        let modules = [module, Module::Copies];
-        let all = if self.is_far() { &modules[..] } else { &modules[..1] };
-        let loaded = all.iter().try_for_each(|one| self.gpu.prepare_from(&self.supply, *one));
+        let loaded = self.modules(module);
+        let loaded = loaded.iter().try_for_each(|one| self.gpu.prepare_from(&self.supply, *one));
         let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
         let said = said.map(|()| module.name().to_owned());
         let Some(all) = self.gather_all(said, agenda)? else { return Ok(()) };
@@ -222,6 +223,19 @@ impl Host {
         Ok(())
     }
 
+    /// Everything that calls of which the kernels are in that module need.
+    fn modules(&self, module: Module) -> Vec<Module> {
+        let routes = lock(&self.routes);
+        let mut all = vec![module];
+        // Rings move bytes with the kernels for copies, hosts with those for bytes.
+        all.extend(routes.way.as_ref().and_then(Way::wire).map(|_| Module::Copies));
+        all.extend(match &routes.way {
+            Some(Way::Columns(_)) => Some(Module::Elements(DataType::Uint8)),
+            Some(Way::Near(_) | Way::Far(_)) | None => None,
+        });
+        all
+    }
+
     fn show(&mut self, number: u64, agenda: &Agenda) -> Result<(), Error> {
         if !self.has_way() {
             return Ok(());
@@ -235,6 +249,10 @@ impl Host {
         }
         let mut answers: Vec<Vec<(u64, u64)>> = Vec::new();
         for (rank, news) in all.iter().enumerate() {
+            if !self.is_company(rank) {
+                answers.push(Vec::new());
+                continue;
+            }
             if rank != self.me {
                 news.gone.iter().for_each(|number| drop(self.mapped.remove(&(rank, *number))));
             }
@@ -246,12 +264,13 @@ impl Host {
         let all: Vec<Vec<Vec<(u64, u64)>>> = self.gather(&answers, agenda)?;
         let mut routes = lock(&self.routes);
         for (index, (number, _)) in news.shown.iter().enumerate() {
-            let place = |(rank, answers): (usize, &Vec<Vec<(u64, u64)>>)| {
-                let answer = answers.get(self.me)?.get(index)?;
-                (rank == self.me || answer.0 == *number && answer.1 != 0).then_some(answer.1)
+            let place = |rank: &Rank| {
+                let answer = all.get(rank.index())?.get(self.me)?.get(index)?;
+                (rank.index() == self.me || answer.0 == *number && answer.1 != 0)
+                    .then_some(answer.1)
             };
-            let seen: Option<Vec<u64>> = all.iter().enumerate().map(place).collect();
-            routes.buffers.answered(*number, self.me, seen);
+            let seen: Option<Vec<u64>> = self.company.iter().map(place).collect();
+            routes.buffers.answered(*number, self.own_place(), seen);
         }
         Ok(())
     }
@@ -291,8 +310,13 @@ impl Host {
         lock(&self.routes).refuse(reason);
     }
 
-    fn is_far(&self) -> bool {
-        matches!(lock(&self.routes).way, Some(Way::Far(_)))
+    fn is_company(&self, rank: usize) -> bool {
+        self.company.iter().any(|other| other.index() == rank)
+    }
+
+    /// Where this rank is among those with which it maps memory.
+    pub(super) fn own_place(&self) -> usize {
+        self.company.iter().position(|rank| rank.index() == self.me).unwrap_or(0)
     }
 
     /// What all ranks have. If one has not got it nothing goes this way, for its reason.

@@ -1,6 +1,7 @@
 //! Collectives on memory of devices without the host: ranks on one host map each other's memory, and their
 //! kernels do the rest, in the order of streams; ranks that are each on a host of their own have NICs that carry
-//! ([`super::wire`]). Here they agree on either. See docs/cuda.md.
+//! ([`super::wire`]); ranks that are several on each of several hosts do both in turn ([`columns`]). Here they agree on
+//! one of these. See docs/cuda.md.
 //!
 //! Always true: all ranks take this way for the same calls, because they count them and have agreed
 //! from which on; a rank says to the others what lies in memory that they have mapped only; and no kernel
@@ -9,6 +10,9 @@
 mod agreement;
 mod buffers;
 mod call;
+mod columns;
+mod grid;
+mod legs;
 mod meeting;
 mod opening;
 mod parts;
@@ -37,6 +41,8 @@ use crate::hosts::HostIdentity;
 use agreement::Facts;
 use buffers::Buffers;
 use call::Call;
+use columns::Columns;
+pub(crate) use columns::Job as ColumnsJob;
 use meeting::{Host, Meeting, Step};
 use parts::Cast;
 pub(crate) use watch::Watch;
@@ -63,11 +69,14 @@ pub struct Paths {
     pub pull: u64,
     /// By kernels and NICs, between hosts.
     pub wire: u64,
-    /// Those of these in which NICs read and wrote memory of the device.
+    /// By kernels inside hosts, and by kernels and NICs between them.
+    pub columns: u64,
+    /// Those of `wire` and `columns` in which NICs read and wrote memory of the device.
     pub gpudirect: u64,
     /// How often queue pairs have gone on over another rail, in these calls and between them.
     pub repairs: u64,
-    /// Buffers of those by kernels alone that others worked on where they are; all other ones were staged.
+    /// Buffers of those by kernels alone, and inside hosts, that others worked on where they are; all other ones were
+    /// staged.
     pub mapped_buffers: u64,
 }
 
@@ -95,14 +104,31 @@ enum Way {
     Near(Arc<Exchange>),
     /// By kernels and NICs of ranks that are each on a host of their own.
     Far(Arc<Wire>),
+    /// By both, of ranks that are several on each of several hosts.
+    Columns(Arc<Columns>),
+}
+
+impl Way {
+    fn exchange(&self) -> Option<&Arc<Exchange>> {
+        match self {
+            Self::Near(exchange) => Some(exchange),
+            Self::Columns(columns) => Some(&columns.exchange),
+            Self::Far(_) => None,
+        }
+    }
+
+    fn wire(&self) -> Option<&Arc<Wire>> {
+        match self {
+            Self::Far(wire) => Some(wire),
+            Self::Columns(columns) => Some(&columns.wire),
+            Self::Near(_) => None,
+        }
+    }
 }
 
 impl Routes {
     fn exchange(&self) -> Option<Arc<Exchange>> {
-        match &self.way {
-            Some(Way::Near(exchange)) => Some(Arc::clone(exchange)),
-            Some(Way::Far(_)) | None => None,
-        }
+        self.way.as_ref().and_then(Way::exchange).map(Arc::clone)
     }
 
     fn count(&mut self, call: Signature) {
@@ -150,6 +176,8 @@ pub(super) struct Direct {
     staging: Arc<Staging>,
     me: usize,
     ranks: usize,
+    /// All ranks.
+    members: Arc<[Rank]>,
     routes: Arc<Mutex<Routes>>,
     meeting: Mutex<Meeting>,
 }
@@ -163,9 +191,10 @@ impl Direct {
         let small_bytes = (staging_bytes / SMALL_PART).min(MOST_SMALL_BYTES);
         let layout = Layout { ranks, small_bytes, staging_bytes };
         let is_possible = is_possible(ranks);
+        let off = || "R2CCL_CUDA_P2P is 0".to_owned();
         let region = match settings.cuda_peers {
             _ if !is_possible => Err(format!("{ranks} ranks do not do it")),
-            CudaPeers::Off => Err("R2CCL_CUDA_P2P is 0".to_owned()),
+            CudaPeers::Off => Err(off()),
             CudaPeers::Staged | CudaPeers::Mapped => {
                 let own = Own::new(gpu, layout);
                 own.and_then(|own| own.invitation().map(|invitation| (own, invitation.into())))
@@ -173,6 +202,8 @@ impl Direct {
             }
         };
         let bus = gpu.bus().map_err(|error| error.to_string());
+        let peers = if settings.cuda_peers == CudaPeers::Off { Err(off()) } else { Ok(()) };
+        let peers = peers.and(bus.clone().map(|_| ()));
         let (own, region) = match (region, &bus) {
             (Ok((own, letter)), Ok(_)) => (Some(own), Ok(letter)),
             (Err(reason), _) => (None, Err(reason)),
@@ -184,6 +215,7 @@ impl Direct {
             processors: gpu.processors(),
             staging_bytes,
             maps_buffers: settings.cuda_peers == CudaPeers::Mapped,
+            peers,
             region,
             network: Err("it was not looked for".to_owned()),
         };
@@ -202,11 +234,13 @@ impl Direct {
             small_bytes,
             gathered: 0,
             maps_buffers: false,
+            company: Vec::new(),
             mapped: BTreeMap::new(),
         };
         let meeting = Mutex::new(Meeting::new(host));
         let (gpu, staging) = (Arc::clone(gpu), Arc::clone(staging));
-        Self { gpu, staging, me, ranks, routes, meeting }
+        let members = (0..ranks as u32).map(Rank).collect();
+        Self { gpu, staging, me, ranks, members, routes, meeting }
     }
 
     /// Puts a call on the stream, after all calls before, and says what the driver thread is to do; None if the call
@@ -224,45 +258,68 @@ impl Direct {
         let sequence = routes.calls;
         let is_open = |behind: &u64| sequence > *behind;
         let is_open = routes.behind.get(wish.module().name()).is_some_and(is_open);
-        match (routes.way.clone().filter(|_| is_open), &wish) {
-            (Some(Way::Near(exchange)), _) => {
-                let watch = self.near(&wish, exchange, &mut routes, (stream, issue))?;
+        let way = routes.way.clone().filter(|_| is_open);
+        let work = way.map(|way| self.take(&way, &wish, &mut routes, (stream, issue)));
+        let work = work.transpose()?.flatten();
+        routes.paths.host += u64::from(work.is_none());
+        Ok(work)
+    }
+
+    /// On that way, if it is for such calls.
+    fn take(
+        &self,
+        way: &Way,
+        wish: &Wish<'_, '_>,
+        routes: &mut Routes,
+        (stream, issue): (&Stream, &mut Issue),
+    ) -> Result<Option<Work>, gpu::Error> {
+        match (way, wish) {
+            (Way::Near(exchange), _) => {
+                let place = (wish.name(), Arc::clone(&self.members));
+                let launch = || {
+                    let launched = self.launch(wish, exchange, routes, stream)?;
+                    routes.paths.count(launched.0);
+                    Ok(launched)
+                };
+                let watch = self.kernels(Arc::clone(exchange), place, (stream, issue), launch)?;
                 Ok(Some(Work::Direct(Box::new(watch))))
             }
-            (Some(Way::Far(wire)), Wish::Even { request, input, output, .. })
-                if wire.takes(request) =>
-            {
+            (Way::Far(wire), Wish::Even { request, input, output, .. }) if wire.takes(request) => {
                 routes.paths.wire += 1;
                 routes.paths.gpudirect += u64::from(wire.obstacle().is_none());
                 let (turn, [input, output]) = issue.hold(stream, [*input, *output])?;
-                let call = wire::Call { request: *request, sequence, input, output };
+                let call = wire::Call::new(*request, routes.calls, (input, output), self.ranks);
+                let wire = Arc::clone(wire);
                 Ok(Some(Work::Wire(Box::new(wire::Job { turn, wire, call }))))
             }
-            _ => {
-                routes.paths.host += 1;
-                Ok(None)
+            (Way::Columns(columns), Wish::Even { request, input, output, .. }) => {
+                let Some(legs) = columns.legs(request) else { return Ok(None) };
+                let memory = [*input, *output];
+                let on = (columns, legs.as_slice());
+                let job = self.columns(on, request, memory, routes, (stream, issue))?;
+                Ok(Some(Work::Columns(Box::new(job))))
             }
+            (Way::Far(_), _) | (Way::Columns(_), Wish::Uneven(_)) => Ok(None),
         }
     }
 
-    /// By kernels of ranks that are on this host.
-    fn near(
+    /// Kernels of ranks that are on this host, which are the `members` of the exchange.
+    fn kernels(
         &self,
-        wish: &Wish<'_, '_>,
         exchange: Arc<Exchange>,
-        routes: &mut Routes,
+        (call, members): (&'static str, Arc<[Rank]>),
         (stream, issue): (&Stream, &mut Issue),
+        launch: impl FnOnce() -> Result<(Protocol, Option<Party>), gpu::Error>,
     ) -> Result<Watch, gpu::Error> {
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
         let entered = stream.mark()?;
-        let (protocol, party) = self.launch(wish, &exchange, routes, stream)?;
-        routes.paths.count(protocol);
+        let (protocol, party) = launch()?;
         let ended = Arc::new(stream.mark()?);
         issue.last = Some(Arc::clone(&ended));
-        let (staging, call) = (Arc::clone(&self.staging), wish.name());
-        Ok(Watch { exchange, staging, call, protocol, party, entered, ended })
+        let staging = Arc::clone(&self.staging);
+        Ok(Watch { exchange, staging, call, protocol, members, party, entered, ended })
     }
 
     /// Puts the kernels on the stream.
@@ -355,13 +412,10 @@ impl Direct {
     /// How many calls went which way, and why not without the host, or not in memory of the device.
     pub(super) fn paths(&self) -> (Paths, Option<String>) {
         let routes = lock(&self.routes);
-        match &routes.way {
-            Some(Way::Far(wire)) => {
-                let paths = Paths { repairs: wire.repairs(), ..routes.paths };
-                (paths, routes.refused.clone().or_else(|| wire.obstacle().map(str::to_owned)))
-            }
-            Some(Way::Near(_)) | None => (routes.paths, routes.refused.clone()),
-        }
+        let wire = routes.way.as_ref().and_then(Way::wire);
+        let paths = Paths { repairs: wire.map_or(0, |wire| wire.repairs()), ..routes.paths };
+        let obstacle = || wire.and_then(|wire| wire.obstacle()).map(str::to_owned);
+        (paths, routes.refused.clone().or_else(obstacle))
     }
 
     /// Lets all kernels go, those that come later, too.
@@ -375,7 +429,7 @@ impl Direct {
     /// Waits a moment until neighbours on other hosts have what calls that are over have sent them.
     pub(super) fn settle(&self, host: &Communicator) {
         let way = lock(&self.routes).way.clone();
-        if let Some(Way::Far(wire)) = way {
+        if let Some(wire) = way.as_ref().and_then(Way::wire) {
             wire.settle(|| host.async_error().is_some());
         }
     }

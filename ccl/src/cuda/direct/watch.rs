@@ -9,6 +9,7 @@ use ccl_core::ids::Rank;
 use ccl_kernels::cuda::gpu::{Event, Exchange, Protocol};
 use ccl_transport::clock;
 
+use crate::cuda::deadline::Deadline;
 use crate::cuda::error::error as from_device;
 use crate::cuda::staging::Staging;
 use crate::cuda::uneven::Party;
@@ -27,6 +28,8 @@ pub(crate) struct Watch {
     pub(super) staging: Arc<Staging>,
     pub(super) call: &'static str,
     pub(super) protocol: Protocol,
+    /// The ranks of the exchange, in its order.
+    pub(super) members: Arc<[Rank]>,
     /// Of a call in which ranks may expect other sizes than they get.
     pub(super) party: Option<Party>,
     /// Happens when the stream comes to the call.
@@ -47,7 +50,7 @@ impl Watch {
         fail: &dyn Fn(&Error),
         timeout: Duration,
     ) -> Result<(), Error> {
-        let result = self.wait(fault, timeout);
+        let result = self.wait(fault, &Deadline::new(timeout));
         if let Err(error) = &result {
             self.exchange.give_up();
             fail(error);
@@ -56,16 +59,20 @@ impl Watch {
         result
     }
 
-    fn wait(&self, fault: &dyn Fn() -> Option<Error>, timeout: Duration) -> Result<(), Error> {
+    /// As [`Self::run`], and what ends it is for whoever calls to tell.
+    pub(super) fn wait(
+        &self,
+        fault: &dyn Fn() -> Option<Error>,
+        deadline: &Deadline,
+    ) -> Result<(), Error> {
         let mut first_look = None;
         until(&self.entered, || {
             fault().or_else(|| self.staging.is_overdue(self.call, &mut first_look))
         })?;
-        let begin = clock::now();
+        deadline.begin();
         until(&self.ended, || {
-            let is_late = || clock::now().saturating_duration_since(begin) > timeout;
             let quarrel = || fault().or_else(|| self.quarrel());
-            quarrel().or_else(|| is_late().then(|| self.late(timeout)))
+            quarrel().or_else(|| self.late(deadline))
         })?;
         // Kernels that were let go have ended with nothing.
         fault().map_or(Ok(()), Err)
@@ -77,13 +84,18 @@ impl Watch {
         Some(party.disagreement(Rank(quarrel.sender as u32), quarrel.sent, quarrel.expected))
     }
 
-    /// Who has not come.
-    fn late(&self, timeout: Duration) -> Error {
-        Error::Deadline {
-            call: self.call.to_owned(),
-            seconds: timeout.as_secs_f64(),
-            waiting: self.awaited(),
+    /// What ends a call that something else waits for: it looks without waiting.
+    pub(super) fn look(&self, deadline: &Deadline) -> Option<Error> {
+        match self.entered.has_happened().map_err(from_device) {
+            Ok(true) => self.late(deadline),
+            Ok(false) => None,
+            Err(error) => Some(error),
         }
+    }
+
+    /// Who has not come, if it is too late.
+    fn late(&self, deadline: &Deadline) -> Option<Error> {
+        deadline.is_past().then(|| deadline.error(self.call, self.awaited()))
     }
 
     fn awaited(&self) -> String {
@@ -96,7 +108,8 @@ impl Watch {
             return format!("who has not come is not known: {error}");
         }
         let ranks = self.exchange.awaited(self.protocol);
-        let names: Vec<String> = ranks.iter().map(|rank| format!("rank {rank}")).collect();
+        let names: Vec<String> =
+            ranks.iter().map(|place| format!("rank {}", self.members[*place])).collect();
         match names.as_slice() {
             [] => "all ranks have come, and some have not finished".to_owned(),
             [one] => format!("the device of {one} has not come to it"),

@@ -86,7 +86,8 @@ impl Shape {
 #[derive(Clone, Debug)]
 pub(in crate::cuda) struct Place {
     pub(in crate::cuda) me: usize,
-    pub(in crate::cuda) ranks: usize,
+    /// The ranks of the ring, in its order.
+    pub(in crate::cuda) members: Vec<Rank>,
     /// A name that all ranks have, and nobody else.
     pub(in crate::cuda) name: String,
     /// Rehearsals between this rank and the next one, and between this and the previous one.
@@ -94,17 +95,26 @@ pub(in crate::cuda) struct Place {
 }
 
 impl Place {
+    pub(in crate::cuda) fn ranks(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Which rank has that place.
+    pub(in crate::cuda) fn rank(&self, place: usize) -> Rank {
+        self.members[place]
+    }
+
     pub(in crate::cuda) fn next(&self) -> usize {
-        (self.me + 1) % self.ranks
+        (self.me + 1) % self.ranks()
     }
 
     pub(in crate::cuda) fn previous(&self) -> usize {
-        (self.me + self.ranks - 1) % self.ranks
+        (self.me + self.ranks() - 1) % self.ranks()
     }
 
-    /// What is said to whoever is at the other end of a connection from `rank`.
-    fn greeting(&self, rank: usize) -> Vec<u8> {
-        format!("{} from {rank}", self.name).into_bytes()
+    /// What is said to whoever is at the other end of a connection from the rank with that place.
+    fn greeting(&self, place: usize) -> Vec<u8> {
+        format!("{} from {}", self.name, self.rank(place)).into_bytes()
     }
 }
 
@@ -201,7 +211,7 @@ impl Offer {
             let inlet = Inlet::new(inward.half.slots, inward.theirs);
             lanes.push(Lane { outlet, inlet, _domains: [out.half.domain, inward.half.domain] });
         }
-        let neighbours = [place.next(), place.previous()].map(|rank| Rank(rank as u32));
+        let neighbours = [place.next(), place.previous()].map(|at| place.rank(at));
         Ok(Ring::new(pairs, lanes, neighbours))
     }
 }
@@ -248,7 +258,7 @@ struct Joined {
     theirs: PeerRegion,
 }
 
-/// Connects all lanes in one direction with rank `peer`.
+/// Connects all lanes in one direction with the rank at place `peer`.
 fn meet(
     mut meeting: Meeting,
     place: &Place,
@@ -258,7 +268,7 @@ fn meet(
 ) -> Result<Vec<Joined>, Error> {
     let heard = meeting.exchange(&place.greeting(place.me), LIMIT).map_err(refused)?;
     if heard != place.greeting(peer) {
-        return Err(refused(format!("somebody else has come than rank {peer}")));
+        return Err(refused(format!("somebody else has come than rank {}", place.rank(peer))));
     }
     let mut join = |half: Half| -> Result<Joined, Error> {
         let mut pair = half.domain.queue_pair(terms).map_err(refused)?;
@@ -270,6 +280,7 @@ fn meet(
         let theirs = meeting.exchange_regions(half.slots.region(), LIMIT);
         let theirs = theirs.map_err(refused)?;
         if theirs.bytes != half.slots.region().memory().bytes() as u64 {
+            let peer = place.rank(peer);
             return Err(refused(format!("rank {peer} has other slots than this one")));
         }
         Ok(Joined { half, pair, theirs })

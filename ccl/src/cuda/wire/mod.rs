@@ -28,6 +28,7 @@ use ccl_core::error::Error;
 use ccl_kernels::cuda::gpu::{self, DeviceRegion, Gpu, Stream};
 use ccl_transport::clock;
 
+use super::deadline::Deadline;
 use super::error::error as from_device;
 use super::staging::Turn;
 use crate::driver::lock;
@@ -73,6 +74,25 @@ pub(super) struct Call {
     pub(super) sequence: u64,
     pub(super) input: Option<DeviceRegion<'static>>,
     pub(super) output: Option<DeviceRegion<'static>>,
+    /// Bytes from one block to the next in a buffer that has the blocks of all ranks.
+    pub(super) pitch: usize,
+    /// A mean is of so many contributions.
+    pub(super) contributions: usize,
+    /// What the program has called.
+    pub(super) called: Request,
+}
+
+impl Call {
+    /// What the program has called, as it is.
+    pub(super) fn new(
+        request: Request,
+        sequence: u64,
+        (input, output): (Option<DeviceRegion<'static>>, Option<DeviceRegion<'static>>),
+        ranks: usize,
+    ) -> Self {
+        let (pitch, contributions, called) = (request.bytes(), ranks, request);
+        Self { request, sequence, input, output, pitch, contributions, called }
+    }
 }
 
 /// What the driver thread does for a call.
@@ -95,13 +115,25 @@ impl Job {
         fail: &dyn Fn(&Error),
         timeout: Duration,
     ) -> Result<(), Error> {
-        let begun = self.turn.begin(self.call.request.collective.name(), fault);
-        let result = begun.and_then(|()| self.wire.run(&self.call, fault, timeout));
+        let result = self.take(&|| None, fault, &Deadline::new(timeout));
         if let Err(error) = &result {
             fail(error);
             self.turn.keep(error);
         }
         result
+    }
+
+    /// As [`Self::run`], and what ends it is for whoever calls to tell. What ends what is before it on the stream, which
+    /// `hindrance` tells, ends it too.
+    pub(super) fn take(
+        &self,
+        hindrance: &dyn Fn() -> Option<Error>,
+        fault: &dyn Fn() -> Option<Error>,
+        deadline: &Deadline,
+    ) -> Result<(), Error> {
+        let hopeless = || fault().or_else(hindrance);
+        self.turn.begin(self.call.called.collective.name(), &hopeless)?;
+        self.wire.run(&self.call, fault, deadline)
     }
 }
 
@@ -188,15 +220,16 @@ impl Wire {
         &self,
         call: &Call,
         fault: &dyn Fn() -> Option<Error>,
-        timeout: Duration,
+        deadline: &Deadline,
     ) -> Result<(), Error> {
-        let Place { me, ranks, .. } = self.place;
+        let place = (self.place.me, self.place.ranks());
         let slots = (SLOTS * self.shape.lanes, self.shape.slot_bytes);
-        let script = Script::new(&call.request, (me, ranks), slots);
+        let script =
+            Script::new(&call.request, place, slots).map(|script| script.spread(call.pitch));
         let none = || Error::Internal(format!("{:?} has no ring", call.request));
         let script = script.ok_or_else(none)?;
         let mut ring = lock(&self.ring);
-        let result = Passage::new(self, &mut ring, call, script).run(fault, timeout);
+        let result = Passage::new(self, &mut ring, call, script).run(fault, deadline);
         self.repairs.store(ring.repairs(), Ordering::Relaxed);
         result
     }

@@ -6,7 +6,6 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::error::Error;
-use ccl_core::ids::Rank;
 use ccl_kernels::cuda::gpu::{DeviceRegion, Event};
 use ccl_transport::clock;
 use smallvec::SmallVec;
@@ -15,6 +14,7 @@ use super::recipe::Recipe;
 use super::ring::{Label, Ring, Spot};
 use super::script::{Act, Acts, Script};
 use super::{Call, Wire};
+use crate::cuda::deadline::Deadline;
 use crate::cuda::error::error as from_device;
 
 /// Looks in vain before a pause.
@@ -53,7 +53,7 @@ pub(super) struct Passage<'a> {
 
 impl<'a> Passage<'a> {
     pub(super) fn new(wire: &'a Wire, ring: &'a mut Ring, call: &'a Call, script: Script) -> Self {
-        let recipe = Recipe::of(&call.request, wire.place.ranks);
+        let recipe = Recipe::of(&call.request, call.contributions);
         let acts = script.acts().peekable();
         let mark = mark(call.sequence, &described(call));
         Self { wire, ring, call, recipe, acts, launched: VecDeque::new(), mark }
@@ -66,9 +66,9 @@ impl<'a> Passage<'a> {
     pub(super) fn run(
         mut self,
         fault: &dyn Fn() -> Option<Error>,
-        timeout: Duration,
+        deadline: &Deadline,
     ) -> Result<(), Error> {
-        let result = self.go_around(fault, timeout);
+        let result = self.go_around(fault, deadline);
         for launched in &self.launched {
             // A device that fails has its own error, and no kernel works any more.
             let _ = launched.ended.synchronise();
@@ -79,9 +79,10 @@ impl<'a> Passage<'a> {
     fn go_around(
         &mut self,
         fault: &dyn Fn() -> Option<Error>,
-        timeout: Duration,
+        deadline: &Deadline,
     ) -> Result<(), Error> {
-        let (begin, mut idle) = (clock::now(), 0);
+        deadline.begin();
+        let mut idle = 0;
         loop {
             if let Some(error) = fault() {
                 return Err(error);
@@ -100,8 +101,8 @@ impl<'a> Passage<'a> {
                     Err(error) => return self.end_early(error),
                 }
             }
-            if !moved && clock::now().saturating_duration_since(begin) > timeout {
-                let error = self.late(timeout);
+            if !moved && deadline.is_past() {
+                let error = self.late(deadline);
                 return self.end_early(error);
             }
             idle = if moved { 0 } else { idle + 1 };
@@ -119,7 +120,7 @@ impl<'a> Passage<'a> {
         if !self.has_result() {
             return Err(error);
         }
-        let rank = self.wire.place.me;
+        let rank = self.wire.place.rank(self.wire.place.me).0;
         tracing::warn!(rank, %error, "a collective on a device has ended without an answer");
         Ok(())
     }
@@ -196,7 +197,7 @@ impl<'a> Passage<'a> {
             let bytes = found.bytes;
             Error::Disagreement {
                 sequence: u32::try_from(self.call.sequence).unwrap_or(u32::MAX),
-                rank: Rank(self.wire.place.me as u32),
+                rank: self.wire.place.rank(self.wire.place.me),
                 call: described(self.call),
                 other,
                 other_call: format!("another collective, of which a tile of {bytes} bytes came"),
@@ -216,16 +217,12 @@ impl<'a> Passage<'a> {
         }
     }
 
-    fn late(&mut self, timeout: Duration) -> Error {
+    fn late(&mut self, deadline: &Deadline) -> Error {
         let receives = self
             .acts
             .peek()
             .is_some_and(|act| act.receives && !matches!(self.ring.has_come(), Ok(true)));
-        Error::Deadline {
-            call: self.call.request.collective.name().to_owned(),
-            seconds: timeout.as_secs_f64(),
-            waiting: self.ring.awaited(receives),
-        }
+        deadline.error(self.call.called.collective.name(), self.ring.awaited(receives))
     }
 
     fn rest(&mut self, idle: u32) {
@@ -241,7 +238,7 @@ impl<'a> Passage<'a> {
 
 /// The call in words, without a plan: there is none.
 fn described(call: &Call) -> String {
-    crate::cuda::direct::described(&call.request.signature(0))
+    crate::cuda::direct::described(&call.called.signature(0))
 }
 
 /// A number that differs between most calls.

@@ -18,8 +18,8 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// Of a request; None for what only moves bytes.
-    pub(super) fn of(request: &Request, ranks: usize) -> Option<Self> {
+    /// Of a request, whose mean is of so many contributions; None for what only moves bytes.
+    pub(super) fn of(request: &Request, contributions: usize) -> Option<Self> {
         match request.collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {}
             Collective::AllGather
@@ -31,7 +31,7 @@ impl Recipe {
             | Collective::Barrier
             | Collective::PointToPoint => return None,
         }
-        let (datatype, ranks) = (request.datatype, u32::try_from(ranks).ok()?);
+        let (datatype, ranks) = (request.datatype, u32::try_from(contributions).ok()?);
         let (operation, last, scalar) = match request.reduction {
             Reduction::Builtin(ReduceOp::Sum) => (Operation::Sum, Operation::Sum, None),
             Reduction::Builtin(ReduceOp::Prod) => (Operation::Prod, Operation::Prod, None),

@@ -40,6 +40,8 @@ pub(super) struct Script {
     root: usize,
     /// Bytes of a block.
     block: usize,
+    /// Bytes from one block to the next in an output with the blocks of all ranks.
+    pitch: usize,
     tile: usize,
     /// Rounds of a group.
     group: usize,
@@ -97,7 +99,12 @@ impl Script {
         let tile = part.div_ceil(part.div_ceil(most).max(1)).next_multiple_of(GRAIN).max(GRAIN);
         let rounds = part.div_ceil(tile);
         let group = (slots / 2).max(1);
-        Some(Self { course, me, ranks, root, block, tile, group, rounds })
+        Some(Self { course, me, ranks, root, block, pitch: block, tile, group, rounds })
+    }
+
+    /// The same, where the blocks of an output with those of all ranks lie so far from each other.
+    pub(super) fn spread(self, pitch: usize) -> Self {
+        Self { pitch, ..self }
     }
 
     /// Everything that is to be done, in order.
@@ -146,7 +153,7 @@ impl Script {
             },
             Course::AllGather => Act {
                 input: (row == 0).then_some(start),
-                output: Some(back(row) * self.block + start),
+                output: Some(back(row) * self.pitch + start),
                 ..ring
             },
             Course::Reduce => {

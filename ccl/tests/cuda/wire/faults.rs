@@ -14,7 +14,7 @@ use crate::{Member, all_reduce, download, words};
 const INT: [DataType; 1] = [DataType::Int64];
 
 /// How many times a queue pair of any rank has gone on over another rail.
-fn repairs(member: &Member) -> i64 {
+pub(crate) fn repairs(member: &Member) -> i64 {
     let mut repairs = vec![member.cuda.paths().0.repairs as i64];
     member.host().all_reduce_in_place(&mut repairs, ReduceOp::Sum).unwrap();
     repairs[0]

@@ -10,16 +10,18 @@ mod ways;
 use ccl::cuda::{self, Paths};
 use ccl::{Communicator, Config, DataType, Settings, UniqueId};
 
+pub(crate) use faults::repairs;
+
 use super::direct::prepared;
 use super::ranks::KERNELS;
 use super::{Member, TIMEOUT};
 
 /// Pinned memory: calls of up to a quarter go through the host.
 const STAGING_BYTES: &str = "4096";
-const SMALL_BYTES: usize = 1024;
+pub(crate) const SMALL_BYTES: usize = 1024;
 
 /// A rank on a host of its own with two rails, and these settings besides.
-fn member(rank: u32, size: u32, id: &UniqueId, more: &[(&str, &str)]) -> Member {
+pub(crate) fn member(rank: u32, size: u32, id: &UniqueId, more: &[(&str, &str)]) -> Member {
     let host = format!("wire {rank}");
     let kernels = std::env::var(KERNELS).unwrap();
     let variables = [
@@ -47,7 +49,7 @@ fn ready(rank: u32, size: u32, id: &UniqueId, datatypes: &[DataType]) -> Member 
     ready_with(rank, size, id, (datatypes, &[]))
 }
 
-fn ready_with(
+pub(crate) fn ready_with(
     rank: u32,
     size: u32,
     id: &UniqueId,
