@@ -92,7 +92,7 @@ pub(super) fn agree(facts: &[Facts]) -> Result<Agreement, String> {
         }
         (_, 1) => far(facts).map(Agreement::Far),
         (_, width) if width > MOST_RANKS => {
-            Err(format!("every host has {width} ranks, and kernels do it between {MOST_RANKS}"))
+            Err(format!("every host has {width} ranks: kernels do it among {MOST_RANKS} at most"))
         }
         _ => {
             all(facts, |fact| &fact.peers)?;
