@@ -32,6 +32,8 @@ BARS_MANY = {"ranks": 4, "from": 1 << 20, OURS: 2.0, REGISTERED: 5.0}
 LEAST_SHARE, SHARE_FROM = 0.7, 16 << 20
 # Below this size ranks wait for each other, not for the memory.
 SHOWN_FROM = 1 << 20
+# Up to this size an AllReduce is nothing but ranks that meet.
+MEETING_BYTES = 8
 
 
 class Record:
@@ -89,13 +91,19 @@ def ratio(part, name, index):
     return best_peer(part, index)[0] / median(part, name, index)
 
 
-def allowed(part, index):
-    """How many times as fast as the best peer the memory allows to be, as far as the limit or this library has shown. No
-    number where ranks wait for each other."""
-    if part["sizes"][index] < SHOWN_FROM or not math.isfinite(median(part, LIMIT, index)):
+def meetings(parts):
+    """How long ranks take to meet, by their number, if that was measured: an AllReduce of a few bytes."""
+    reduced = [part for part in parts if part["operation"] == "all_reduce" and part["sizes"][0] <= MEETING_BYTES]
+    times = {part["ranks"]: median(part, OURS, 0) for part in reduced}
+    return {ranks: time for ranks, time in times.items() if math.isfinite(time)}
+
+
+def allowed(part, index, meeting=0.0):
+    """How many times as fast as the best peer the limit is: in memory of others ranks move bytes only after all have come,
+    and return only after all have moved theirs. No number where the memory hardly matters."""
+    if part["sizes"][index] < SHOWN_FROM:
         return math.nan
-    shown = (median(part, name, index) for name in OWN)
-    return best_peer(part, index)[0] / min(time for time in shown if math.isfinite(time))
+    return best_peer(part, index)[0] / (median(part, LIMIT, index) + 2 * meeting)
 
 
 def share(part, index):
@@ -178,36 +186,38 @@ def spread(values):
 
 def verdicts(parts):
     """Which bars are met, and where and by how much others are missed."""
-    lines = [line for part in parts for line in judged(part)]
+    known = meetings(parts)
+    lines = [line for part in parts for line in judged(part, known.get(part["ranks"], 0.0))]
     return "\n".join(["Bars:", "", *lines]) if lines else ""
 
 
-def judged(part):
-    """A line for every bar that holds for a part."""
+def judged(part, meeting=0.0):
+    """A line for every bar that holds for a part, whose ranks take so long to meet."""
     bars = BARS_FEW if part["ranks"] < BARS_MANY["ranks"] else BARS_MANY
     everywhere = {"from": 0, OURS: 1.0}
     for asked in (everywhere, bars):
         for name in (OURS, REGISTERED):
             if name in asked:
-                yield from judged_beside_peers(part, name, asked[name], asked["from"])
+                yield from judged_beside_peers((part, meeting), name, asked[name], asked["from"])
     if part["operation"] == "all_reduce":
         values = {index: share(part, index) for index in indices(part, SHARE_FROM)}
         bar = f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows"
         yield from verdict(part, bar, LEAST_SHARE, values, lambda index: percent(values[index]))
 
 
-def judged_beside_peers(part, name, bar, least):
-    """A line for a bar that the best peer sets. The memory may not allow to reach it."""
+def judged_beside_peers(measured, name, bar, least):
+    """A line for a bar that the best peer sets, which may be beyond the limit."""
+    part, meeting = measured
     values = {index: ratio(part, name, index) for index in indices(part, least)}
-    ceilings = {index: allowed(part, index) for index in values}
+    ceilings = {index: allowed(part, index, meeting) for index in values}
 
     def text(index):
-        known = math.isfinite(ceilings[index])
-        return number(values[index]) + (f" (the memory allows {number(ceilings[index])})" if known else "")
+        known = math.isfinite(ceilings[index]) and ceilings[index] > 0
+        return number(values[index]) + (f" (the limit: {number(ceilings[index])})" if known else "")
 
     def remark(missed):
-        impossible = sum(ceilings[index] < bar for index in missed)
-        return f"; {impossible} of them ask{'s' * (impossible == 1)} for more than the memory allows" if impossible else ""
+        impossible = sum(0 < ceilings[index] < bar for index in missed)
+        return f"; {impossible} of them ask{'s' * (impossible == 1)} for more than the limit" if impossible else ""
 
     start = f" from {size_name(least)} on" if least else ""
     yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, values, text, remark)

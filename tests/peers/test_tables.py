@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What compare.py says about given times: which bars are missed, and which of them ask for more than the memory allows.
+"""What compare.py says about given times: which bars are missed, and which of them ask for more than the limit.
 
     tests/peers/test_tables.py
 """
@@ -28,39 +28,47 @@ def line(found, bar):
 
 
 class Allowed(unittest.TestCase):
-    def test_nothing_moves_the_bytes_faster_than_the_limit(self):
+    def test_the_limit_moves_the_bytes_and_no_more(self):
         self.assertEqual(tables.allowed(part([MIDDLE], peer=[100], registered=[50], limit=[40]), 0), 2.5)
 
-    def test_what_this_library_does_the_memory_allows(self):
-        self.assertEqual(tables.allowed(part([MIDDLE], peer=[100], registered=[25], limit=[40]), 0), 4.0)
+    def test_ranks_have_to_meet_twice(self):
+        found = part([MIDDLE], peer=[100], registered=[50], limit=[20])
+        self.assertEqual(tables.allowed(found, 0, 10), 2.5)
+
+    def test_how_long_they_take_is_measured_beside(self):
+        meeting = part([SMALL, MIDDLE], "all_reduce", ours=[10, 90], peer=[20, 100])
+        other = part([MIDDLE], "all_reduce", ranks=8, ours=[7], peer=[8])
+        self.assertEqual(tables.meetings([meeting, other]), {4: 10})
+        gathered = part([MIDDLE], peer=[100], ours=[70], limit=[20])
+        self.assertIn("1 MB 1.43 (the limit: 2.50)", tables.verdicts([meeting, gathered]))
 
     def test_where_ranks_wait_for_each_other_the_memory_tells_nothing(self):
         self.assertTrue(math.isnan(tables.allowed(part([SMALL], peer=[100], registered=[50], limit=[40]), 0)))
 
     def test_without_a_limit_nothing_is_known(self):
         self.assertTrue(math.isnan(tables.allowed(part([MIDDLE], peer=[100], registered=[50]), 0)))
-        slow = part([MIDDLE], peer=[100], registered=[50], limit=[math.inf])
-        self.assertTrue(math.isnan(tables.allowed(slow, 0)))
+        slow = part([MIDDLE], peer=[100], ours=[60], limit=[math.inf])
+        self.assertEqual(line(slow, "r2ccl 2 times"), "**missed** in 1 of 1: 1 MB 1.67")
 
 
 class Verdicts(unittest.TestCase):
-    def test_a_missed_bar_tells_what_the_memory_allows(self):
+    def test_a_missed_bar_tells_how_fast_the_limit_is(self):
         found = part([MIDDLE, LARGE], peer=[100, 1000], registered=[50, 250], limit=[40, 160])
         self.assertEqual(
             line(found, "registered 5 times"),
-            "**missed** in 2 of 2: 1 MB 2.00 (the memory allows 2.50), 16 MB 4.00 (the memory allows 6.25); "
-            "1 of them asks for more than the memory allows")
+            "**missed** in 2 of 2: 1 MB 2.00 (the limit: 2.50), 16 MB 4.00 (the limit: 6.25); "
+            "1 of them asks for more than the limit")
 
     def test_ordinary_buffers_are_held_against_the_same(self):
         found = part([MIDDLE, LARGE], peer=[100, 1000], ours=[100, 1000], registered=[80, 800], limit=[60, 600])
         self.assertEqual(
             line(found, "r2ccl 2 times"),
-            "**missed** in 2 of 2: 1 MB 1.00 (the memory allows 1.67), 16 MB 1.00 (the memory allows 1.67); "
-            "2 of them ask for more than the memory allows")
+            "**missed** in 2 of 2: 1 MB 1.00 (the limit: 1.67), 16 MB 1.00 (the limit: 1.67); "
+            "2 of them ask for more than the limit")
 
-    def test_what_the_memory_allows_is_missed_and_no_more(self):
+    def test_a_bar_within_the_limit_is_missed_and_no_more(self):
         found = part([MIDDLE], peer=[100], ours=[60], limit=[20])
-        self.assertEqual(line(found, "r2ccl 2 times"), "**missed** in 1 of 1: 1 MB 1.67 (the memory allows 5.00)")
+        self.assertEqual(line(found, "r2ccl 2 times"), "**missed** in 1 of 1: 1 MB 1.67 (the limit: 5.00)")
 
     def test_small_sizes_tell_their_ratio_only(self):
         found = part([SMALL, MIDDLE], peer=[1, 100], ours=[2, 50], limit=[0.1, 40])
