@@ -226,10 +226,9 @@ impl Engine {
         let is_straight = plan.is_straight && arithmetic.factor.is_none();
         let program = &plan.program;
         let task = Task { program, buffers, stamp, arithmetic: Some(arithmetic), is_straight };
-        if plan.is_apart {
-            self.drive_aside(&task, limits)?;
-        } else if !(self.may_be_direct(request) && self.directly(request, &task, limits)?) {
-            self.drive_or_attach(request, &task, limits)?;
+        // Every rank asks where the others do, whatever its own buffers are like.
+        if !(self.may_be_direct(request) && self.directly(request, &task, limits)?) {
+            self.drive_or_attach(request, (&task, plan.is_apart), limits)?;
         }
         self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {
@@ -253,7 +252,7 @@ impl Engine {
         let stamp = self.stamp(plan.signature);
         let (program, buffers) = (&plan.program, &[input, output]);
         let task = Task { program, buffers, stamp, arithmetic: None, is_straight: false };
-        if plan.is_apart { self.drive_aside(&task, limits) } else { self.drive(&task, limits) }
+        self.drive_apart(&task, plan.is_apart, limits)
     }
 
     /// Lets nobody pass before everybody has come, under the name of `request`.
@@ -294,6 +293,12 @@ impl Engine {
         let (program, buffers) = (&program, &buffers);
         let task = Task { program, buffers, stamp, arithmetic: None, is_straight: false };
         self.drive(&task, limits)
+    }
+
+    /// As [`Self::drive`], with the input put out of the way of the output first if it has to be.
+    #[inline(always)]
+    fn drive_apart(&mut self, task: &Task<'_>, is_apart: bool, limits: Limits<'_>) -> Ended {
+        if is_apart { self.drive_aside(task, limits) } else { self.drive(task, limits) }
     }
 
     /// As [`Self::drive`], with the input put out of the way of the output first.

@@ -121,19 +121,20 @@ impl Answer {
 }
 
 impl Engine {
-    /// Does a collective by tiles, or attached to the processes of the others, as its trial says.
+    /// Does a collective by tiles, with its input put aside if it `is_apart`, or attached to the processes of the others,
+    /// as its trial says.
     pub(super) fn drive_or_attach(
         &mut self,
         request: &Request,
-        task: &Task<'_>,
+        (task, is_apart): (&Task<'_>, bool),
         limits: Limits<'_>,
     ) -> Ended {
         if !self.may_attach(request) {
-            return self.drive(task, limits);
+            return self.drive_apart(task, is_apart, limits);
         }
         let always = match self.introduce(task.stamp, limits)? {
             Peers::All { always, .. } => *always,
-            Peers::Unknown | Peers::NotAll => return self.drive(task, limits),
+            Peers::Unknown | Peers::NotAll => return self.drive_apart(task, is_apart, limits),
         };
         let began = clock::now();
         let turn = if always { Turn::Go(Way::Attached) } else { self.trial(request).turn() };
@@ -143,7 +144,7 @@ impl Engine {
             Turn::Decide => self.attach(request, task, None, limits)?,
         };
         if way == Way::Tiles {
-            self.drive(task, limits)?;
+            self.drive_apart(task, is_apart, limits)?;
         }
         self.trial(request).record(way, clock::now() - began);
         Ok(())
