@@ -1,12 +1,12 @@
 //! What fails in calls of several ranks on each of several hosts, and what survives.
 
-use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
+use ccl::{DataType, Error, Rank, ReduceOp};
 
 use super::{assert_columns, ready, stranger};
 use crate::calls::{without_rank_one, without_the_last};
-use crate::direct::{request, sums};
+use crate::direct::sums;
 use crate::ranks::processes_with;
-use crate::wire::repairs;
+use crate::wire::{at_odds, repairs};
 use crate::{all_reduce, download, words};
 
 const INT: [DataType; 1] = [DataType::Int64];
@@ -94,19 +94,7 @@ fn hosts_that_disagree_are_told_in_the_call() {
     const TEST: &str = "columns::faults::hosts_that_disagree_are_told_in_the_call";
     processes_with(TEST, 4, &[], |rank, size, id| {
         let member = ready((rank, size, 2), &id, (&INT, &[]));
-        let data = member.upload(&words([1; 900]));
-        let enqueue = |op| {
-            let request = request(Collective::AllReduce, 900, DataType::Int64, op);
-            let (input, output) = (Some(data.region()), Some(data.region()));
-            let operation = OperationOn::Collective { request, input, output };
-            member.cuda.enqueue(operation, &member.stream).unwrap();
-        };
-        // Not at a call with a number that is a power of two, at which ranks meet.
-        enqueue(ReduceOp::Sum);
-        enqueue(ReduceOp::Sum);
-        enqueue(if rank < 2 { ReduceOp::Max } else { ReduceOp::Min });
-        let error = member.ending();
-        member.stream.synchronise().unwrap();
+        let error = at_odds(&member, if rank < 2 { ReduceOp::Max } else { ReduceOp::Min });
         let Error::Disagreement { sequence: 3, rank: Rank(who), call, other: Rank(other), .. } =
             &error
         else {

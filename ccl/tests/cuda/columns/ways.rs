@@ -6,28 +6,15 @@ use ccl::cuda::Paths;
 use super::{ready, stranger};
 use crate::calls::changing;
 use crate::ranks::processes_with;
-use crate::wire::ready_with;
-use crate::{Member, all_reduce, download, words};
+use crate::wire::{ready_with, three_sums};
 
 const INT: [DataType; 1] = [DataType::Int64];
-
-/// Three sums, and which way they went.
-fn sums(member: &Member) -> (Paths, Option<String>) {
-    let data = member.upload(&words([1; 900]));
-    for _ in 0..3 {
-        member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-    }
-    member.stream.synchronise().unwrap();
-    member.cuda.wait().unwrap();
-    assert!(download(&data) == words([i64::from(member.size()).pow(3); 900]));
-    member.cuda.paths()
-}
 
 #[test]
 fn hosts_that_differ_go_through_the_host_and_say_why() {
     const TEST: &str = "columns::ways::hosts_that_differ_go_through_the_host_and_say_why";
     processes_with(TEST, 5, &[], |rank, size, id| {
-        let (paths, reason) = sums(&ready((rank, size, 3), &id, (&INT, &[])));
+        let (paths, reason) = three_sums(&ready((rank, size, 3), &id, (&INT, &[])));
         assert_eq!(paths, Paths { host: 3, ..Paths::default() });
         let expected = "5 ranks are on 2 hosts: 3 on that of rank 0, 2 on that of rank 3";
         assert_eq!(reason.as_deref(), Some(expected));
@@ -37,7 +24,7 @@ fn hosts_that_differ_go_through_the_host_and_say_why() {
 fn refused(test: &str, setting: &str, because: &str) {
     processes_with(test, 4, &[], |rank, size, id| {
         let way = (setting, if rank == 2 { "0" } else { "1" });
-        let (paths, reason) = sums(&ready((rank, size, 2), &id, (&INT, &[way])));
+        let (paths, reason) = three_sums(&ready((rank, size, 2), &id, (&INT, &[way])));
         assert_eq!(paths, Paths { host: 3, ..Paths::default() });
         assert_eq!(reason.as_deref(), Some(because));
     });
@@ -62,7 +49,7 @@ fn slots_are_where_each_rank_can_have_them() {
         let host = ["one", "one", "another", "another"][rank as usize];
         let way = if rank == 1 { "pinned" } else { "1" };
         let more = [("R2CCL_HOST_ID", host), ("R2CCL_CUDA_NETWORK", way)];
-        let (paths, reason) = sums(&ready_with(rank, size, &id, (&INT, &more)));
+        let (paths, reason) = three_sums(&ready_with(rank, size, &id, (&INT, &more)));
         assert_eq!((paths.columns, paths.gpudirect), (3, 3 * u64::from(rank != 1)));
         assert_eq!(reason.as_deref(), (rank == 1).then_some("R2CCL_CUDA_NETWORK is pinned"));
     });

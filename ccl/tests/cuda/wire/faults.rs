@@ -158,24 +158,27 @@ fn an_abort_lets_the_stream_go() {
     });
 }
 
+/// Two sums and a third call that is another one on some ranks: what ends it.
+pub(crate) fn at_odds(member: &Member, last: ReduceOp) -> Error {
+    let data = member.upload(&words([1; 900]));
+    // Not at a call with a number that is a power of two, at which ranks meet.
+    for op in [ReduceOp::Sum, ReduceOp::Sum, last] {
+        let request = request(Collective::AllReduce, 900, DataType::Int64, op);
+        let (input, output) = (Some(data.region()), Some(data.region()));
+        let operation = OperationOn::Collective { request, input, output };
+        member.cuda.enqueue(operation, &member.stream).unwrap();
+    }
+    let error = member.ending();
+    member.stream.synchronise().unwrap();
+    error
+}
+
 #[test]
 fn ranks_that_disagree_are_told_in_the_call() {
     const TEST: &str = "wire::faults::ranks_that_disagree_are_told_in_the_call";
     processes_with(TEST, 2, &[], |rank, size, id| {
         let member = ready(rank, size, &id, &INT);
-        let data = member.upload(&words([1; 900]));
-        let enqueue = |op| {
-            let request = request(Collective::AllReduce, 900, DataType::Int64, op);
-            let (input, output) = (Some(data.region()), Some(data.region()));
-            let operation = OperationOn::Collective { request, input, output };
-            member.cuda.enqueue(operation, &member.stream).unwrap();
-        };
-        // Not at a call with a number that is a power of two, at which ranks meet.
-        enqueue(ReduceOp::Sum);
-        enqueue(ReduceOp::Sum);
-        enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
-        let error = member.ending();
-        member.stream.synchronise().unwrap();
+        let error = at_odds(&member, if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
         let Error::Disagreement { sequence: 3, rank: Rank(who), call, other_call, .. } = &error
         else {
             panic!("{error}")

@@ -10,7 +10,8 @@ mod ways;
 use ccl::cuda::{self, Paths};
 use ccl::{Communicator, Config, DataType, Settings, UniqueId};
 
-pub(crate) use faults::repairs;
+pub(crate) use faults::{at_odds, repairs};
+pub(crate) use ways::three_sums;
 
 use super::direct::prepared;
 use super::ranks::KERNELS;

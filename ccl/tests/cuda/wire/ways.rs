@@ -9,7 +9,7 @@ use crate::ranks::{processes_where, processes_with};
 use crate::{Member, all_reduce, download, words};
 
 /// Three sums, and which way they went.
-fn sums(member: &Member) -> (Paths, Option<String>) {
+pub(crate) fn three_sums(member: &Member) -> (Paths, Option<String>) {
     let data = member.upload(&words([1; 900]));
     for _ in 0..3 {
         member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
@@ -27,7 +27,7 @@ fn one_rank_whose_setting_is_off_turns_it_off_for_all() {
     const TEST: &str = "wire::ways::one_rank_whose_setting_is_off_turns_it_off_for_all";
     processes_with(TEST, 3, &[], |rank, size, id| {
         let way = ("R2CCL_CUDA_NETWORK", if rank == 1 { "0" } else { "1" });
-        let (paths, reason) = sums(&ready_with(rank, size, &id, (&INT, &[way])));
+        let (paths, reason) = three_sums(&ready_with(rank, size, &id, (&INT, &[way])));
         assert_eq!(paths, Paths { host: 3, ..Paths::default() });
         assert_eq!(reason.as_deref(), Some("rank 1: R2CCL_CUDA_NETWORK is 0"));
     });
@@ -38,7 +38,7 @@ fn slots_are_where_each_rank_can_have_them() {
     const TEST: &str = "wire::ways::slots_are_where_each_rank_can_have_them";
     processes_with(TEST, 2, &[], |rank, size, id| {
         let way = ("R2CCL_CUDA_NETWORK", if rank == 1 { "pinned" } else { "1" });
-        let (paths, reason) = sums(&ready_with(rank, size, &id, (&INT, &[way])));
+        let (paths, reason) = three_sums(&ready_with(rank, size, &id, (&INT, &[way])));
         let expected = Paths { wire: 3, gpudirect: 3 * u64::from(rank == 0), ..Paths::default() };
         assert_eq!(paths, expected);
         assert_eq!(reason.as_deref(), (rank == 1).then_some("R2CCL_CUDA_NETWORK is pinned"));
@@ -47,7 +47,7 @@ fn slots_are_where_each_rank_can_have_them() {
 
 fn pinned_where(test: &str, dmabuf: &str, because: &str) {
     processes_where(test, 2, &[], &[("FAKECUDA_DMABUF", dmabuf)], |rank, size, id| {
-        let (paths, reason) = sums(&ready(rank, size, &id, &INT));
+        let (paths, reason) = three_sums(&ready(rank, size, &id, &INT));
         assert_eq!(paths, Paths { wire: 3, ..Paths::default() });
         let reason = reason.unwrap();
         assert!(reason.contains(because), "{reason}");
@@ -71,7 +71,7 @@ fn ranks_of_which_two_share_a_host_go_through_it() {
     const TEST: &str = "wire::ways::ranks_of_which_two_share_a_host_go_through_it";
     processes_with(TEST, 3, &[], |rank, size, id| {
         let host = ("R2CCL_HOST_ID", if rank < 2 { "one" } else { "another" });
-        let (paths, reason) = sums(&ready_with(rank, size, &id, (&INT, &[host])));
+        let (paths, reason) = three_sums(&ready_with(rank, size, &id, (&INT, &[host])));
         assert_eq!(paths, Paths { host: 3, ..Paths::default() });
         assert!(reason.unwrap().starts_with("3 ranks are on 2 hosts"));
     });
@@ -83,7 +83,7 @@ fn ranks_with_more_rails_than_others_use_as_many() {
     processes_with(TEST, 2, &[], |rank, size, id| {
         let rails = ["127.0.91.1,127.0.91.2,127.0.91.3", "127.0.91.4"][rank as usize];
         let rails = ("R2CCL_RAILS", rails);
-        let (paths, reason) = sums(&ready_with(rank, size, &id, (&INT, &[rails])));
+        let (paths, reason) = three_sums(&ready_with(rank, size, &id, (&INT, &[rails])));
         assert_eq!((paths.wire, paths.gpudirect, reason), (3, 3, None));
     });
 }
@@ -94,7 +94,7 @@ fn queue_pairs_without_repair_do_as_well_as_long_as_their_rails_live() {
         "wire::ways::queue_pairs_without_repair_do_as_well_as_long_as_their_rails_live";
     processes_with(TEST, 3, &[], |rank, size, id| {
         let repair = ("R2CCL_HOT_REPAIR", "0");
-        let (paths, _) = sums(&ready_with(rank, size, &id, (&INT, &[repair])));
+        let (paths, _) = three_sums(&ready_with(rank, size, &id, (&INT, &[repair])));
         assert_eq!(paths.wire, 3);
     });
 }
