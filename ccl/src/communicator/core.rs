@@ -93,33 +93,23 @@ impl Core {
 
     /// What the driver thread does for one call.
     pub(super) fn work(&self, work: Work) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        let fault = || self.control.fault().map(|fault| Error::clone(fault));
+        #[cfg(feature = "cuda")]
+        let fail = |error: &Error| self.fail(error);
         match work {
             Work::Operations(operations) => self.run(&operations, None),
             #[cfg(feature = "cuda")]
             Work::Staged(job) => {
-                let fault = || self.control.fault().map(|fault| Error::clone(fault));
-                let fail = |error: &Error| self.fail(error);
                 let sequence = || self.engine.lock().calls();
                 job.run(&fault, &fail, &sequence, |operations| self.run(operations, None))
             }
             #[cfg(feature = "cuda")]
-            Work::Direct(watch) => {
-                let fault = || self.control.fault().map(|fault| Error::clone(fault));
-                let fail = |error: &Error| self.fail(error);
-                watch.run(&fault, &fail, self.timeout())
-            }
+            Work::Direct(watch) => watch.run(&fault, &fail, self.timeout()),
             #[cfg(feature = "cuda")]
-            Work::Wire(job) => {
-                let fault = || self.control.fault().map(|fault| Error::clone(fault));
-                let fail = |error: &Error| self.fail(error);
-                job.run(&fault, &fail, self.timeout())
-            }
+            Work::Wire(job) => job.run(&fault, &fail, self.timeout()),
             #[cfg(feature = "cuda")]
-            Work::Columns(job) => {
-                let fault = || self.control.fault().map(|fault| Error::clone(fault));
-                let fail = |error: &Error| self.fail(error);
-                job.run(&fault, &fail, self.timeout())
-            }
+            Work::Columns(job) => job.run(&fault, &fail, self.timeout()),
         }
     }
 
