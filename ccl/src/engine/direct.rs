@@ -27,20 +27,21 @@ use ccl_transport::TransportError;
 use ccl_transport::window::{Opened, View, Window, Windows};
 use smallvec::SmallVec;
 
-use self::parts::{Of, Part, part};
+use self::parts::{Of, Part, largest_bytes, part};
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
 
-/// From so many bytes of a block on this is faster than tiles, measured with 2 to 8 ranks on two processors.
+/// From so many bytes on, of the larger buffer of a rank, this is faster than tiles: measured with 2 to 8 ranks on
+/// two processors.
 fn least_bytes(collective: Collective) -> Option<usize> {
     match collective {
         // Smaller ones are done in the time in which all ranks tell each other where their buffers are.
         Collective::AllReduce => Some(64 << 10),
         Collective::Reduce => Some(256 << 10),
-        // Tiles are as good while they stay in caches.
-        Collective::Broadcast | Collective::AllGather | Collective::Gather => Some(1 << 20),
-        // And here until the result does not stay there either.
+        Collective::Broadcast | Collective::AllGather => Some(512 << 10),
+        Collective::Gather => Some(1 << 20),
+        // Tiles are as good until what is read does not stay in caches.
         Collective::ReduceScatter => Some(16 << 20),
         Collective::AllToAll
         | Collective::AllToAllV
@@ -264,7 +265,7 @@ impl Engine {
     #[inline]
     pub(super) fn may_be_direct(&mut self, request: &Request) -> bool {
         let least = least_bytes(request.collective);
-        least.is_some_and(|least| request.bytes() >= least)
+        least.is_some_and(|least| largest_bytes(request, self.ranks as usize) >= least)
             && self.ranks > 1
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
@@ -398,7 +399,9 @@ fn carry_out(
                         contribution.source(source, kernel.datatype, aside)
                     })
                     .collect();
-                if let ([place], false) = (&mut places.outputs[..], streams) {
+                if let [place] = &mut places.outputs[..]
+                    && (!streams || place.is_read)
+                {
                     reduce(kernel, &sources, place.output.target(target, bytes));
                     continue;
                 }

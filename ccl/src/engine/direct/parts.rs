@@ -86,6 +86,15 @@ pub(super) fn part(request: &Request, me: Rank, ranks: usize) -> Option<Part> {
     }
 }
 
+/// The bytes of the larger buffer that any of so many ranks has.
+pub(super) fn largest_bytes(request: &Request, ranks: usize) -> usize {
+    let is_whole = matches!(
+        request.collective,
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast
+    );
+    request.bytes().saturating_mul(if is_whole { 1 } else { ranks })
+}
+
 /// Which bytes of so many rank number `index` combines or copies.
 fn slice(bytes: usize, index: usize, ranks: usize) -> Range<usize> {
     let each = bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES);
@@ -129,6 +138,8 @@ mod tests {
         }
         let shapes: Vec<_> =
             (0..ranks).map(|rank| Shapes::of(&request, Rank(rank), ranks).unwrap()).collect();
+        let largest = shapes.iter().map(|shapes| shapes.input_bytes.max(shapes.output_bytes)).max();
+        assert_eq!(Some(largest_bytes(&request, ranks as usize)), largest);
         let mut outputs: Vec<Vec<Option<(Of, usize)>>> =
             shapes.iter().map(|shapes| vec![None; shapes.output_bytes]).collect();
         for me in 0..ranks {
