@@ -203,6 +203,14 @@ struct Places<'a> {
     outputs: SmallVec<[PlaceOfResult<'a>; 8]>,
 }
 
+impl Places<'_> {
+    /// How much memory is read and written for the part: what is written where it was read counts once.
+    fn touched_bytes(&self, part: &Part) -> usize {
+        let written = self.outputs.iter().filter(|place| !place.is_read).count();
+        part.bytes.saturating_mul(self.inputs.len() + written)
+    }
+}
+
 /// One of the inputs of a part.
 struct Contribution<'a> {
     input: Input<'a>,
@@ -246,7 +254,8 @@ impl Engine {
             let places = self.reach(&mut direct.windows, &part, &answers, buffers);
             let places = places
                 .map_err(|failure| limits.error_for(failure, self.me, task.stamp, &self.history))?;
-            let streams = self.executor.exceeds_caches(&buffers);
+            // All ranks touch as much.
+            let streams = self.executor.fills_caches(places.touched_bytes(&part));
             let block = &mut direct.block;
             carry_out(&part, arithmetic.kernel, places, block, streams, limits)?;
             self.pass_together(task.stamp, limits).map(|()| true)

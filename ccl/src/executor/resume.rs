@@ -53,6 +53,11 @@ impl Executor {
         exceed(footprint(buffers), self.caches.share)
     }
 
+    /// Whether so many bytes are as many as this rank's share of the caches.
+    pub(crate) fn fills_caches(&self, bytes: usize) -> bool {
+        bytes >= self.caches.share
+    }
+
     /// As [`Self::prepare`], for a program that is run straight through.
     #[inline]
     pub(super) fn prepare_straight(&mut self, program: &Program) {
