@@ -69,6 +69,8 @@ impl Host {
         let Some(exchange) = self.map_all(&letters, near, agenda)? else { return Ok(None) };
         let name = format!("{} column {place}", self.name);
         let ring = self.place((facts, shape), (host, grid.column(place)), name)?;
+        // Else the few tiles of a short call would all take the same rail, in all columns.
+        let ring = Place { first_rail: place, ..ring };
         let Some(wire) = self.connect(ring, shape, agenda)? else { return Ok(None) };
         let position = Position {
             host,
@@ -168,7 +170,7 @@ impl Host {
         (me, members): (usize, Vec<Rank>),
         name: String,
     ) -> Result<Place, Error> {
-        let mut place = Place { me, members, name, stages: [None, None] };
+        let mut place = Place { me, members, first_rail: 0, name, stages: [None, None] };
         let Some(plan) = &self.correspondence.settings().rehearsal else { return Ok(place) };
         let rails = shape.lanes;
         let all = facts.iter().map(|fact| Member { host: &fact.host, rails });

@@ -88,6 +88,8 @@ pub(in crate::cuda) struct Place {
     pub(in crate::cuda) me: usize,
     /// The ranks of the ring, in its order.
     pub(in crate::cuda) members: Vec<Rank>,
+    /// The default rail of the first lane; the others follow it.
+    pub(in crate::cuda) first_rail: usize,
     /// A name that all ranks have, and nobody else.
     pub(in crate::cuda) name: String,
     /// Rehearsals between this rank and the next one, and between this and the previous one.
@@ -243,7 +245,8 @@ fn halves(
     is_on_device: bool,
 ) -> Result<[Half; 2], Error> {
     let half = |stage: &Option<Stage>, access: Access| -> Result<Half, Error> {
-        let domain = rails.domain(lane, shape.lanes, stage.as_ref()).map_err(refused)?;
+        let rail = (place.first_rail + lane) % shape.lanes;
+        let domain = rails.domain(rail, shape.lanes, stage.as_ref()).map_err(refused)?;
         let slots = Slots::new(gpu, &domain, (SLOTS, shape.slot_bytes), (access, is_on_device))?;
         Ok(Half { domain, slots })
     };
