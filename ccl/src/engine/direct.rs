@@ -447,6 +447,24 @@ mod tests {
     }
 
     #[test]
+    fn what_is_written_where_it_was_read_counts_once() {
+        let mut memory = [0_u8; 300];
+        let whole = Region::of_mut(&mut memory);
+        let place = |is_read| {
+            let start = if is_read { 0 } else { 200 };
+            PlaceOfResult { output: Output::Here(whole.part(start, 100)), is_read }
+        };
+        let inputs = [0, 100]
+            .map(|start| Contribution { input: Input::Here(whole.part(start, 100)), factor: None });
+        let part = Part { from: Of::All, source: 0, to: Of::All, target: 0, bytes: 100 };
+        let places = Places {
+            inputs: inputs.into_iter().collect(),
+            outputs: [true, false].map(place).into_iter().collect(),
+        };
+        assert_eq!(places.touched_bytes(&part), 300);
+    }
+
+    #[test]
     fn who_asked_in_vain_pauses_for_longer_each_time() {
         let mut pause = Pause::default();
         for length in [1, 2, 4, 8, 16, 32, 64, 64] {
