@@ -114,6 +114,13 @@ pub(crate) fn word(at: u64) -> u32 {
     unsafe { &*word }.load(Ordering::Acquire)
 }
 
+/// Sets a word for which others may wait.
+pub(crate) fn set_word(at: u64, value: u32) {
+    let word = std::ptr::with_exposed_provenance::<AtomicU32>(at as usize);
+    // SAFETY: checked to be known and aligned when the write was asked for; who frees it waits for streams.
+    unsafe { &*word }.store(value, Ordering::Release);
+}
+
 /// Writes bytes there.
 pub(crate) fn write(to: u64, bytes: &[u8]) {
     let start = std::ptr::with_exposed_provenance_mut::<u8>(to as usize);

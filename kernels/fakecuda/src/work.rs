@@ -77,6 +77,11 @@ pub(crate) enum Work {
         value: u32,
         comparison: Comparison,
     },
+    /// Everything that the stream has done before is seen by who sees the word.
+    WriteWord {
+        address: u64,
+        value: u32,
+    },
     Call {
         function: usize,
         argument: usize,
@@ -102,6 +107,10 @@ impl Work {
                 let found = outside::word(*address);
                 comparison.holds(found, *value) || device.error().is_some()
             }),
+            Self::WriteWord { address, value } => {
+                outside::set_word(*address, *value);
+                bell::ring();
+            }
             Self::Call { function, argument } => outside::call(*function, *argument),
             Self::Graph(graph) => return graph.run(device),
         }

@@ -282,6 +282,28 @@ fn memory_is_a_dmabuf_too() {
 }
 
 /// Adds one to a word.
+#[test]
+fn words_are_written_in_the_order_of_a_stream() {
+    let _calm = start();
+    let ((gate, opened), (target, written)) = (word(), word());
+    let (first, second) = (stream(1), stream(1));
+    must!("cuStreamWaitValue32_v2", first, gate, 3, 1);
+    must!("cuStreamWriteValue32_v2", first, target, 8, 0);
+    // Whoever waits for exactly one value is not let go by a larger one.
+    must!("cuStreamWaitValue32_v2", second, target, 7, 1);
+    opened.store(4, Ordering::Release);
+    assert_eq!(call!("cuStreamQuery", first), NOT_READY);
+    opened.store(3, Ordering::Release);
+    must!("cuStreamSynchronize", first);
+    assert_eq!(written.load(Ordering::SeqCst), 8);
+    assert_eq!(call!("cuStreamQuery", second), NOT_READY);
+    must!("cuStreamWriteValue32_v2", first, target, 7, 1);
+    must!("cuStreamSynchronize", second);
+    assert_eq!(call!("cuStreamWriteValue32_v2", first, target + 1, 7, 0), INVALID_VALUE);
+    assert_eq!(call!("cuStreamWriteValue32_v2", first, 64, 7, 0), INVALID_VALUE);
+    assert_eq!(call!("cuStreamWriteValue32_v2", first, target, 7, 2), INVALID_VALUE);
+}
+
 extern "C" fn count(word: &AtomicU32) {
     word.fetch_add(1, Ordering::SeqCst);
 }

@@ -15,6 +15,9 @@ pub(super) const HIGHEST_PRIORITY: c_int = -5;
 
 const NON_BLOCKING: c_uint = 1;
 
+/// `CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER`.
+const NO_BARRIER: c_uint = 1;
+
 fn create(result: Out<usize>, flags: c_uint, priority: c_int) -> Result<()> {
     let device = driver::device()?;
     if flags & !NON_BLOCKING != 0 {
@@ -103,6 +106,16 @@ entry_points! {
         let is_known = address.is_multiple_of(4) && objects().allocations.has(address, 4);
         let comparison = Comparison::of(flags).filter(|_| is_known).ok_or(Code::InvalidValue)?;
         driver::push(&stream, Work::AwaitWord { address, value, comparison })
+    }
+
+    fn cuStreamWriteValue32_v2(number: usize, address: u64, value: c_uint, flags: c_uint) {
+        let stream = stream(number)?;
+        let is_known = address.is_multiple_of(4) && objects().allocations.has(address, 4);
+        // Work of a stream is seen in order here, with the barrier or without.
+        if !is_known || flags & !NO_BARRIER != 0 {
+            return Err(Code::InvalidValue);
+        }
+        driver::push(&stream, Work::WriteWord { address, value })
     }
 
     fn cuLaunchHostFunc(number: usize, function: usize, argument: usize) {

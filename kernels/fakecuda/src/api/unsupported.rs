@@ -109,7 +109,7 @@ unsupported! {
     cuStreamAttachMemAsync cuStreamBatchMemOp_v2 cuStreamBeginCaptureToGraph
     cuStreamCopyAttributes cuStreamGetAttribute cuStreamGetCaptureInfo_v3 cuStreamGetCtx_v2
     cuStreamGetGreenCtx cuStreamSetAttribute cuStreamUpdateCaptureDependencies_v2
-    cuStreamWaitValue64_v2 cuStreamWriteValue32_v2 cuStreamWriteValue64_v2
+    cuStreamWaitValue64_v2 cuStreamWriteValue64_v2
     cuSurfObjectCreate cuSurfObjectDestroy cuSurfObjectGetResourceDesc cuSurfRefGetArray
     cuSurfRefSetArray cuTensorMapEncodeIm2col cuTensorMapEncodeIm2colWide cuTensorMapEncodeTiled
     cuTensorMapReplaceAddress cuTexObjectCreate cuTexObjectDestroy cuTexObjectGetResourceDesc
