@@ -15,14 +15,15 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
-use std::sync::Once;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::gpu::{
-    Buffer, DeviceRegion, Error, Gpu, Handle, Shape, Supply, Target, compile_into,
+    Buffer, DeviceRegion, Error, Exchange, Gpu, Handle, Layout, Moment, Own, Shape, Supply, Target,
+    compile_into,
 };
 use ccl_kernels::cuda::{Arithmetic, CopyParameters, Entry, Family, Module, Operation};
 use cudarc::driver::sys;
@@ -316,6 +317,64 @@ fn memory_of_the_host_has_to_be_registered() {
         assert_eq!(again, sys::CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
         let refused = copy(&gpu, at, buffer.region().address(), 64);
         assert_eq!(code(refused), "CUDA_ERROR_ILLEGAL_ADDRESS");
+    });
+}
+
+/// Two ranks of this process, each with a device.
+fn two_ranks() -> [Exchange; 2] {
+    let gpus = [0, 1].map(|ordinal| Arc::new(gpu(ordinal)));
+    let layout = Layout { ranks: 2, small_bytes: 64, staging_bytes: 4096 };
+    let owns = gpus.each_ref().map(|gpu| Own::new(gpu, layout).expect("the driver does it"));
+    let invitations = owns.each_ref().map(|own| own.invitation().expect("the driver does it"));
+    let [first, second] = owns;
+    let of = |rank: usize, own: Own| {
+        let gpu = Arc::clone(&gpus[rank]);
+        let mut mapped = vec![None, None];
+        mapped[1 - rank] = Some(gpu.map(&invitations[1 - rank]).expect("the driver does it"));
+        let seen = invitations.iter().map(|invitation| invitation.address).collect();
+        Exchange::new(gpu, own, rank, 1, (mapped, seen))
+    };
+    [of(0, first), of(1, second)]
+}
+
+#[test]
+fn streams_meet_by_marks() {
+    inside("streams_meet_by_marks", 2, || {
+        let ranks = two_ranks();
+        let streams = [0, 1].map(|ordinal| gpu(ordinal).stream().unwrap());
+        let looked = |rank: usize| {
+            ranks[rank].look_at_marks().unwrap().synchronise().unwrap();
+            let marks = [Moment::Ready, Moment::Taken].map(|moment| ranks[rank].marks(moment)[0]);
+            (marks, ranks[rank].gone())
+        };
+        let meet = |rank: usize, moment, mark| {
+            ranks[rank].meet(&streams[rank], moment, mark).unwrap();
+            streams[rank].mark().unwrap()
+        };
+        for mark in [5, 6] {
+            for moment in [Moment::Ready, Moment::Taken] {
+                let waiting = meet(0, moment, mark);
+                assert!(!waiting.has_happened().unwrap(), "nobody has come");
+                meet(1, moment, mark).synchronise().unwrap();
+                waiting.synchronise().unwrap();
+            }
+        }
+        assert_eq!(looked(0), ([(1, 6), (1, 6)], vec![]));
+        // Marks that differ let nobody pass.
+        let waiting = [meet(0, Moment::Ready, 7), meet(1, Moment::Ready, 8)];
+        let told = || [looked(0).0[0], looked(1).0[0]];
+        while told() != [(1, 8), (0, 7)] {
+            thread::yield_now();
+        }
+        assert!(waiting.iter().all(|event| !event.has_happened().unwrap()));
+        // Whoever lets its own stream go says so before anything of that stream is seen.
+        ranks[0].let_go(7).unwrap();
+        waiting[0].synchronise().unwrap();
+        assert_eq!((looked(0).1, looked(1).1), (vec![], vec![0]));
+        assert!(!waiting[1].has_happened().unwrap());
+        ranks[1].let_go(8).unwrap();
+        waiting[1].synchronise().unwrap();
+        assert_eq!(looked(0).1, [1]);
     });
 }
 

@@ -1,5 +1,5 @@
 //! A collective of ranks on one host, each with a device, without the host: every rank has a region of
-//! device memory that all others have mapped, with mailboxes, arrivals and staging memory.
+//! device memory that all others have mapped, with mailboxes, arrivals, marks and staging memory.
 //!
 //! Always true: what a rank tells another one is in the addresses of the other; and calls of one rank
 //! run one after the other, on whichever streams, because they count in the same state.
@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::error::Error;
 use super::mapped::{Invitation, Mapped, Shared};
+use super::marks::MARK_BYTES;
 use super::memory::{DeviceRegion, Pinned};
 use super::messages::Quarrel;
 use super::stream::{Event, Stream};
@@ -39,7 +40,8 @@ pub struct Layout {
 impl Layout {
     const STATES: usize = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
     pub(super) const LETTERS: usize = Self::STATES + ALIGNMENT;
-    const MAILBOXES: usize = Self::LETTERS + MOST_BLOCKS * MOST_RANKS * LETTER_BYTES;
+    pub(super) const MARKS: usize = Self::LETTERS + MOST_BLOCKS * MOST_RANKS * LETTER_BYTES;
+    const MAILBOXES: usize = Self::MARKS + MARK_BYTES.next_multiple_of(ALIGNMENT);
 
     /// Bytes of a region.
     #[must_use]
@@ -292,6 +294,28 @@ impl Exchange {
         others.filter(|rank| !looked.has_come(protocol, *rank)).collect()
     }
 
+    /// Begins to look at all marks, and nothing else.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn look_at_marks(&self) -> Result<Event, Error> {
+        let (pinned, stream) = &self.own.look;
+        let there = self.own.region.region().part(Layout::MARKS, MARK_BYTES);
+        stream.copy(there, pinned.region().part(Looked::MARKS, MARK_BYTES))?;
+        stream.mark()
+    }
+
+    /// What that has found, after it has happened.
+    pub(super) fn looked_mark(&self, offset: usize) -> u32 {
+        self.own.look.0.word(Looked::MARKS + offset).load(Ordering::SeqCst)
+    }
+
+    /// A stream that never waits.
+    pub(super) fn side_stream(&self) -> &Stream {
+        &self.own.look.1
+    }
+
     pub(super) fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -325,7 +349,7 @@ impl Exchange {
     }
 
     /// Where the region of a rank is here.
-    fn region(&self, rank: usize) -> u64 {
+    pub(super) fn region(&self, rank: usize) -> u64 {
         self.mapped[rank]
             .as_ref()
             .map_or_else(|| self.own.region.region().address(), Mapped::address)
@@ -349,7 +373,7 @@ impl Exchange {
 }
 
 /// What is copied from a region to see who has come: all states, the arrivals and letters at the first block,
-/// and the first line of every slot of both boxes.
+/// and the first line of every slot of both boxes. Marks have a place here too.
 struct Looked<'a> {
     pinned: &'a Pinned,
     ranks: usize,
@@ -358,7 +382,8 @@ struct Looked<'a> {
 impl Looked<'_> {
     const ARRIVALS: usize = 3 * size_of::<State>();
     const LETTERS: usize = Self::ARRIVALS + MOST_RANKS * ARRIVAL_BYTES;
-    const LINES: usize = Self::LETTERS + MOST_RANKS * LETTER_BYTES;
+    const MARKS: usize = Self::LETTERS + MOST_RANKS * LETTER_BYTES;
+    const LINES: usize = Self::MARKS + MARK_BYTES;
     /// Where the number of the call is in a letter.
     const CALL: usize = 5 * size_of::<u64>();
 

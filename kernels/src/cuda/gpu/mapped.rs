@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::error::Error;
-use super::memory::{Buffer, DeviceRegion, Handle, Imported};
+use super::memory::{Buffer, DeviceRegion, Handle, Imported, region_at};
 use super::place::{self, Place};
 use super::{Gpu, Told};
 
@@ -80,6 +80,42 @@ impl Mapped {
             Self::Near(address) => *address,
             Self::Far(imported) => imported.region().address(),
         }
+    }
+}
+
+/// As many bytes of memory of every other rank, mapped as long as this lives.
+#[derive(Debug)]
+pub struct Window {
+    /// By rank: the allocation, and how far into it the bytes begin. None for this rank.
+    views: Vec<Option<(Mapped, usize)>>,
+    bytes: usize,
+}
+
+impl Window {
+    /// Of what was mapped: the bytes are inside each allocation, and whoever owns it keeps it.
+    ///
+    /// # Panics
+    ///
+    /// If an allocation of another process is smaller.
+    #[must_use]
+    pub fn new(views: Vec<Option<(Mapped, usize)>>, bytes: usize) -> Self {
+        for (mapped, offset) in views.iter().flatten() {
+            if let Mapped::Far(imported) = mapped {
+                let _inside = imported.region().part(*offset, bytes);
+            }
+        }
+        Self { views, bytes }
+    }
+
+    /// Bytes of another rank; None of this one.
+    ///
+    /// # Panics
+    ///
+    /// If they are not all in the window.
+    #[must_use]
+    pub fn part(&self, rank: usize, offset: usize, bytes: usize) -> Option<DeviceRegion<'_>> {
+        let (mapped, start) = self.views[rank].as_ref()?;
+        Some(region_at(mapped.address() + *start as u64, self.bytes).part(offset, bytes))
     }
 }
 

@@ -59,6 +59,11 @@ impl DeviceRegion<'_> {
     }
 }
 
+/// Memory that is known by its address: of another rank, mapped here.
+pub(super) fn region_at<'a>(address: u64, bytes: usize) -> DeviceRegion<'a> {
+    DeviceRegion { address, bytes, life: PhantomData }
+}
+
 /// Memory of the device. It can be exported to other processes, so it is of no pool.
 #[derive(Debug)]
 pub struct Buffer {

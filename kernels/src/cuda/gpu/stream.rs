@@ -119,13 +119,38 @@ impl Stream {
     /// If there is no such word.
     pub fn wait_for_word(&self, pinned: &Pinned, offset: usize, value: u32) -> Result<(), Error> {
         let word = pinned.region().part(offset, size_of::<u32>());
-        assert!(word.address().is_multiple_of(size_of::<u32>() as u64), "words are aligned");
+        self.wait_for(word, value, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ)
+    }
+
+    /// Lets later work wait until a word has exactly this value.
+    pub(super) fn wait_for_mark(&self, word: DeviceRegion<'_>, value: u32) -> Result<(), Error> {
+        self.wait_for(word, value, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_EQ)
+    }
+
+    fn wait_for(
+        &self,
+        word: DeviceRegion<'_>,
+        value: u32,
+        comparison: sys::CUstreamWaitValue_flags,
+    ) -> Result<(), Error> {
+        check_word(word);
         self.bind()?;
-        let flags = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
-        // SAFETY: the word is inside pinned memory, which outlives the wait: freeing waits for the device.
+        let flags = comparison as u32;
+        // SAFETY: the word is inside memory that outlives the wait: freeing waits for the device.
         unsafe { sys::cuStreamWaitValue32_v2(self.raw(), word.address(), value, flags) }
             .result()
             .map_err(Error::driver("wait for a word"))
+    }
+
+    /// Writes a word when the work so far has ended. Whoever sees it sees everything that this work has written.
+    pub(super) fn write_mark(&self, word: DeviceRegion<'_>, value: u32) -> Result<(), Error> {
+        check_word(word);
+        self.bind()?;
+        let flags = sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        // SAFETY: the word is inside memory that outlives the write: freeing waits for the device.
+        unsafe { sys::cuStreamWriteValue32_v2(self.raw(), word.address(), value, flags) }
+            .result()
+            .map_err(Error::driver("write a word"))
     }
 
     /// As [`Self::wait_for_word`], and gives regions that are valid until the word has come to that: freeing memory waits
@@ -200,6 +225,12 @@ impl Stream {
         described?;
         graph?.map(Graph).ok_or_else(|| Error::Misuse("nothing was captured".into()))
     }
+}
+
+fn check_word(word: DeviceRegion<'_>) {
+    let bytes = size_of::<u32>();
+    let is_aligned = word.address().is_multiple_of(bytes as u64);
+    assert!(is_aligned && word.bytes() == bytes, "words are aligned");
 }
 
 /// What the driver calls for [`Stream::call`].
