@@ -54,6 +54,8 @@ pub struct Settings {
     pub cuda_staging_bytes: usize,
     /// What ranks on one host do without the host.
     pub cuda_peers: CudaPeers,
+    /// Blocks of so many bytes are for copy engines, where they can do it; 0: none are.
+    pub cuda_copy_engine_bytes: usize,
     /// What ranks on several hosts do without the processor.
     pub cuda_network: CudaNetwork,
     /// A folder with compiled kernels.
@@ -173,6 +175,7 @@ impl Settings {
             net_slots: 0,
             cuda_staging_bytes: 0,
             cuda_peers: CudaPeers::Mapped,
+            cuda_copy_engine_bytes: 0,
             cuda_network: CudaNetwork::Off,
             cuda_kernels: None,
             cuda_cache: CudaCache::Off,
@@ -218,6 +221,9 @@ impl Setting {
     pub fn allowed(&self) -> String {
         match self.field {
             Field::Seconds { least, most, .. } => format!("seconds, {least} to {most}"),
+            Field::Bytes { least, most, multiple: 1, .. } => {
+                format!("bytes, {least} to {most}")
+            }
             Field::Bytes { least, most, multiple, .. } => {
                 format!("bytes, {least} to {most}, a multiple of {multiple}")
             }

@@ -98,7 +98,8 @@ pub struct Arguments {
     /// Which time is shown: 0 that of rank 0, 1 the mean of all ranks, 2 the least, 3 the most
     #[arg(short = 'a', long = "average", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=3), value_name = "0..3")]
     pub average: u8,
-    /// Buffers: 0 ordinary memory; 1, 2 memory of the library that peers on the host reach, registered
+    /// Buffers: 0 ordinary memory; 1, 2 memory of the library that peers on the host reach, registered; with
+    /// `--device cuda`, 2 registers those of the device as symmetric windows
     #[arg(short = 'R', long = "local_register", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=2), value_name = "0/1/2")]
     pub register: u8,
     /// Accepted; has no meaning on CPUs

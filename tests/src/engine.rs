@@ -99,6 +99,9 @@ impl<'a> Engine<'a> {
         if shared {
             engine.register()?;
         }
+        if arguments.register == 2 {
+            engine.on_windows(Gpu::register)?;
+        }
         Ok(engine)
     }
 
@@ -124,7 +127,7 @@ impl<'a> Engine<'a> {
         for registration in std::mem::take(&mut self.registrations) {
             self.group.deregister(registration).map_err(|error| self.failure(error))?;
         }
-        Ok(())
+        self.on_windows(Gpu::deregister)
     }
 
     /// The parts of the table.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ccl::cuda::{self, Buffer, DeviceRegion, Gpu as Handle, Operation, Paths, Stream};
+use ccl::cuda::{
+    self, Buffer, DeviceRegion, Gpu as Handle, Operation, Paths, Promise, Stream, Window,
+};
 use ccl::{Communicator, Error, Request};
 
 /// The device of a rank.
@@ -43,6 +45,7 @@ pub struct Gpu {
     stream: Stream,
     send: Buffer,
     receive: Buffer,
+    windows: Vec<Window>,
 }
 
 /// Whether in the send buffer, the offset there, and the size in bytes.
@@ -60,7 +63,28 @@ impl Gpu {
             stream: gpu.stream().map_err(cuda::error)?,
             send: gpu.allocate(bytes).map_err(cuda::error)?,
             receive: gpu.allocate(bytes).map_err(cuda::error)?,
+            windows: Vec::new(),
         })
+    }
+
+    /// Registers both buffers as symmetric windows. All ranks do, and wait for each other.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn register(&mut self) -> Result<(), Error> {
+        for buffer in [&self.send, &self.receive] {
+            let window = self.communicator.register_window(&buffer.region(), Promise::Symmetric)?;
+            self.windows.push(window);
+        }
+        Ok(())
+    }
+
+    /// Ends these.
+    ///
+    /// # Errors
+    /// The library failed.
+    pub fn deregister(&mut self) -> Result<(), Error> {
+        self.windows.drain(..).try_for_each(|window| self.communicator.deregister_window(&window))
     }
 
     /// The memory at a position.
@@ -87,6 +111,7 @@ impl Gpu {
             low_latency,
             push,
             pull,
+            copied,
             wire,
             columns,
             gpudirect,
@@ -96,7 +121,7 @@ impl Gpu {
         let reason = reason.map_or_else(String::new, |reason| format!(" ({reason})"));
         format!(
             "collectives by kernels: {low_latency} with low latency, {push} by pushing, \
-             {pull} by pulling, {mapped_buffers} buffers mapped; with NICs: {wire}, with both in turn: {columns}, {gpudirect} of \
+             {pull} by pulling, {mapped_buffers} buffers mapped; by copy engines: {copied}; with NICs: {wire}, with both in turn: {columns}, {gpudirect} of \
              these in memory of the device, {repairs} repairs; through the host: {host}{reason}"
         )
     }

@@ -43,6 +43,14 @@ impl Gpu {
         match *self {}
     }
 
+    pub fn register(&mut self) -> Result<(), Error> {
+        match *self {}
+    }
+
+    pub fn deregister(&mut self) -> Result<(), Error> {
+        match *self {}
+    }
+
     #[must_use]
     pub fn ways(&self) -> String {
         match *self {}

@@ -114,8 +114,9 @@ fn scripts(folder: &str, script: &str) -> PathBuf {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gpu").join(script);
-    for (file, name) in [(path.as_path(), script), (Path::new(ALL_REDUCE), "all_reduce_perf")] {
-        symlink(file, folder.join(name)).unwrap();
+    symlink(path, folder.join(script)).unwrap();
+    for program in OTHERS.into_iter().chain([ALL_REDUCE]).map(Path::new) {
+        symlink(program, folder.join(program.file_name().unwrap())).unwrap();
     }
     folder
 }
@@ -145,12 +146,16 @@ fn shares_of_what_memory_allows_are_told() {
     let mut command = Command::new(folder.join("collectives"));
     command.env("LD_LIBRARY_PATH", driver()).env("PROGRAMS", "all_reduce_perf");
     command.env("RANKS", "2").env("SIZES", "-b 1M -e 1M -n 1").env("COPY_GBS", "100");
+    command.env("COPIED", "all_gather_perf").env("COPIED_SIZES", "-b 1M -e 1M -n 1");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     let shares = text.lines().filter(|line| line.contains("of the 25.0 GB/s that memory allows"));
     // Threads and processes, each in three ways.
     assert_eq!(shares.count(), 6, "{text}");
+    // Then each without copy engines and with them.
+    let copied = |line: &&str| line.starts_with("# Rank 0") && !line.contains("copy engines: 0");
+    assert_eq!(text.lines().filter(copied).count(), 2, "{text}");
 }
 
 #[test]
@@ -168,6 +173,14 @@ fn kernels_do_what_they_can() {
         assert!(ways.contains("through the host: 0"), "{program}: {ways}");
         let none = if program.contains("alltoallv") { " 0 by pulling" } else { " 0 by pushing" };
         assert!(!ways.contains(none), "{program}: {ways}");
+    }
+    let is_moved = |program: &&str| {
+        ["all_gather", "broadcast", "alltoall_"].iter().any(|kind| program.contains(kind))
+    };
+    for program in OTHERS.into_iter().filter(is_moved) {
+        let ways = ways(program, "--ranks 2 -R 2 -b 8M -e 16M -f 2 -n 1");
+        assert!(!ways.contains("copy engines: 0"), "{program}: {ways}");
+        assert!(ways.contains("through the host: 0"), "{program}: {ways}");
     }
     let threads = ways(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -u 3");
     assert!(threads.contains("through the host: 0"), "{threads}");

@@ -178,6 +178,19 @@ pub const TABLE: &[Setting] = &[
         },
     },
     Setting {
+        name: "R2CCL_CUDA_COPY_ENGINE_BYTES",
+        default: "4194304",
+        help: "From so many bytes on that go from one rank to another, the copy engines of GPUs do an AllGather, a \
+               Broadcast or an AllToAll of ranks of one host in memory that is registered as a symmetric window; \
+               smaller ones are for kernels. 0: never. A guess that was never measured. The same on all ranks.",
+        field: Field::Bytes {
+            of: |s| &mut s.cuda_copy_engine_bytes,
+            least: 0,
+            most: 1024 * MIB,
+            multiple: 1,
+        },
+    },
+    Setting {
         name: "R2CCL_CUDA_NETWORK",
         default: "0",
         help: "Whether kernels and NICs do collectives on memory of GPUs between hosts of which each has one rank, or as \

@@ -9,6 +9,7 @@
 //! order in which they were made; and no stream waits for a collective that is over, however it ended.
 
 mod deadline;
+mod digest;
 mod direct;
 mod error;
 mod pieces;
@@ -16,7 +17,7 @@ mod staging;
 mod uneven;
 mod wire;
 
-pub use direct::Paths;
+pub use direct::{Paths, Promise, Window};
 pub use error::error;
 
 pub use ccl_kernels::cuda::gpu::{
@@ -228,21 +229,50 @@ impl Communicator {
     /// As [`Self::check`].
     pub fn prepare(&self, requests: &[Request], memory: &[DeviceRegion<'_>]) -> Result<(), Error> {
         self.check()?;
-        let timeout = self.host.timeout();
-        if !self.direct.prepare(requests, memory, timeout) {
-            let error = Error::Deadline {
-                call: "prepare".to_owned(),
-                seconds: timeout.as_secs_f64(),
-                waiting: "not all ranks have called it, or one still loads kernels".to_owned(),
-            };
-            self.fail(&error);
-            return Err(error);
+        let have_met = self.direct.prepare(requests, memory, self.host.timeout());
+        let waiting = "not all ranks have called it, or one still loads kernels";
+        self.met("prepare", waiting, have_met.then_some(Ok(())))
+    }
+
+    /// Registers memory of the device as a window. All ranks call it with as many bytes, in the same order of windows,
+    /// calls and [`Self::prepare`], and it returns when all have: then they know where everybody's memory is. With
+    /// [`Promise::Symmetric`] copy engines do large calls in it, see docs/cuda.md. Where that is not possible the window
+    /// is of no use on any rank, and [`Window::obstacle`] and [`Self::paths`] say why.
+    ///
+    /// The memory must not be freed before the window is deregistered; nor, if the communicator has failed, before the
+    /// streams of all ranks of the process have come past their calls.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: it is no memory of the device, or has no bytes, and nothing has happened; or other
+    /// ranks have said something else, and all of them get this error. Else as [`Self::check`].
+    pub fn register_window(
+        &self,
+        memory: &DeviceRegion<'_>,
+        promise: Promise,
+    ) -> Result<Window, Error> {
+        self.check()?;
+        self.check_place(memory)?;
+        if memory.bytes() == 0 {
+            return Err(Error::InvalidArgument("a window has no bytes".into()));
         }
-        self.check()
+        let registered = self.direct.register(memory, promise, self.host.timeout());
+        let waiting = "not all ranks have called it, or one still loads kernels";
+        self.met("register_window", waiting, registered)
+    }
+
+    /// Ends a window, when all calls before are over. All ranks call it, and it returns when all have: then nobody copies
+    /// from their memory any more.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: it is no window of this communicator. Else as [`Self::check`].
+    pub fn deregister_window(&self, window: &Window) -> Result<(), Error> {
+        self.wait()?;
+        let deregistered = self.direct.deregister(window, self.host.timeout());
+        self.met("deregister_window", "not all ranks have called it", deregistered)
     }
 
     /// How many collectives went which way on this rank; and why not without the host, or, if NICs carry them, why not
-    /// in memory of the device.
+    /// in memory of the device, or why a window is of no use.
     #[must_use]
     pub fn paths(&self) -> (Paths, Option<String>) {
         self.direct.paths()
@@ -251,6 +281,24 @@ impl Communicator {
     /// Ends all calls, on all ranks; streams that wait for them go on.
     pub fn abort(&self, reason: &str) {
         self.host.abort(reason);
+    }
+
+    /// What has come of a call for which all ranks meet; None if one of them has not come in time.
+    fn met<T>(
+        &self,
+        call: &str,
+        waiting: &str,
+        outcome: Option<Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let Some(outcome) = outcome else {
+            let seconds = self.host.timeout().as_secs_f64();
+            let (call, waiting) = (call.to_owned(), waiting.to_owned());
+            let error = Error::Deadline { call, seconds, waiting };
+            self.fail(&error);
+            return Err(error);
+        };
+        self.check()?;
+        outcome
     }
 
     /// With the input of an exchange in place out of the way of its output.

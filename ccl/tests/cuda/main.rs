@@ -17,6 +17,7 @@ mod kernels;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]
 mod nvrtc;
 mod ranks;
+mod windows;
 mod wire;
 
 use std::io::Write as _;

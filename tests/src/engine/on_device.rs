@@ -26,6 +26,15 @@ impl Engine<'_> {
         gpu.prepare(request).map_err(|error| self.failure(error))
     }
 
+    /// Makes windows of the memory of the device, if there is one, or ends them.
+    pub(super) fn on_windows(
+        &mut self,
+        act: impl Fn(&mut Gpu) -> Result<(), ccl::Error>,
+    ) -> Outcome<()> {
+        let done = self.gpu.as_mut().map_or(Ok(()), act);
+        done.map_err(|error| self.failure(error))
+    }
+
     /// Which way the collectives of this rank went, if there is a device.
     #[must_use]
     pub fn ways(&self) -> Option<String> {

@@ -37,6 +37,10 @@ pub(super) enum Step {
     Kernels(Module),
     /// They compare the calls up to this one, and map buffers of the program.
     Show(u64),
+    /// They register this window.
+    Register(u64),
+    /// They deregister it.
+    Deregister(u64),
 }
 
 /// The thread, and what it is asked for.
@@ -182,6 +186,8 @@ impl Host {
             Step::Open => self.open(agenda),
             Step::Kernels(module) => self.load(module, agenda),
             Step::Show(number) => self.show(number, agenda),
+            Step::Register(number) => self.register(number, agenda),
+            Step::Deregister(number) => self.deregister(number, agenda),
         }
     }
 

@@ -11,12 +11,16 @@ mod agreement;
 mod buffers;
 mod call;
 mod columns;
+mod copies;
 mod grid;
+mod hold;
 mod legs;
 mod meeting;
 mod opening;
 mod parts;
+mod paths;
 mod watch;
+mod windows;
 mod wish;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -43,10 +47,15 @@ use buffers::Buffers;
 use call::Call;
 use columns::Columns;
 pub(crate) use columns::Job as ColumnsJob;
+use hold::Releases;
 use meeting::{Host, Meeting, Step};
 use parts::Cast;
+pub use paths::Paths;
+use watch::Means;
 pub(crate) use watch::Watch;
 pub(super) use watch::overdue;
+use windows::Windows;
+pub use windows::{Promise, Window};
 use wish::{Wish, module_of};
 
 /// Calls with low latency are not larger.
@@ -56,33 +65,11 @@ const SMALL_PART: usize = 4;
 /// Buffers are shown at calls with numbers that are powers of two, and from here on at every multiple of this.
 const SHOW_INTERVAL: u64 = 64;
 
-/// How many collectives went which way, on this rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Paths {
-    /// Through memory of the host.
-    pub host: u64,
-    /// By kernels alone, with low latency.
-    pub low_latency: u64,
-    /// By kernels alone, on mapped memory.
-    pub push: u64,
-    /// By kernels alone, as messages between all ranks.
-    pub pull: u64,
-    /// By kernels and NICs, between hosts.
-    pub wire: u64,
-    /// By kernels inside hosts, and by kernels and NICs between them.
-    pub columns: u64,
-    /// Those of `wire` and `columns` in which NICs read and wrote memory of the device.
-    pub gpudirect: u64,
-    /// How often queue pairs have gone on over another rail, in these calls and between them.
-    pub repairs: u64,
-    /// Buffers of those by kernels alone, and inside hosts, that others worked on where they are; all other ones were
-    /// staged.
-    pub mapped_buffers: u64,
-}
-
 /// What goes which way.
 #[derive(Debug, Default)]
 pub(crate) struct Routes {
+    /// Whether ranks meet.
+    is_opened: bool,
     /// Collectives so far, whichever way they went.
     calls: u64,
     /// Those that have not been compared.
@@ -93,6 +80,7 @@ pub(crate) struct Routes {
     behind: BTreeMap<&'static str, u64>,
     way: Option<Way>,
     buffers: Buffers,
+    windows: Windows,
     refused: Option<String>,
     paths: Paths,
 }
@@ -129,6 +117,13 @@ impl Way {
 impl Routes {
     fn exchange(&self) -> Option<Arc<Exchange>> {
         self.way.as_ref().and_then(Way::exchange).map(Arc::clone)
+    }
+
+    /// Before anything else ranks open what they have.
+    fn open(&mut self, meeting: &mut Meeting) {
+        if !std::mem::replace(&mut self.is_opened, true) {
+            meeting.ask(Step::Open);
+        }
     }
 
     fn count(&mut self, call: Signature) {
@@ -180,6 +175,8 @@ pub(super) struct Direct {
     members: Arc<[Rank]>,
     routes: Arc<Mutex<Routes>>,
     meeting: Mutex<Meeting>,
+    /// What lets streams go that wait for ranks which do not come.
+    releases: Arc<Releases>,
 }
 
 impl Direct {
@@ -240,7 +237,8 @@ impl Direct {
         let meeting = Mutex::new(Meeting::new(host));
         let (gpu, staging) = (Arc::clone(gpu), Arc::clone(staging));
         let members = (0..ranks as u32).map(Rank).collect();
-        Self { gpu, staging, me, ranks, members, routes, meeting }
+        let releases = Arc::default();
+        Self { gpu, staging, me, ranks, members, routes, meeting, releases }
     }
 
     /// Puts a call on the stream, after all calls before, and says what the driver thread is to do; None if the call
@@ -255,6 +253,9 @@ impl Direct {
         let mut routes = lock(&self.routes);
         routes.count(wish.signature());
         self.ask(&mut routes, wish.module());
+        if let Some(watch) = self.copy(&wish, &mut routes, (stream, issue))? {
+            return Ok(Some(Work::Direct(Box::new(watch))));
+        }
         let sequence = routes.calls;
         let is_open = |behind: &u64| sequence > *behind;
         let is_open = routes.behind.get(wish.module().name()).is_some_and(is_open);
@@ -318,8 +319,8 @@ impl Direct {
         let (protocol, party) = launch()?;
         let ended = Arc::new(stream.mark()?);
         issue.last = Some(Arc::clone(&ended));
-        let staging = Arc::clone(&self.staging);
-        Ok(Watch { exchange, staging, call, protocol, members, party, entered, ended })
+        let (staging, means) = (Arc::clone(&self.staging), Means::Kernels(protocol, party));
+        Ok(Watch { exchange, staging, call, means, members, entered, ended })
     }
 
     /// Puts the kernels on the stream.
@@ -362,9 +363,7 @@ impl Direct {
             return;
         }
         let mut meeting = lock(&self.meeting);
-        if is_new && routes.asked.len() == 1 {
-            meeting.ask(Step::Open);
-        }
+        routes.open(&mut meeting);
         if is_new {
             meeting.ask(Step::Kernels(module));
         }
@@ -385,12 +384,9 @@ impl Direct {
             let mut routes = lock(&self.routes);
             for request in requests {
                 if let Some(module) = module_of(request, self.ranks) {
-                    let is_first = routes.asked.is_empty();
                     let is_new = routes.asked.insert(module.name());
                     let mut meeting = lock(&self.meeting);
-                    if is_first {
-                        meeting.ask(Step::Open);
-                    }
+                    routes.open(&mut meeting);
                     if is_new {
                         meeting.ask(Step::Kernels(module));
                     }
@@ -415,7 +411,8 @@ impl Direct {
         let wire = routes.way.as_ref().and_then(Way::wire);
         let paths = Paths { repairs: wire.map_or(0, |wire| wire.repairs()), ..routes.paths };
         let obstacle = || wire.and_then(|wire| wire.obstacle()).map(str::to_owned);
-        (paths, routes.refused.clone().or_else(obstacle))
+        let unused = || routes.windows.obstacle().map(str::to_owned);
+        (paths, routes.refused.clone().or_else(obstacle).or_else(unused))
     }
 
     /// Lets all kernels go, those that come later, too.
@@ -443,16 +440,6 @@ impl Direct {
 impl Drop for Direct {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-impl Paths {
-    fn count(&mut self, protocol: Protocol) {
-        match protocol {
-            Protocol::LowLatency => self.low_latency += 1,
-            Protocol::Push => self.push += 1,
-            Protocol::Pull => self.pull += 1,
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use ccl_core::ids::Rank;
 use ccl_kernels::cuda::gpu::{Event, Exchange, Protocol};
 use ccl_transport::clock;
 
+use super::hold::{Absent, Hold};
 use crate::cuda::deadline::Deadline;
 use crate::cuda::error::error as from_device;
 use crate::cuda::staging::Staging;
@@ -21,17 +22,24 @@ const MOST_PAUSE: Duration = Duration::from_millis(1);
 /// How long a device may take to say who has come.
 const LOOK_TIME: Duration = Duration::from_secs(2);
 
+/// What does a call.
+#[derive(Debug)]
+pub(super) enum Means {
+    /// Kernels; with a party, if ranks may expect other sizes than they get.
+    Kernels(Protocol, Option<Party>),
+    /// Copy engines. What is held is let go when this goes.
+    Copies(Hold),
+}
+
 /// What the driver thread does for such a call.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(super) exchange: Arc<Exchange>,
     pub(super) staging: Arc<Staging>,
     pub(super) call: &'static str,
-    pub(super) protocol: Protocol,
+    pub(super) means: Means,
     /// The ranks of the exchange, in its order.
     pub(super) members: Arc<[Rank]>,
-    /// Of a call in which ranks may expect other sizes than they get.
-    pub(super) party: Option<Party>,
     /// Happens when the stream comes to the call.
     pub(super) entered: Event,
     /// Happens when the call is over.
@@ -55,8 +63,23 @@ impl Watch {
             self.exchange.give_up();
             fail(error);
             self.staging.keep(error);
+            self.leave();
         }
         result
+    }
+
+    /// Lets a stream go that is in the call, and waits for it: who frees memory next waits for the device, and while he
+    /// does a driver may let nobody else write the marks.
+    fn leave(self) {
+        let Self { means, entered, ended, .. } = self;
+        let is_copied = matches!(means, Means::Copies(_));
+        drop(means);
+        if is_copied && entered.has_happened().unwrap_or(false) {
+            let is_over = patience(LOOK_TIME);
+            let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
+            // What went wrong is known.
+            let _left = until(&ended, silent);
+        }
     }
 
     /// As [`Self::run`], and what ends it is for whoever calls to tell.
@@ -74,13 +97,48 @@ impl Watch {
             let quarrel = || fault().or_else(|| self.quarrel());
             quarrel().or_else(|| self.late(deadline))
         })?;
-        // Kernels that were let go have ended with nothing.
-        fault().map_or(Ok(()), Err)
+        // Kernels and streams that were let go have ended with nothing.
+        fault().map_or(Ok(()), Err)?;
+        match &self.means {
+            Means::Kernels(..) => Ok(()),
+            Means::Copies(_) => self.trust(fault, deadline),
+        }
+    }
+
+    /// Whether nobody has let its streams go before this call was over: marks of such a rank mean nothing.
+    fn trust(&self, fault: &dyn Fn() -> Option<Error>, deadline: &Deadline) -> Result<(), Error> {
+        let silent = || "its own device, which does not say whether all were in it".to_owned();
+        let late = || deadline.is_past().then(|| deadline.error(self.call, silent()));
+        let seen = self.exchange.look_at_marks().map_err(from_device)?;
+        until(&seen, || fault().or_else(late))?;
+        let Some(place) = self.exchange.gone().first().copied() else { return Ok(()) };
+        // It tells the reason, on another way.
+        let is_over = patience(LOOK_TIME);
+        loop {
+            let reason = "it has left a call that copies".to_owned();
+            let unknown = || Error::Aborted { rank: self.members[place], reason };
+            if let Some(error) = fault().or_else(|| is_over().then(unknown)) {
+                return Err(error);
+            }
+            clock::sleep(MOST_PAUSE);
+        }
+    }
+
+    /// Has the region of this rank looked at.
+    fn looked(&self) -> Result<(), Error> {
+        let is_over = patience(LOOK_TIME);
+        let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
+        let look = match &self.means {
+            Means::Kernels(..) => self.exchange.look(),
+            Means::Copies(_) => self.exchange.look_at_marks(),
+        };
+        look.map_err(from_device).and_then(|seen| until(&seen, silent))
     }
 
     /// A rank that sends something else than is expected of it.
     fn quarrel(&self) -> Option<Error> {
-        let (party, quarrel) = (self.party?, self.exchange.quarrel()?);
+        let Means::Kernels(_, party) = &self.means else { return None };
+        let (party, quarrel) = ((*party)?, self.exchange.quarrel()?);
         Some(party.disagreement(Rank(quarrel.sender as u32), quarrel.sent, quarrel.expected))
     }
 
@@ -99,23 +157,23 @@ impl Watch {
     }
 
     fn awaited(&self) -> String {
-        let begin = clock::now();
-        let is_over = || clock::now().saturating_duration_since(begin) > LOOK_TIME;
-        let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
-        let looked =
-            self.exchange.look().map_err(from_device).and_then(|seen| until(&seen, silent));
-        if let Err(error) = looked {
+        if let Err(error) = self.looked() {
             return format!("who has not come is not known: {error}");
         }
-        let ranks = self.exchange.awaited(self.protocol);
-        let names: Vec<String> =
-            ranks.iter().map(|place| format!("rank {}", self.members[*place])).collect();
-        match names.as_slice() {
-            [] => "all ranks have come, and some have not finished".to_owned(),
-            [one] => format!("the device of {one} has not come to it"),
-            several => format!("the devices of {} have not come to it", several.join(", ")),
-        }
+        let absent = match &self.means {
+            Means::Kernels(protocol, _) => {
+                Absent { late: self.exchange.awaited(*protocol), ..Absent::default() }
+            }
+            Means::Copies(hold) => hold.awaited(),
+        };
+        absent.described(&self.members)
     }
+}
+
+/// A question that is answered with yes after so long.
+fn patience(time: Duration) -> impl Fn() -> bool {
+    let begin = clock::now();
+    move || clock::now().saturating_duration_since(begin) > time
 }
 
 /// Waits for an event, until `hopeless` returns an error or the device does.

@@ -15,6 +15,7 @@ use super::ring::{Label, Ring, Spot};
 use super::script::{Act, Acts, Script};
 use super::{Call, Wire};
 use crate::cuda::deadline::Deadline;
+use crate::cuda::digest::digest;
 use crate::cuda::error::error as from_device;
 
 /// Looks in vain before a pause.
@@ -244,9 +245,7 @@ fn described(call: &Call) -> String {
 /// A number that differs between most calls.
 fn mark(sequence: u64, call: &str) -> u16 {
     let bytes = sequence.to_le_bytes().into_iter().chain(call.bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let hash = digest(bytes);
     (hash ^ hash >> 32) as u16 ^ (hash >> 16) as u16
 }
 

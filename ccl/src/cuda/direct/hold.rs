@@ -1,0 +1,204 @@
+//! Streams that wait for marks of other ranks: who has not written one, and how they go on when nobody will.
+//!
+//! A stream waits for marks call by call, so one word for all calls, which the kernels have, is not enough: whoever lets
+//! a stream go writes the marks that it waits for to the words of its own rank, again and again until the call is over,
+//! because ranks that are late write there too; and it does so call by call. A stream may come to a call long after the
+//! communicator has failed, so that is the work of a thread that goes when no such call is left.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use ccl_core::ids::Rank;
+use ccl_kernels::cuda::gpu::{Event, Exchange, Moment};
+use ccl_transport::clock;
+
+use super::windows::Shared;
+use crate::driver::lock;
+
+/// Between two attempts to let a stream go.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A call in which a stream waits for marks. Dropping it before the call is over lets the stream go.
+#[derive(Debug)]
+pub(super) struct Hold(Arc<Held>);
+
+/// What the stream needs until it has come past the call.
+#[derive(Debug)]
+struct Held {
+    exchange: Arc<Exchange>,
+    /// From where it copies.
+    _window: Arc<Shared>,
+    /// How many such calls there were, with this one.
+    number: u64,
+    marks: Marks,
+    ended: Arc<Event>,
+    releases: Arc<Releases>,
+}
+
+/// The mark of a call, and that of the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub(super) before: u32,
+    pub(super) own: u32,
+}
+
+impl Hold {
+    pub(super) fn new(
+        (exchange, window): (Arc<Exchange>, Arc<Shared>),
+        (number, marks): (u64, Marks),
+        ended: Arc<Event>,
+        releases: &Arc<Releases>,
+    ) -> Self {
+        let releases = Arc::clone(releases);
+        Self(Arc::new(Held { exchange, _window: window, number, marks, ended, releases }))
+    }
+
+    /// Who has not come, after a look at the region.
+    pub(super) fn awaited(&self) -> Absent {
+        let Held { exchange, marks, .. } = &*self.0;
+        let absent = marks.absent(&exchange.marks(Moment::Ready));
+        if absent == Absent::default() {
+            let taken = exchange.marks(Moment::Taken).into_iter();
+            let slow = taken.filter(|(_, mark)| *mark != marks.own).map(|(place, _)| place);
+            return Absent { slow: slow.collect(), ..absent };
+        }
+        absent
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.0.is_over() {
+            Releases::add(&self.0);
+        }
+    }
+}
+
+impl Held {
+    fn is_over(&self) -> bool {
+        // On a device that has failed nothing waits.
+        self.ended.has_happened().unwrap_or(true)
+    }
+}
+
+impl Marks {
+    /// Who has not written the mark of the call, of whom these were found.
+    fn absent(self, found: &[(usize, u32)]) -> Absent {
+        let places = |is_meant: &dyn Fn(u32) -> bool| {
+            found.iter().filter(|(_, mark)| is_meant(*mark)).map(|(place, _)| *place).collect()
+        };
+        Absent {
+            late: places(&|mark| mark == self.before),
+            astray: places(&|mark| mark != self.before && mark != self.own),
+            slow: Vec::new(),
+        }
+    }
+}
+
+/// The ranks that a call waits for, by their places in the exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Absent {
+    /// They have not come.
+    pub(super) late: Vec<usize>,
+    /// They have come to another call.
+    pub(super) astray: Vec<usize>,
+    /// They have come, and still copy.
+    pub(super) slow: Vec<usize>,
+}
+
+impl Absent {
+    /// In words, for these members of the exchange.
+    pub(super) fn described(&self, members: &[Rank]) -> String {
+        let told =
+            |places: &[usize], one: &dyn Fn(&str) -> String, several: &dyn Fn(&str) -> String| {
+                let names: Vec<String> =
+                    places.iter().map(|place| format!("rank {}", members[*place])).collect();
+                match names.as_slice() {
+                    [] => None,
+                    [name] => Some(one(name)),
+                    names => Some(several(&names.join(", "))),
+                }
+            };
+        let parts = [
+            told(
+                &self.late,
+                &|name| format!("the device of {name} has not come to it"),
+                &|names| format!("the devices of {names} have not come to it"),
+            ),
+            told(&self.astray, &|name| format!("{name} has called something else"), &|names| {
+                format!("{names} have called something else")
+            }),
+            told(
+                &self.slow,
+                &|name| format!("all ranks have come, and {name} has not finished"),
+                &|names| format!("all ranks have come, and {names} have not finished"),
+            ),
+        ];
+        let parts: Vec<String> = parts.into_iter().flatten().collect();
+        if parts.is_empty() {
+            return "all ranks have come, and some have not finished".to_owned();
+        }
+        parts.join("; ")
+    }
+}
+
+/// Calls whose streams are to go on, by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Releases(Mutex<BTreeMap<u64, Arc<Held>>>);
+
+impl Releases {
+    /// Lets the stream of one more call go on.
+    fn add(held: &Arc<Held>) {
+        let releases = Arc::clone(&held.releases);
+        let mut waiting = lock(&releases.0);
+        let is_first = waiting.is_empty();
+        waiting.insert(held.number, Arc::clone(held));
+        if is_first {
+            let own = Arc::clone(&releases);
+            let run = move || own.run();
+            let started = thread::Builder::new().name("r2ccl-release".into()).spawn(run);
+            if let Err(cause) = started {
+                tracing::error!(%cause, "a stream waits for ranks that do not come");
+            }
+        }
+    }
+
+    /// Until no call is left. Streams come to calls in their order.
+    fn run(&self) {
+        while let Some(held) = self.first() {
+            if held.is_over() {
+                lock(&self.0).remove(&held.number);
+                continue;
+            }
+            if let Err(error) = held.exchange.let_go(held.marks.own) {
+                tracing::debug!(%error, "a stream is not let go");
+            }
+            clock::sleep(PAUSE);
+        }
+    }
+
+    fn first(&self) -> Option<Arc<Held>> {
+        lock(&self.0).first_key_value().map(|(_, held)| Arc::clone(held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_waited_for_is_named() {
+        let marks = Marks { before: 7, own: 9 };
+        let members = [4, 5, 6, 8].map(Rank);
+        let told = |found: &[(usize, u32)]| marks.absent(found).described(&members);
+        assert_eq!(told(&[(1, 7), (2, 9)]), "the device of rank 5 has not come to it");
+        assert_eq!(
+            told(&[(1, 7), (2, 7), (3, 3)]),
+            "the devices of rank 5, rank 6 have not come to it; rank 8 has called something else"
+        );
+        let slow = Absent { slow: vec![0], ..marks.absent(&[(1, 9)]) };
+        assert_eq!(slow.described(&members), "all ranks have come, and rank 4 has not finished");
+    }
+}
