@@ -340,6 +340,44 @@ static void groups(void)
     CHECK(ccl_barrier(comm));
 }
 
+/* ---- Windows -------------------------------------------------------------------------------- */
+
+static ccl_window_t registered(void *memory, size_t size, int flags)
+{
+    ccl_window_t window;
+    CHECK(ccl_cuda_window_register(comm, memory, size, &window, flags, stream));
+    REQUIRE(window != NULL);
+    return window;
+}
+
+/* Calls in memory that all ranks know, those from `symmetric` and `rooted`, and some that end. */
+static void windows(void)
+{
+    const size_t size = ALL * sizeof(int32_t);
+    ccl_window_t first = registered(many, size, CCL_WIN_COLL_SYMMETRIC), second;
+    ccl_window_t third = registered(other, COUNT * sizeof(int32_t), CCL_WIN_COLL_SYMMETRIC);
+    symmetric(COUNT);
+    for (int root = 0; root < ranks; root++)
+        rooted(COUNT, root);
+    CHECK(ccl_cuda_window_deregister(comm, third));
+    CHECK(ccl_cuda_window_deregister(comm, first));
+    symmetric(COUNT);
+    REFUSED("no window", ccl_cuda_window_deregister(comm, first));
+    REFUSED("no flags 2", ccl_cuda_window_register(comm, many, size, &second, 2, stream));
+    REFUSED("window is NULL", ccl_cuda_window_register(comm, many, size, NULL, 0, stream));
+    REFUSED("no bytes", ccl_cuda_window_register(comm, many, 0, &second, 0, stream));
+    REFUSED("buffer (of 8 bytes) is NULL",
+            ccl_cuda_window_register(comm, NULL, 8, &second, 0, stream));
+    REFUSED("a window has",
+            ccl_cuda_window_register(comm, many, (size_t)rank + 1, &second,
+                                     CCL_WIN_COLL_SYMMETRIC, stream));
+    REQUIRE(second == NULL);
+    /* What is still registered ends with the communicator. */
+    CHECK(ccl_group_start());
+    registered(more, size, CCL_WIN_DEFAULT);
+    CHECK(ccl_group_end());
+}
+
 /* ---- Refusals ------------------------------------------------------------------------------- */
 
 /* A right call that is refused, for that reason. */
@@ -366,6 +404,9 @@ static void every_function_ends(ccl_result_t expected, const char *reason)
     ENDS(ccl_cuda_barrier(comm, stream));
     ENDS(ccl_cuda_send(one, I32(1), peer, comm, stream));
     ENDS(ccl_cuda_recv(other, I32(1), peer, comm, stream));
+    ccl_window_t window;
+    ENDS(ccl_cuda_window_register(comm, one, sizeof(int32_t), &window, CCL_WIN_DEFAULT, stream));
+    REQUIRE(window == NULL);
     CHECK(ccl_group_start());
     EXPECT(expected, ccl_cuda_send(one, I32(1), peer, comm, stream));
     EXPECT(expected, ccl_cuda_recv(other, I32(1), peer, comm, stream));
@@ -447,6 +488,7 @@ static void one_rank(int own, int all, ccl_unique_id_t id)
     contexts(device);
     messages();
     groups();
+    windows();
     wrong(device);
     CHECK(ccl_comm_destroy(comm));
 }
@@ -464,6 +506,7 @@ static void missing(ccl_result_t expected, const char *reason)
     many = memory + 2;
     more = memory + 3;
     every_function_ends(expected, reason);
+    ENDS(ccl_cuda_window_deregister(comm, NULL));
     CHECK(ccl_barrier(comm));
     CHECK(ccl_comm_destroy(comm));
     printf("cuda: %s, and it is said so\n", reason);

@@ -121,6 +121,15 @@ static void disagreement(ccl_comm_t all, int rank)
     CHECK(ccl_comm_abort(comm));
 }
 
+/* What a call comes to that may go on when it has returned. */
+static void in_the_background(ccl_comm_t comm, ccl_result_t result)
+{
+    REQUIRE(result == CCL_SUCCESS || result == CCL_IN_PROGRESS);
+    while (state_of(comm) == CCL_IN_PROGRESS)
+        sched_yield();
+    REQUIRE(state_of(comm) == CCL_SUCCESS);
+}
+
 /* With blocking = 0, too. */
 static void without_blocking(ccl_comm_t all, int ranks)
 {
@@ -130,6 +139,10 @@ static void without_blocking(ccl_comm_t all, int ranks)
     CHECK(ccl_comm_split(all, 0, 0, &comm, &config));
     while (state_of(comm) == CCL_IN_PROGRESS)
         sched_yield();
+    ccl_window_t window;
+    in_the_background(comm, ccl_cuda_window_register(comm, memory, sizeof(int32_t), &window,
+                                                     CCL_WIN_COLL_SYMMETRIC, stream));
+    in_the_background(comm, ccl_cuda_window_deregister(comm, window));
     write_all(1);
     CHECK(sum(comm));
     REQUIRE(state_of(comm) == CCL_SUCCESS);
@@ -235,6 +248,18 @@ static void one_thread(void)
     copy(&results[0], b, sizeof three, second);
     CUDA(cuStreamSynchronize(second));
     REQUIRE(results[0] == 7);
+
+    /* Windows: the end of a group waits until all its ranks have registered theirs. */
+    ccl_window_t windows[2];
+    const int flags = CCL_WIN_COLL_SYMMETRIC;
+    CHECK(ccl_group_start());
+    CHECK(ccl_cuda_window_register(comms[0], a, sizeof three, &windows[0], flags, first));
+    CHECK(ccl_cuda_window_register(comms[1], c, sizeof three, &windows[1], flags, others));
+    CHECK(ccl_group_end());
+    CHECK(ccl_group_start());
+    CHECK(ccl_cuda_window_deregister(comms[0], windows[0]));
+    CHECK(ccl_cuda_window_deregister(comms[1], windows[1]));
+    CHECK(ccl_group_end());
 
     CHECK(ccl_group_start());
     CHECK(ccl_comm_destroy(comms[0]));

@@ -19,11 +19,27 @@ pub struct OpaqueRequest {
     _nothing: [u8; 0],
 }
 
+/// What `ccl_window_t` points to: nothing that exists.
+#[derive(Debug)]
+#[repr(C)]
+pub struct OpaqueWindow {
+    _nothing: [u8; 0],
+}
+
 /// `ccl_comm_t`.
 pub type CommHandle = *mut OpaqueCommunicator;
 
 /// `ccl_request_t`.
 pub type RequestHandle = *mut OpaqueRequest;
+
+/// `ccl_window_t`.
+pub type WindowHandle = *mut OpaqueWindow;
+
+/// `CCL_WIN_DEFAULT`.
+pub const WINDOW_DEFAULT: c_int = 0;
+
+/// `CCL_WIN_COLL_SYMMETRIC`.
+pub const WINDOW_SYMMETRIC: c_int = 1;
 
 /// `CCL_UNIQUE_ID_BYTES`.
 pub const UNIQUE_ID_BYTES: usize = 128;

@@ -10,6 +10,7 @@ pub mod lifecycle;
 pub mod memory;
 pub mod operators;
 pub mod requests;
+pub mod windows;
 
 use std::ffi::c_int;
 

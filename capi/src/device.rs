@@ -4,11 +4,12 @@
 //! is pinned then is freed by a thread of its own: that waits for the device, on which streams of the
 //! program may wait for the thread that ends the communicator.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
-use ccl::cuda::{self, KeptContext};
+use ccl::cuda::{self, KeptContext, Promise, Window};
 use ccl::{Communicator, Error, OperationOn};
 
 use crate::arguments::Buffer;
@@ -19,6 +20,7 @@ use crate::member::Member;
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     prepared: Mutex<Option<Arc<Prepared>>>,
+    windows: Mutex<BTreeMap<usize, Window>>,
 }
 
 impl Device {
@@ -154,6 +156,48 @@ impl Call {
         communicator.validate(&operation, &stream)?;
         Ok(Self { prepared, operation, stream, stream_number })
     }
+}
+
+/// Registers memory as a window, which gets that number, when it is called; it waits for the other ranks.
+///
+/// # Safety
+///
+/// The stream is null or exists. If there is memory of a device at the start of the buffer, all of it is, and is left to
+/// the library until the window is deregistered.
+pub(crate) unsafe fn registering(
+    member: &Arc<Member>,
+    (memory, is_symmetric, number): (Buffer, bool, usize),
+    stream: *mut c_void,
+) -> Result<impl FnOnce() -> Result<(), Error> + Send + use<>, Error> {
+    // A barrier asks for nothing but a stream that can be used.
+    // SAFETY: the caller's promise.
+    let call =
+        unsafe { Call::new(&member.device, member.communicator()?, OperationOn::Barrier, stream) }?;
+    // SAFETY: the caller's promise.
+    let (member, region) = (Arc::clone(member), unsafe { memory.on_device() });
+    let promise = if is_symmetric { Promise::Symmetric } else { Promise::Nothing };
+    Ok(move || {
+        let _kept = kept_context()?;
+        let window = call.prepared.communicator()?.register_window(&region, promise)?;
+        locked(&member.device.windows).insert(number, window);
+        Ok(())
+    })
+}
+
+/// Deregisters the window with that number when it is called; it waits for the other ranks.
+pub(crate) fn deregistering(
+    member: &Arc<Member>,
+    number: usize,
+) -> Result<impl FnOnce() -> Result<(), Error> + Send + use<>, Error> {
+    let _kept = kept_context()?;
+    let prepared = locked(&member.device.prepared).clone();
+    let window = locked(&member.device.windows).remove(&number);
+    let none = || Error::InvalidArgument("this is no window of the communicator".into());
+    let (prepared, window) = prepared.zip(window).ok_or_else(none)?;
+    Ok(move || {
+        let _kept = kept_context()?;
+        prepared.communicator()?.deregister_window(&window)
+    })
 }
 
 /// Puts calls on their streams: those of one communicator as a group, on all streams that they name.

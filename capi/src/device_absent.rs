@@ -56,6 +56,27 @@ pub(crate) fn enqueue(calls: &[(Arc<Member>, Call)]) -> Result<(), Error> {
     calls.first().map_or(Ok(()), |(_, call)| match *call {})
 }
 
+/// Says what is missing.
+///
+/// # Safety
+///
+/// Nothing is looked at.
+pub(crate) unsafe fn registering(
+    _member: &Arc<Member>,
+    _window: (Buffer, bool, usize),
+    _stream: *mut c_void,
+) -> Result<fn() -> Result<(), Error>, Error> {
+    Err(absent())
+}
+
+/// Says what is missing.
+pub(crate) fn deregistering(
+    _member: &Arc<Member>,
+    _number: usize,
+) -> Result<fn() -> Result<(), Error>, Error> {
+    Err(absent())
+}
+
 fn absent() -> Error {
     Error::InvalidUsage(
         "this library is built without CUDA: build it with `cargo build --release -p ccl-capi \
@@ -82,6 +103,14 @@ mod tests {
         let error = call.unwrap_err();
         assert!(matches!(&error, Error::InvalidUsage(text) if text.contains("--features cuda")));
         assert_eq!(enqueue(&[]), Ok(()));
+        let member = Member::starting(true);
+        let nothing = Buffer::target("buffer", nowhere, 0).unwrap();
+        // SAFETY: nothing is looked at.
+        let registering = unsafe { registering(&member, (nothing, true, 1), nowhere) };
+        assert_eq!(
+            [registering.err(), deregistering(&member, 1).err()],
+            [(); 2].map(|()| Some(absent()))
+        );
         assert!(!device.is_used() && device.failure().is_none());
         host.barrier().unwrap();
         assert_eq!(device.finalize(&host), Ok(()));

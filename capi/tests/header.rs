@@ -113,6 +113,12 @@ fn enumerators_are_the_librarys_numbers() {
     ] {
         expected.push((name.to_owned(), i64::try_from(count).unwrap()));
     }
+    for (name, flags) in [
+        ("CCL_WIN_DEFAULT", abi::WINDOW_DEFAULT),
+        ("CCL_WIN_COLL_SYMMETRIC", abi::WINDOW_SYMMETRIC),
+    ] {
+        expected.push((name.to_owned(), i64::from(flags)));
+    }
     assert_eq!(abi::FIRST_USER_OP as usize, ReduceOp::ALL.len());
     expected.extend(enumerators_of_queue_pairs());
     expected.sort();

@@ -80,6 +80,8 @@ fn cuda_program(program: &Path, staging_bytes: &str) -> Command {
     let mut command = rank_program(program);
     command.env("LD_LIBRARY_PATH", folder).env("FAKECUDA_DEVICES", "2");
     command.env("R2CCL_CUDA_STAGING_BYTES", staging_bytes);
+    // Blocks of most calls are larger.
+    command.env("R2CCL_CUDA_COPY_ENGINE_BYTES", "1000");
     command
 }
 

@@ -491,6 +491,37 @@ ccl_result_t ccl_cuda_send(const void *send, size_t count, ccl_datatype_t dataty
 ccl_result_t ccl_cuda_recv(void *recv, size_t count, ccl_datatype_t datatype, int peer,
                            ccl_comm_t comm, void *stream);
 
+/* Windows: memory of CUDA devices that all ranks register together, as ncclCommWindowRegister() does. Then
+ * ranks of one host know where everybody's memory is, and copy engines do large calls in it; docs/cuda.md
+ * says which.
+ *
+ *  - All ranks call it with the same size, > 0, in the same order among windows and calls, and it returns
+ *    when all have; with blocking = 0 it is CCL_IN_PROGRESS until then. In a group the end of the group
+ *    waits: a thread that holds several ranks registers for all of them in one.
+ *  - With CCL_WIN_COLL_SYMMETRIC the program promises that, where the `recv` of an AllGather or Broadcast,
+ *    or the `send` of an AllToAll, is in the window on one rank, it is on all, at the same offset; and that
+ *    an AllToAll is in place on all ranks or on none. A rank that breaks it ends the communicator at the
+ *    deadline. With CCL_WIN_DEFAULT nothing is promised, and nothing is different.
+ *  - Where ranks cannot reach each other's memory the window is of no use, and calls go another way.
+ *  - Sizes or flags that differ are CCL_INVALID_ARGUMENT on all ranks, with a message that names two.
+ *  - `stream` names the device, as in every call; nothing is put on it.
+ *  - The memory must not be freed before the window is deregistered; nor, when the communicator has failed,
+ *    before the streams of all ranks of the process have come past their calls.                           */
+
+typedef struct ccl_window *ccl_window_t;
+
+typedef enum ccl_window_flags {
+    CCL_WIN_DEFAULT = 0,
+    CCL_WIN_COLL_SYMMETRIC = 1
+} ccl_window_flags_t;
+
+ccl_result_t ccl_cuda_window_register(ccl_comm_t comm, void *buffer, size_t size,
+                                      ccl_window_t *window, int flags, void *stream);
+
+/* Ends a window, when all calls before are over. All ranks call it, and it returns when all have. What is
+ * still registered when the communicator is destroyed ends then. */
+ccl_result_t ccl_cuda_window_deregister(ccl_comm_t comm, ccl_window_t window);
+
 /* ---- Reductions of the user ----------------------------------------------------------------- */
 
 /* Makes an operation of `comm` that multiplies this rank's contribution by *scalar (read now, of
