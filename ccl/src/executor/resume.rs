@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use ccl_core::collective::Collective;
 use ccl_core::program::Program;
 use ccl_kernels::Region;
 use ccl_transport::Loan;
@@ -53,6 +54,17 @@ impl Executor {
         exceed(footprint(buffers), self.caches.share)
     }
 
+    /// Whether what a task stores in its buffers goes past the caches. What a broadcast stores nobody looks at again, so
+    /// there it is enough that it would fill them.
+    fn passes_caches(&self, task: &Task<'_>) -> bool {
+        let is_broadcast = task.stamp.signature.collective == Collective::Broadcast;
+        if is_broadcast {
+            self.fills_caches(footprint(task.buffers))
+        } else {
+            self.exceeds_caches(task.buffers)
+        }
+    }
+
     /// Whether so many bytes are as many as this rank's share of the caches.
     pub(crate) fn fills_caches(&self, bytes: usize) -> bool {
         bytes >= self.caches.share
@@ -73,7 +85,7 @@ impl Executor {
         task: &'a Task<'a>,
         loans: &'a [Option<Loan>],
     ) -> Run<'a> {
-        let exceeds_caches = !task.is_straight && self.exceeds_caches(task.buffers);
+        let exceeds_caches = !task.is_straight && self.passes_caches(task);
         let exceeds_all =
             exceeds_caches && task.buffers.iter().any(|buffer| buffer.bytes() > self.caches.all);
         Run {
