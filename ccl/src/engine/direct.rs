@@ -257,7 +257,8 @@ impl Engine {
             // All ranks touch as much.
             let streams = self.executor.fills_caches(places.touched_bytes(&part));
             let block = &mut direct.block;
-            carry_out(&part, arithmetic.kernel, places, block, streams, limits)?;
+            let look = || limits.fault().map_or(Ok(()), |fault| Err(fault.into()));
+            carry_out(&part, arithmetic.kernel, places, block, streams, look)?;
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;
@@ -359,14 +360,15 @@ impl Engine {
     }
 }
 
-/// Combines the inputs of a part and puts the result into its outputs, past the caches if it `streams`.
+/// Combines the inputs of a part and puts the result into its outputs, past the caches if it `streams`, until a `look`
+/// tells what has ended the call.
 fn carry_out(
     part: &Part,
     kernel: Kernel,
     mut places: Places<'_>,
     block: &mut Scratch,
     streams: bool,
-    limits: Limits<'_>,
+    look: impl Fn() -> Ended,
 ) -> Ended {
     // What is scaled has to stay in a cache, too.
     let is_scaled = places.inputs.iter().any(|input| input.factor.is_some());
@@ -377,10 +379,8 @@ fn carry_out(
         (all.part(0, block_bytes), all.part(block_bytes, block_bytes * places.inputs.len()))
     };
     for offset in (0..part.bytes).step_by(block_bytes) {
-        if offset % LOOK_BYTES == 0
-            && let Some(fault) = limits.fault()
-        {
-            return Err(fault.into());
+        if offset % LOOK_BYTES == 0 {
+            look()?;
         }
         let bytes = block_bytes.min(part.bytes - offset);
         let (source, target) = (part.source + offset, part.target + offset);
@@ -424,53 +424,4 @@ fn carry_out(
 }
 
 #[cfg(test)]
-mod tests {
-    use ccl_transport::shm::Allocation;
-
-    use super::*;
-
-    #[test]
-    fn answers_are_read_as_they_were_told() {
-        let allocation = Allocation::new(100).unwrap();
-        allocation.publish();
-        let start = allocation.start().addr().get();
-        let (input, output) = (Window::on(start, 40), Window::on(start + 50, 20));
-        assert!(input.is_some() && output.is_some());
-        let some = Some(u64::MAX - 1);
-        for (input, output, factor) in
-            [(None, output, some), (input, None, None), (input, output, some)]
-        {
-            let answer = Answer { input, output, factor };
-            assert_eq!(Answer::decode(&answer.encode()), answer);
-        }
-        allocation.withdraw();
-    }
-
-    #[test]
-    fn what_is_written_where_it_was_read_counts_once() {
-        let mut memory = [0_u8; 300];
-        let whole = Region::of_mut(&mut memory);
-        let place = |is_read| {
-            let start = if is_read { 0 } else { 200 };
-            PlaceOfResult { output: Output::Here(whole.part(start, 100)), is_read }
-        };
-        let inputs = [0, 100]
-            .map(|start| Contribution { input: Input::Here(whole.part(start, 100)), factor: None });
-        let part = Part { from: Of::All, source: 0, to: Of::All, target: 0, bytes: 100 };
-        let places = Places {
-            inputs: inputs.into_iter().collect(),
-            outputs: [true, false].map(place).into_iter().collect(),
-        };
-        assert_eq!(places.touched_bytes(&part), 300);
-    }
-
-    #[test]
-    fn who_asked_in_vain_pauses_for_longer_each_time() {
-        let mut pause = Pause::default();
-        for length in [1, 2, 4, 8, 16, 32, 64, 64] {
-            assert!(pause.is_over());
-            pause.lengthen();
-            assert!((0..length).all(|_| !pause.is_over()), "{length}");
-        }
-    }
-}
+mod tests;

@@ -37,6 +37,16 @@ fn exceed(bytes: usize, cache_bytes: usize) -> bool {
     bytes >= cache_bytes.saturating_add(cache_bytes / 2)
 }
 
+/// Whether what a collective stores in so many bytes of buffers goes past the caches. What a broadcast stores nobody looks at
+/// again, so there it is enough that it would fill them.
+fn passes(collective: Collective, bytes: usize, cache_bytes: usize) -> bool {
+    if collective == Collective::Broadcast {
+        bytes >= cache_bytes
+    } else {
+        exceed(bytes, cache_bytes)
+    }
+}
+
 impl Executor {
     /// What is stored in buffers that are much larger than this rank's share of the caches goes past them.
     pub(crate) fn caching(self, caches: Caches) -> Self {
@@ -54,15 +64,10 @@ impl Executor {
         exceed(footprint(buffers), self.caches.share)
     }
 
-    /// Whether what a task stores in its buffers goes past the caches. What a broadcast stores nobody looks at again, so
-    /// there it is enough that it would fill them.
+    /// Whether what a task stores in its buffers goes past the caches.
     fn passes_caches(&self, task: &Task<'_>) -> bool {
-        let is_broadcast = task.stamp.signature.collective == Collective::Broadcast;
-        if is_broadcast {
-            self.fills_caches(footprint(task.buffers))
-        } else {
-            self.exceeds_caches(task.buffers)
-        }
+        let collective = task.stamp.signature.collective;
+        passes(collective, footprint(task.buffers), self.caches.share)
     }
 
     /// Whether so many bytes are as many as this rank's share of the caches.
@@ -120,6 +125,17 @@ mod tests {
         assert_eq!(footprint(&[whole, block]), 100, "in place");
         assert_eq!(footprint(&[whole, Region::of(&other)]), 120);
         assert_eq!(footprint(&[]), 0);
+    }
+
+    #[test]
+    fn a_broadcast_goes_past_the_caches_sooner() {
+        let passing = |bytes| {
+            [Collective::Broadcast, Collective::AllReduce, Collective::AllToAll]
+                .map(|collective| passes(collective, bytes, 1024))
+        };
+        assert_eq!(passing(1023), [false, false, false]);
+        assert_eq!(passing(1024), [true, false, false]);
+        assert_eq!(passing(1536), [true, true, true]);
     }
 
     #[test]

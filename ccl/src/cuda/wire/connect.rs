@@ -114,6 +114,11 @@ impl Place {
         (self.me + self.ranks() - 1) % self.ranks()
     }
 
+    /// The default rail of a lane, of so many.
+    fn rail(&self, lane: usize, lanes: usize) -> usize {
+        (self.first_rail + lane) % lanes
+    }
+
     /// What is said to whoever is at the other end of a connection from the rank with that place.
     fn greeting(&self, place: usize) -> Vec<u8> {
         format!("{} from {}", self.name, self.rank(place)).into_bytes()
@@ -245,7 +250,7 @@ fn halves(
     is_on_device: bool,
 ) -> Result<[Half; 2], Error> {
     let half = |stage: &Option<Stage>, access: Access| -> Result<Half, Error> {
-        let rail = (place.first_rail + lane) % shape.lanes;
+        let rail = place.rail(lane, shape.lanes);
         let domain = rails.domain(rail, shape.lanes, stage.as_ref()).map_err(refused)?;
         let slots = Slots::new(gpu, &domain, (SLOTS, shape.slot_bytes), (access, is_on_device))?;
         Ok(Half { domain, slots })
@@ -307,6 +312,16 @@ mod tests {
         assert_eq!(shape(&[(20, 0), (30, 0)]), told(false, 8, 128 << 10));
         assert!(shape(&[(2, 0), (0, 2)]).is_err());
         assert_eq!(Shape::of(&[Means { soft: 3, rdma: 0 }], 4096).unwrap().slot_bytes, 160);
+    }
+
+    #[test]
+    fn lanes_begin_with_the_first_rail_and_have_each_once() {
+        let place = |first_rail| {
+            let (members, stages) = (vec![Rank(0), Rank(1)], [None, None]);
+            Place { me: 0, members, name: String::new(), first_rail, stages }
+        };
+        let rails = |first_rail| [0, 1, 2].map(|lane| place(first_rail).rail(lane, 3));
+        assert_eq!([0, 1, 5].map(rails), [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
     }
 
     #[test]
