@@ -6,11 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ccl::cuda::Promise;
-use ccl::{Collective, Error, OperationOn, Rank};
+use ccl::{Collective, DataType, Error, OperationOn, Rank};
 
-use super::{LEAST_BYTES, Windowed, bytes_of, check_gather, gather};
+use super::{LEAST_BYTES, Windowed, bytes_of, check_gather, gather, gather_in};
 use crate::Member;
-use crate::direct::prepared;
 use crate::ranks::{processes, processes_with, threads_with};
 
 /// Enough for all calls of a test that are not to end.
@@ -103,12 +102,9 @@ fn ranks_that_call_another_collective_are_told() {
 fn ranks_that_break_the_promise_are_told() {
     const TEST: &str = "windows::endings::ranks_that_break_the_promise_are_told";
     astray(TEST, |windowed| {
-        let (me, stream) = (windowed.member.me() as usize, &windowed.member.stream);
-        let output = windowed.region().part(1, 6000);
-        let input = Some(output.part(me * 2000, 2000));
-        let request = bytes_of(Collective::AllGather, 2000, 0);
-        let operation = OperationOn::Collective { request, input, output: Some(output) };
-        windowed.member.cuda.enqueue(operation, stream).unwrap();
+        let Member { cuda, stream } = &windowed.member;
+        let aside = windowed.region().part(1, 6000);
+        cuda.enqueue(gather_in(aside, windowed.member.me(), 2000), stream).unwrap();
     });
 }
 
@@ -130,21 +126,14 @@ fn ranks_that_disagree_on_the_root_are_told() {
 fn memory_outside_of_the_window_ends_at_the_deadline() {
     const TEST: &str = "windows::endings::memory_outside_of_the_window_ends_at_the_deadline";
     processes_with(TEST, 2, &[], |rank, size, id| {
-        let windowed = Windowed::new((rank, size), &id);
-        let windowed = Windowed {
-            member: prepared(windowed.member, &[ccl::DataType::Uint8], &[]),
-            ..windowed
-        };
+        let windowed = Windowed::new((rank, size), &id).prepared(&[DataType::Uint8]);
         check_gather(&windowed, 2000, 1);
         let Member { cuda, stream } = &windowed.member;
         windowed.member.host().barrier().unwrap();
         windowed.member.host().set_timeout(SHORT).unwrap();
         let elsewhere = windowed.member.gpu().allocate(4000).unwrap();
         let output = if rank == 0 { windowed.region().part(0, 4000) } else { elsewhere.region() };
-        let input = Some(output.part(rank as usize * 2000, 2000));
-        let request = bytes_of(Collective::AllGather, 2000, 0);
-        let operation = OperationOn::Collective { request, input, output: Some(output) };
-        cuda.enqueue(operation, stream).unwrap();
+        cuda.enqueue(gather_in(output, rank, 2000), stream).unwrap();
         let text = windowed.member.ending().to_string();
         stream.synchronise().unwrap();
         assert!(text.contains("has not come to it"), "{text}");
@@ -192,10 +181,7 @@ fn the_end_of_a_communicator_does_not_wait_for_ever() {
         let Windowed { member: Member { cuda, stream }, memory, .. } = windowed;
         if rank == 0 {
             let output = memory.region().part(0, 4000);
-            let input = Some(output.part(0, 2000));
-            let request = bytes_of(Collective::AllGather, 2000, 0);
-            let operation = OperationOn::Collective { request, input, output: Some(output) };
-            cuda.enqueue(operation, &stream).unwrap();
+            cuda.enqueue(gather_in(output, rank, 2000), &stream).unwrap();
             let error = cuda.finalize().unwrap_err();
             assert!(error.to_string().contains("rank 1 has not come to it"), "{error}");
             drop(cuda);

@@ -9,7 +9,7 @@ mod ways;
 use ccl::cuda::{self, Buffer, DeviceRegion, Promise, Window};
 use ccl::{Collective, Communicator, DataType, OperationOn, Rank, ReduceOp, Request, UniqueId};
 
-use super::direct::{noise, request};
+use super::direct::{noise, prepared, request};
 use super::ranks::KERNELS;
 use super::{Member, config};
 
@@ -56,6 +56,11 @@ impl Windowed {
         windowed
     }
 
+    /// With kernels for these types.
+    fn prepared(self, types: &[DataType]) -> Self {
+        Self { member: prepared(self.member, types, &[]), ..self }
+    }
+
     fn region(&self) -> DeviceRegion<'_> {
         let start = SKEW * self.member.me() as usize;
         self.memory.region().part(start, self.memory.region().bytes() - SKEW * 8)
@@ -85,9 +90,13 @@ fn bytes_of(collective: Collective, count: usize, root: u32) -> Request {
 
 /// An `AllGather` in place of blocks of so many bytes, from the beginning of the window on.
 fn gather(windowed: &Windowed, count: usize) -> cuda::Operation<'_> {
-    let (me, ranks) = (windowed.member.me() as usize, windowed.member.size() as usize);
-    let output = windowed.region().part(0, ranks * count);
-    let input = Some(output.part(me * count, count));
+    let output = windowed.region().part(0, windowed.member.size() as usize * count);
+    gather_in(output, windowed.member.me(), count)
+}
+
+/// The same of this rank, wherever the blocks are.
+fn gather_in(output: DeviceRegion<'_>, me: u32, count: usize) -> cuda::Operation<'_> {
+    let input = Some(output.part(me as usize * count, count));
     let request = bytes_of(Collective::AllGather, count, 0);
     OperationOn::Collective { request, input, output: Some(output) }
 }

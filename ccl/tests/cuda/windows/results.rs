@@ -6,7 +6,7 @@ use ccl::cuda::{DeviceRegion, Stream};
 use ccl::{Collective, DataType, OperationOn, Rank, ReduceOp, Region, Request};
 
 use super::{LEAST_BYTES, WINDOW_BYTES, Windowed, bytes_of, gathered, noise};
-use crate::direct::{prepared, request};
+use crate::direct::request;
 use crate::ranks::{processes, processes_with, threads_with};
 use crate::{Member, all_reduce, download, shape, words};
 
@@ -211,9 +211,7 @@ fn call(
 fn calls_follow_each_other_on_two_streams() {
     const TEST: &str = "windows::results::calls_follow_each_other_on_two_streams";
     processes_with(TEST, 3, &[], |rank, size, id| {
-        let windowed = Windowed::new((rank, size), &id);
-        let windowed =
-            Windowed { member: prepared(windowed.member, &[DataType::Int64], &[]), ..windowed };
+        let windowed = Windowed::new((rank, size), &id).prepared(&[DataType::Int64]);
         let member = &windowed.member;
         let streams = [member.stream.clone(), member.gpu().stream().unwrap()];
         for (count, is_late) in [(1501, false), (6000, true), (6601, false)] {

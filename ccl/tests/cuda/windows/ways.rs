@@ -5,16 +5,13 @@ use ccl::{Collective, DataType, Error, OperationOn, ReduceOp, UniqueId};
 
 use super::{LEAST_BYTES, Windowed, bytes_of, check_gather, gather, gathered, member, noise};
 use crate::Member;
-use crate::direct::prepared;
 use crate::ranks::{processes, processes_with};
 
 #[test]
 fn kernels_do_what_is_small_or_elsewhere() {
     const TEST: &str = "windows::ways::kernels_do_what_is_small_or_elsewhere";
     processes_with(TEST, 2, &[], |rank, size, id| {
-        let windowed = Windowed::new((rank, size), &id);
-        let windowed =
-            Windowed { member: prepared(windowed.member, &[DataType::Uint8], &[]), ..windowed };
+        let windowed = Windowed::new((rank, size), &id).prepared(&[DataType::Uint8]);
         check_gather(&windowed, LEAST_BYTES, 3);
         let Member { cuda, stream } = &windowed.member;
         let before = cuda.paths().0;
