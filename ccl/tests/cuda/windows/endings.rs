@@ -170,6 +170,38 @@ fn an_abort_lets_streams_go_that_come_later_too() {
 }
 
 #[test]
+fn a_stream_goes_on_although_a_late_rank_overwrites_what_lets_it_go() {
+    const TEST: &str =
+        "windows::endings::a_stream_goes_on_although_a_late_rank_overwrites_what_lets_it_go";
+    let meeting = Barrier::new(2);
+    threads_with(TEST, 2, |rank, id| {
+        let windowed = Windowed::new((rank, 2), id);
+        let cuda = &windowed.member.cuda;
+        cuda.host().barrier().unwrap();
+        let late = windowed.member.gpu().stream().unwrap();
+        let word = windowed.member.gpu().pin(4).unwrap();
+        late.wait_for_word(&word, 0, 1).unwrap();
+        // Each of them calls something else.
+        cuda.enqueue(gather(&windowed, 2000 + rank as usize), &late).unwrap();
+        meeting.wait();
+        if rank == 0 {
+            cuda.abort("on purpose");
+        }
+        let error = windowed.member.ending();
+        assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error}");
+        // Both have let their streams go, which have not come yet.
+        std::thread::sleep(Duration::from_millis(50));
+        for turn in [1, 0] {
+            if rank == turn {
+                word.word(0).store(1, Ordering::Release);
+                late.synchronise().unwrap();
+            }
+            meeting.wait();
+        }
+    });
+}
+
+#[test]
 fn the_end_of_a_communicator_does_not_wait_for_ever() {
     const TEST: &str = "windows::endings::the_end_of_a_communicator_does_not_wait_for_ever";
     let end = Barrier::new(2);
