@@ -58,7 +58,7 @@ impl Hold {
     /// Who has not come, after a look at the region.
     pub(super) fn awaited(&self) -> Absent {
         let Held { exchange, marks, .. } = &*self.0;
-        let absent = marks.absent(&exchange.marks(Moment::Ready));
+        let absent = marks.absent(&exchange.marks(Moment::Ready), &exchange.gone());
         if absent == Absent::default() {
             let taken = exchange.marks(Moment::Taken).into_iter();
             let slow = taken.filter(|(_, mark)| *mark != marks.own).map(|(place, _)| place);
@@ -84,14 +84,18 @@ impl Held {
 }
 
 impl Marks {
-    /// Who has not written the mark of the call, of whom these were found.
-    fn absent(self, found: &[(usize, u32)]) -> Absent {
-        let places = |is_meant: &dyn Fn(u32) -> bool| {
-            found.iter().filter(|(_, mark)| is_meant(*mark)).map(|(place, _)| *place).collect()
+    /// Who has not written the mark of the call, of whom these were found, and whose streams were let go: they may have
+    /// come to later calls, whatever they have called in this one.
+    fn absent(self, found: &[(usize, u32)], gone: &[usize]) -> Absent {
+        let places = |is_meant: &dyn Fn(usize, u32) -> bool| {
+            let meant = found.iter().filter(|(place, mark)| is_meant(*place, *mark));
+            meant.map(|(place, _)| *place).collect()
         };
+        let is_other = |mark| mark != self.before && mark != self.own;
         Absent {
-            late: places(&|mark| mark == self.before),
-            astray: places(&|mark| mark != self.before && mark != self.own),
+            late: places(&|_, mark| mark == self.before),
+            astray: places(&|place, mark| is_other(mark) && !gone.contains(&place)),
+            left: places(&|place, mark| is_other(mark) && gone.contains(&place)),
             slow: Vec::new(),
         }
     }
@@ -104,6 +108,8 @@ pub(super) struct Absent {
     pub(super) late: Vec<usize>,
     /// They have come to another call.
     pub(super) astray: Vec<usize>,
+    /// They do not wait in it any more.
+    pub(super) left: Vec<usize>,
     /// They have come, and still copy.
     pub(super) slow: Vec<usize>,
 }
@@ -129,6 +135,9 @@ impl Absent {
             ),
             told(&self.astray, &|name| format!("{name} has called something else"), &|names| {
                 format!("{names} have called something else")
+            }),
+            told(&self.left, &|name| format!("{name} has left it"), &|names| {
+                format!("{names} have left it")
             }),
             told(
                 &self.slow,
@@ -192,13 +201,20 @@ mod tests {
     fn who_is_waited_for_is_named() {
         let marks = Marks { before: 7, own: 9 };
         let members = [4, 5, 6, 8].map(Rank);
-        let told = |found: &[(usize, u32)]| marks.absent(found).described(&members);
+        let told = |found: &[(usize, u32)]| marks.absent(found, &[]).described(&members);
         assert_eq!(told(&[(1, 7), (2, 9)]), "the device of rank 5 has not come to it");
         assert_eq!(
             told(&[(1, 7), (2, 7), (3, 3)]),
             "the devices of rank 5, rank 6 have not come to it; rank 8 has called something else"
         );
-        let slow = Absent { slow: vec![0], ..marks.absent(&[(1, 9)]) };
+        let gone = marks.absent(&[(0, 9), (1, 7), (2, 3), (3, 3)], &[0, 2]).described(&members);
+        let expected = [
+            "the device of rank 5 has not come to it",
+            "rank 8 has called something else",
+            "rank 6 has left it",
+        ];
+        assert_eq!(gone, expected.join("; "));
+        let slow = Absent { slow: vec![0], ..marks.absent(&[(1, 9)], &[]) };
         assert_eq!(slow.described(&members), "all ranks have come, and rank 4 has not finished");
     }
 }

@@ -95,7 +95,13 @@ impl Watch {
         deadline.begin();
         until(&self.ended, || {
             let quarrel = || fault().or_else(|| self.quarrel());
-            quarrel().or_else(|| self.late(deadline))
+            quarrel().or_else(|| {
+                let late = self.late(deadline)?;
+                let left =
+                    matches!(self.means, Means::Copies(_)) && !self.exchange.gone().is_empty();
+                // Whoever has left was earlier, and tells more.
+                Some(left.then(|| told(fault)).flatten().unwrap_or(late))
+            })
         })?;
         // Kernels and streams that were let go have ended with nothing.
         fault().map_or(Ok(()), Err)?;
@@ -112,16 +118,9 @@ impl Watch {
         let seen = self.exchange.look_at_marks().map_err(from_device)?;
         until(&seen, || fault().or_else(late))?;
         let Some(place) = self.exchange.gone().first().copied() else { return Ok(()) };
-        // It tells the reason, on another way.
-        let is_over = patience(LOOK_TIME);
-        loop {
-            let reason = "it has left a call that copies".to_owned();
-            let unknown = || Error::Aborted { rank: self.members[place], reason };
-            if let Some(error) = fault().or_else(|| is_over().then(unknown)) {
-                return Err(error);
-            }
-            clock::sleep(MOST_PAUSE);
-        }
+        let reason = "it has left a call that copies".to_owned();
+        let unknown = || Error::Aborted { rank: self.members[place], reason };
+        Err(told(fault).unwrap_or_else(unknown))
     }
 
     /// Has the region of this rank looked at.
@@ -167,6 +166,20 @@ impl Watch {
             Means::Copies(hold) => hold.awaited(),
         };
         absent.described(&self.members)
+    }
+}
+
+/// The reason of a rank that has let its streams go: it has told it before, on another way.
+fn told(fault: &dyn Fn() -> Option<Error>) -> Option<Error> {
+    let is_over = patience(LOOK_TIME);
+    loop {
+        if let Some(error) = fault() {
+            return Some(error);
+        }
+        if is_over() {
+            return None;
+        }
+        clock::sleep(MOST_PAUSE);
     }
 }
 
