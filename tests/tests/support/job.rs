@@ -36,6 +36,8 @@ pub(crate) struct Job {
     role: String,
     size: u32,
     id: Option<String>,
+    /// Why this host does not allow it.
+    refusal: Option<String>,
     marker: String,
     settings: Vec<(Option<u32>, String, String)>,
     /// A line of shell that runs before a rank.
@@ -67,6 +69,7 @@ impl Job {
             role: role.to_owned(),
             size,
             id: None,
+            refusal: None,
             marker: format!("{}-{number}", std::process::id()),
             settings: Vec::new(),
             preludes: Vec::new(),
@@ -111,10 +114,12 @@ impl Job {
         })
     }
 
-    /// Starts every rank; the first one makes the id.
+    /// Starts every rank; the first one makes the id, or says why this host does not allow it.
     pub(crate) fn start(mut self) -> Self {
         for rank in 0..self.size {
-            self.launch(rank);
+            if self.refusal.is_none() {
+                self.launch(rank);
+            }
         }
         self
     }
@@ -126,7 +131,8 @@ impl Job {
         if number == 0 {
             match self.next_line(number) {
                 Line::Id(id) => self.id = Some(id),
-                other @ (Line::Underway | Line::Ended(_) | Line::Skipped(_)) => {
+                Line::Skipped(reason) => self.refusal = Some(reason),
+                other @ (Line::Underway | Line::Ended(_)) => {
                     panic!("rank {rank} has no id but {other:?}")
                 }
             }
@@ -171,6 +177,9 @@ impl Job {
     /// Waits until each of these processes says that it is in the middle of its work, or reports why
     /// this host does not allow it.
     pub(crate) fn underway(&mut self, numbers: &[usize]) -> Result<(), String> {
+        if let Some(reason) = self.refusal.take() {
+            return Err(reason);
+        }
         let mut refusal = Ok(());
         for number in numbers {
             match self.next_line(*number) {
