@@ -2,10 +2,10 @@
 
 mod support;
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use ccl_tests::testbed::port::ReservedPort;
 use support::{Workshop, succeeded};
 
 fn example(workshop: &Workshop, name: &str) -> PathBuf {
@@ -34,13 +34,13 @@ fn processes_that_the_example_starts_sum_correctly() {
 fn processes_of_a_launcher_sum_correctly() {
     let workshop = Workshop::new();
     let program = example(&workshop, "all_reduce.c");
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port().to_string();
-    drop(listener);
+    let port = ReservedPort::new().unwrap();
+    // The ranks meet one above it.
+    let master_port = (port.number() - 1).to_string();
     let start = |rank: &str| {
         let mut command = rank_program(&program);
         command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")]);
-        command.env("MASTER_PORT", &port).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("MASTER_PORT", &master_port).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     let ranks = ["0", "1"].map(start);

@@ -11,6 +11,7 @@
 //! | [`chaos`], [`timeline`] | what happens when? |
 //! | [`bed`] and below it `namespace`, `netlink` | how is it done? |
 //! | [`ranks`], [`control`], [`run`] | what runs on it, who else gives orders, until when? |
+//! | [`port`] | where does a program listen that is told before it runs? |
 //! | [`journal`], [`failure`] | what happened? |
 //! | `lifetime` | who cleans up? |
 
@@ -25,6 +26,7 @@ pub mod journal;
 mod lifetime;
 mod namespace;
 mod netlink;
+pub mod port;
 pub mod ranks;
 pub mod run;
 pub mod shape;

@@ -4,12 +4,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use ccl_tests::testbed::port::ReservedPort;
 
 const WRITE_BW: &str = env!("CARGO_BIN_EXE_vqp_write_bw");
 const WRITE_LAT: &str = env!("CARGO_BIN_EXE_vqp_write_lat");
@@ -291,21 +292,13 @@ fn without_a_rail_there_is_an_error_with_its_reason() {
     assert!(finished.errors.contains("atomic operation was outstanding"), "{finished:#?}");
 }
 
-/// A port on which nobody listens, below those that the kernel gives to whoever names none: another test could get
-/// one of these before it is used.
-fn free_port() -> u16 {
-    let begin = std::process::id() % 10_000;
-    let mut ports = (begin..begin + 10_000).map(|number| 20_000 + (number % 10_000) as u16);
-    let is_free = |port: &u16| TcpListener::bind(("0.0.0.0", *port)).is_ok();
-    ports.find(is_free).expect("a port on which nobody listens")
-}
-
 /// A server and a client, each with its own command line and variables.
 fn both(
     server: (&str, &str, &[(&str, &str)]),
     client: (&str, &str, &[(&str, &str)]),
 ) -> [Finished; 2] {
-    let port = free_port();
+    let reserved = ReservedPort::new().unwrap();
+    let port = reserved.number();
     let (program, line, variables) = server;
     let line = format!("-p {port} -d 127.2.3.1,127.2.3.2 {line}");
     let server = start(program, &line, variables);
@@ -332,7 +325,8 @@ fn a_server_and_a_client_meet_and_the_flags_of_the_client_count() {
 #[test]
 fn rank_0_of_a_launcher_measures_and_rank_1_answers() {
     let _turn = turn();
-    let port = free_port().to_string();
+    let reserved = ReservedPort::new().unwrap();
+    let port = reserved.number();
     let rank = |rank: &str, line: &str| {
         let variables = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
         start(READ_BW, &format!("-p {port} {line}"), &variables)

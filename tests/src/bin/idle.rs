@@ -11,12 +11,12 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::io::Read as _;
-use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl::{Communicator, Config};
+use ccl_tests::testbed::port::ReservedPort;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -33,9 +33,8 @@ fn main() -> Outcome<()> {
     let numbers: Vec<usize> =
         env::args().skip(1).map(|word| word.parse()).collect::<Result<_, _>>()?;
     let [ranks, hosts, rails, seconds, kilobytes] = numbers[..] else { return Err(USAGE.into()) };
-    // The number is free again when the ranks need it.
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
-    let start = |rank| start(rank, [ranks, hosts, rails, seconds, kilobytes], port);
+    let port = ReservedPort::new()?;
+    let start = |rank| start(rank, [ranks, hosts, rails, seconds, kilobytes], port.number());
     let members: Vec<Child> = (0..ranks).map(start).collect::<Result<_, _>>()?;
     println!("rank  % of a processor  MB private  MB shared  threads");
     for (rank, mut child) in members.into_iter().enumerate() {
