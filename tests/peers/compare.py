@@ -4,9 +4,10 @@
     tests/peers/compare.py --ranks 4,8 --rounds 5 [--install] [--torch PYTHON]
 
 The candidates take turns, round by round, so that what else happens on the machine happens to all
-of them; a cell of the table is the median over the rounds. A candidate that is not installed is
-reported and left out. A candidate that needs longer than --timeout for a size is stopped; if that
-happens in the first round, it is not asked for that size again.
+of them; a cell of the table is the median over the rounds. Only rounds in the same state of the
+machine are compared: see watch.py. A candidate that is not installed is reported and left out. A
+candidate that needs longer than --timeout for a size is stopped; if that happens in the first round,
+it is not asked for that size again.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from pathlib import Path
 import candidates
 import tables
 from candidates import REPOSITORY, Plan
+from watch import PERIOD, Watch
 
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
 CHART = REPOSITORY / "docs" / "performance.svg"
@@ -129,42 +131,53 @@ def stop(process):
 
 
 def run_candidate(candidate, plan):
-    """Microseconds by size, of one round; infinitely many where the candidate is too slow."""
+    """Microseconds by size, of one round, and from when to when each was measured; infinitely many where the candidate is
+    too slow."""
     times = {}
     remaining = plan.sizes
     while remaining:
         part = Plan(plan.operation, plan.ranks, remaining, plan.timeout)
+        began = time.monotonic()
         try:
             for size, microseconds in measure(candidate, part):
-                times[size] = microseconds
+                ended = time.monotonic()
+                times[size] = (microseconds, began, ended)
+                began = ended
             missing = []
         except TooSlow:
             missing = [size for size in remaining if size not in times]
             if missing:  # Otherwise all is measured, and only the end took too long.
-                times[missing[0]] = math.inf
+                times[missing[0]] = (math.inf, began, time.monotonic())
         remaining = missing[1:]
     return times
 
 
-def run_rounds(found, plan, rounds):
-    """Lists of microseconds by candidate and size; the candidates take turns."""
+def run_rounds(found, plan, rounds, distance):
+    """Samples by candidate and size, as tables.py has them; the candidates take turns. `distance` is asked how far the
+    processors were from each other, from when to when."""
     samples = {(candidate.name, size): [] for candidate in found for size in plan.sizes}
     for number in range(rounds):
         for candidate in found:
             began = time.monotonic()
-            sizes = [size for size in plan.sizes if samples[candidate.name, size] != [math.inf]]
+            sizes = [size for size in plan.sizes if not is_too_slow(samples[candidate.name, size])]
             part = Plan(plan.operation, plan.ranks, sizes, plan.timeout)
             try:
                 times = run_candidate(candidate, part)
             except Failed as failure:
                 note(f"{candidate.name}: {failure}")
                 continue
-            for size, microseconds in times.items():
-                samples[candidate.name, size].append(microseconds)
+            time.sleep(PERIOD)  # A probe after the last size.
+            for size, (microseconds, *when) in times.items():
+                samples[candidate.name, size].append([microseconds, distance(*when)])
             took = time.monotonic() - began
             note(f"{plan.operation}, {plan.ranks} ranks, round {number + 1}: "
                  f"{candidate.name} {took:.0f} s")
     return samples
+
+
+def is_too_slow(samples):
+    """Whether a candidate did not finish in the first round."""
+    return [microseconds for microseconds, _ in samples] == [math.inf]
 
 
 # The command line
@@ -221,15 +234,17 @@ def main():
         found = [candidate for candidate in found if candidate.name in arguments.candidates]
     for line in missing:
         note(f"skipped: {line}")
+    distance, close = watched(folder)
     record = tables.Record.read(arguments.json)
     for operation in arguments.operations:
         for ranks in arguments.ranks:
             sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
             plan = Plan(operation, ranks, sizes, arguments.timeout)
-            samples = run_rounds(found, plan, arguments.rounds)
+            samples = run_rounds(found, plan, arguments.rounds, distance)
             part = record.add(plan, [candidate.name for candidate in found], samples)
             print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
             record.write(arguments.json)
+    close()
     if arguments.dry:
         return
     head = tables.circumstances(found, missing, command_line(arguments), arguments)
@@ -238,6 +253,16 @@ def main():
             *map(tables.table, record.parts), tables.verdicts(record.parts)]
     tables.write_document("\n\n".join(text), DOCUMENT)
     note(f"{len(missing)} candidates skipped; written to {DOCUMENT.relative_to(REPOSITORY)}")
+
+
+def watched(folder):
+    """What tells how far the processors are from each other, from when to when, and what ends it."""
+    try:
+        watch = Watch(folder)
+    except (OSError, subprocess.CalledProcessError) as error:
+        note(f"skipped: whether the processors are near each other: {error}")
+        return (lambda begin, end: None), (lambda: None)
+    return watch.between, watch.close
 
 
 def draw(folder, record):

@@ -1,8 +1,12 @@
 """What compare.py has measured, as tables and verdicts in Markdown.
 
 A *part* is one collective with one number of ranks, as plain data that goes through JSON: `operation`,
-`ranks`, `sizes`, `timeout`, `calls` by size, and `samples`: by candidate, a list of microseconds for each
-size. A candidate that was too slow has `Infinity`, one that failed an empty list.
+`ranks`, `sizes`, `timeout`, `calls` by size, and `samples`: by candidate, a list for each size, with microseconds and
+the nanoseconds of watch.py, which may be `null`, of each round. A candidate that was too slow has `Infinity`
+microseconds, one that failed an empty list.
+
+The states of the machine are not mixed: what is compared in a row is of the state in which most candidates were measured.
+A candidate that never was has all its rounds there, and a mark.
 """
 
 import json
@@ -14,6 +18,7 @@ import time
 from pathlib import Path
 
 from candidates import LIMIT, OURS, OWN, REGISTERED, UNTIMED, commit, iterations
+from watch import state
 
 # Bytes that are moved over the wire by the busiest rank, per byte of the size.
 FACTORS = {
@@ -71,9 +76,43 @@ class Record:
 # Medians
 
 
+def rounds(part, name, index):
+    """All samples of a candidate for one size."""
+    return part["samples"].get(name, [[]] * len(part["sizes"]))[index]
+
+
+def states(samples):
+    """In which states of the machine they were taken. Who was too slow would have been in any."""
+    return {state(nanoseconds) for microseconds, nanoseconds in samples if microseconds != math.inf}
+
+
+def compared_state(part, index):
+    """The state of the machine in which a size is compared: most candidates were measured in it, or most often."""
+    samples = [rounds(part, name, index) for name in part["samples"]]
+
+    def weight(one):
+        candidates = sum(one in states(each) for each in samples)
+        return candidates, sum(state(nanoseconds) == one for each in samples for _, nanoseconds in each)
+
+    return max(("near", "far", None), key=weight)
+
+
+def comparable(part, name, index):
+    """The samples of a candidate that are compared for one size, and whether they are of the right state."""
+    one = compared_state(part, index)
+    samples = rounds(part, name, index)
+    of_state = [sample for sample in samples if sample[0] == math.inf or state(sample[1]) == one]
+    return of_state or samples, bool(of_state) or not samples
+
+
+def times(part, name, index):
+    """The microseconds of a candidate that are compared for one size."""
+    return [microseconds for microseconds, _ in comparable(part, name, index)[0]]
+
+
 def median(part, name, index):
-    """Of the rounds of one size; no number where nothing was measured."""
-    values = part["samples"].get(name, [[]] * len(part["sizes"]))[index]
+    """Of what is compared for one size; no number where nothing was measured."""
+    values = times(part, name, index)
     return statistics.median(values) if values else math.nan
 
 
@@ -121,7 +160,7 @@ def table(part):
     names, limited = list(part["samples"]), LIMIT in part["samples"]
     own = [name for name in (OURS, REGISTERED) if name in names]
     head = ["size", *names, f"{OURS} busbw", *(f"best peer / {name}" for name in own),
-            *(["share of the limit"] if limited else []), "rounds, least to most"]
+            *(["share of the limit"] if limited else []), "rounds, least to most", "cache line"]
     title = f"### {part['operation']}, {part['ranks']} ranks"
     lines = [title, "", row(head), row(["---"] * len(head))]
     for index, size in enumerate(part["sizes"]):
@@ -133,7 +172,8 @@ def table(part):
             f"{bandwidth:.2f} GB/s" if math.isfinite(time) else "-",
             *(number(ratio(part, name, index)) for name in own),
             *([percent(share(part, index))] if limited else []),
-            spread(part["samples"].get(OURS, [[]] * (index + 1))[index]),
+            spread(times(part, OURS, index)),
+            distance(part, index),
         ]))
     return "\n".join(lines)
 
@@ -148,7 +188,18 @@ def cell(part, name, index):
     microseconds = median(part, name, index)
     if microseconds == math.inf:
         return f"> {duration(part['timeout'] / part['calls'][index] * 1e6)} µs"
-    return "failed" if math.isnan(microseconds) else f"{duration(microseconds)} µs"
+    mark = "" if comparable(part, name, index)[1] else " *"
+    return "failed" if math.isnan(microseconds) else f"{duration(microseconds)} µs{mark}"
+
+
+def distance(part, index):
+    """How long a cache line took from one processor to the other in what is compared, and how many samples that are of all."""
+    samples = [sample for name in part["samples"] for sample in rounds(part, name, index) if sample[0] != math.inf]
+    one = compared_state(part, index)
+    same = [nanoseconds for _, nanoseconds in samples if state(nanoseconds) == one]
+    if one is None or not same:
+        return "-"
+    return f"{statistics.median(same):.0f} ns, {len(same)} of {len(samples)}"
 
 
 def number(value):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What compare.py says about given times: which bars are missed, and which of them ask for more than the limit.
+"""What compare.py says about given times: which are compared, which bars are missed, and which of them ask for more than the limit.
 
     tests/peers/test_tables.py
 """
@@ -8,6 +8,7 @@ import math
 import unittest
 
 import tables
+import watch
 from candidates import LIMIT, OURS, REGISTERED
 
 PEER = "Open MPI"
@@ -17,7 +18,7 @@ SMALL, MIDDLE, LARGE = 8, 1 << 20, 16 << 20
 def part(sizes, operation="all_gather", ranks=4, **times):
     """Of one round: microseconds by candidate for each size."""
     names = {"ours": OURS, "registered": REGISTERED, "limit": LIMIT, "peer": PEER}
-    samples = {names[name]: [[time] for time in column] for name, column in times.items()}
+    samples = {names[name]: [[[time, 50]] for time in column] for name, column in times.items()}
     calls = [1] * len(sizes)
     return {"operation": operation, "ranks": ranks, "sizes": sizes, "timeout": 1, "calls": calls, "samples": samples}
 
@@ -83,6 +84,46 @@ class Verdicts(unittest.TestCase):
         bar = "70 % of what the memory allows"
         self.assertEqual(line(part([LARGE], "all_reduce", **times), bar), "**missed** in 1 of 1: 16 MB 50 %")
         self.assertFalse(any(bar in text for text in tables.judged(part([LARGE], **times))))
+
+
+def rounds(**samples):
+    """A part of one size: samples by candidate."""
+    found = part([MIDDLE], **{name: [1] for name in samples})
+    found["samples"] = {name: [samples[key]] for name, key in zip(found["samples"], samples)}
+    return found
+
+
+class States(unittest.TestCase):
+    def test_rounds_near_are_compared_with_rounds_near(self):
+        found = rounds(ours=[[10, 45], [30, 200], [12, 50]], peer=[[40, 190], [20, 55], [22, 40]])
+        self.assertEqual(tables.ratio(found, OURS, 0), 21 / 11)
+        self.assertIn("| 10.0 – 12.0 | 48 ns, 4 of 6 |", tables.table(found))
+
+    def test_the_state_counts_in_which_most_candidates_were(self):
+        found = rounds(ours=[[10, 45], [11, 45], [30, 200]], peer=[[60, 200]])
+        self.assertEqual(tables.ratio(found, OURS, 0), 2)
+
+    def test_a_candidate_that_was_in_another_state_has_a_mark(self):
+        found = rounds(ours=[[10, 45]], registered=[[10, 45]], peer=[[60, 200]])
+        self.assertIn("| 60.0 µs * |", tables.table(found))
+        self.assertNotIn("10.0 µs *", tables.table(found))
+
+    def test_who_is_too_slow_is_so_in_every_state(self):
+        found = rounds(ours=[[10, 45]], registered=[[10, 200], [9, 45]], peer=[[math.inf, 200]])
+        self.assertIn("| > 1000000 µs |", tables.table(found))
+        self.assertEqual(tables.median(found, REGISTERED, 0), 9)
+
+    def test_without_a_watch_all_rounds_count(self):
+        found = rounds(ours=[[10, None], [20, None]], peer=[[30, None]])
+        self.assertEqual(tables.ratio(found, OURS, 0), 2)
+        self.assertIn("| - |\n", tables.table(found) + "\n")
+
+    def test_probes_count_from_just_before_to_just_after(self):
+        probes = [(1.0, 200), (2.0, 40), (2.1, 50), (2.2, 60), (3.0, 210)]
+        self.assertEqual(watch.between(probes, 2.05, 2.15), 50)
+        self.assertEqual(watch.between(probes, 2.12, 2.13), 55)
+        self.assertIsNone(watch.between(probes, 2.15, 2.95), "of both states")
+        self.assertIsNone(watch.between(probes, 4.0, 5.0), "of none")
 
 
 class Tables(unittest.TestCase):
