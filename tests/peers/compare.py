@@ -11,6 +11,7 @@ it is not asked for that size again.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -234,17 +235,16 @@ def main():
         found = [candidate for candidate in found if candidate.name in arguments.candidates]
     for line in missing:
         note(f"skipped: {line}")
-    distance, close = watched(folder)
     record = tables.Record.read(arguments.json)
-    for operation in arguments.operations:
-        for ranks in arguments.ranks:
-            sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
-            plan = Plan(operation, ranks, sizes, arguments.timeout)
-            samples = run_rounds(found, plan, arguments.rounds, distance)
-            part = record.add(plan, [candidate.name for candidate in found], samples)
-            print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
-            record.write(arguments.json)
-    close()
+    with watched(folder) as distance:
+        for operation in arguments.operations:
+            for ranks in arguments.ranks:
+                sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
+                plan = Plan(operation, ranks, sizes, arguments.timeout)
+                samples = run_rounds(found, plan, arguments.rounds, distance)
+                part = record.add(plan, [candidate.name for candidate in found], samples)
+                print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
+                record.write(arguments.json)
     if arguments.dry:
         return
     head = tables.circumstances(found, missing, command_line(arguments), arguments)
@@ -255,14 +255,19 @@ def main():
     note(f"{len(missing)} candidates skipped; written to {DOCUMENT.relative_to(REPOSITORY)}")
 
 
+@contextlib.contextmanager
 def watched(folder):
-    """What tells how far the processors are from each other, from when to when, and what ends it."""
+    """What tells how far the processors are from each other, from when to when."""
     try:
         watch = Watch(folder)
     except (OSError, subprocess.CalledProcessError) as error:
         note(f"skipped: whether the processors are near each other: {error}")
-        return (lambda begin, end: None), (lambda: None)
-    return watch.between, watch.close
+        yield lambda begin, end: None
+        return
+    try:
+        yield watch.between
+    finally:
+        watch.close()
 
 
 def draw(folder, record):

@@ -6,13 +6,15 @@
  * The nanoseconds are what a cache line takes from one processor to the other, the least of many trips: a virtual
  * machine's processors may be neighbours now and far apart a minute later. A probe takes some ten microseconds of both
  * processors, and needs a priority that makes everybody else wait; without it the program ends. It ends, too, when
- * nobody reads what it prints, or with the process that has started it.
+ * nobody reads what it prints, or with the process that has started it. A probe in which one of the processors does not
+ * answer, because somebody else has as much priority there, is given up and prints nothing.
  */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
@@ -20,6 +22,8 @@
 
 #define TRIPS 100
 #define PRIORITY 50
+/* Looks at the line before an answer is given up: a millisecond or so. */
+#define PATIENCE 1000000
 
 /* Whose turn it is, as a count: even numbers are answers. Alone on its line. */
 static _Alignas(128) atomic_int turn;
@@ -45,10 +49,15 @@ static void take(int processor)
     }
 }
 
-static void await(int expected)
+/* Whether it came. Without an end to its patience, two programs of this kind could wait for each other's processors. */
+static bool await(int expected)
 {
-    while (atomic_load_explicit(&turn, memory_order_acquire) != expected) {
+    for (int look = 0; look < PATIENCE; look++) {
+        if (atomic_load_explicit(&turn, memory_order_acquire) == expected) {
+            return true;
+        }
     }
+    return false;
 }
 
 static void pass(int next)
@@ -61,15 +70,14 @@ static void *answer(void *processor)
     take(*(int *)processor);
     for (;;) {
         pthread_barrier_wait(&start);
-        for (int trip = 0; trip < TRIPS; trip++) {
-            await(2 * trip + 1);
+        for (int trip = 0; trip < TRIPS && await(2 * trip + 1); trip++) {
             pass(2 * trip + 2);
         }
     }
     return NULL;
 }
 
-/* Seconds of the fastest way there and back. */
+/* Seconds of the fastest way there and back; negative if one was given up. */
 static double probe(void)
 {
     double least = 1.0;
@@ -78,7 +86,9 @@ static double probe(void)
     for (int trip = 0; trip < TRIPS; trip++) {
         double began = now();
         pass(2 * trip + 1);
-        await(2 * trip + 2);
+        if (!await(2 * trip + 2)) {
+            return -1.0;
+        }
         double took = now() - began;
         least = took < least ? took : least;
     }
@@ -103,8 +113,8 @@ int main(int count, char **words)
         return 1;
     }
     for (;;) {
-        double nanoseconds = probe() / 2 * 1e9;
-        if (printf("%.6f %.1f\n", now(), nanoseconds) < 0 || fflush(stdout) != 0) {
+        double seconds = probe();
+        if (seconds >= 0 && (printf("%.6f %.1f\n", now(), seconds / 2 * 1e9) < 0 || fflush(stdout) != 0)) {
             return 0;
         }
         nanosleep(&pause, NULL);

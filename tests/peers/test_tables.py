@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What compare.py says about given times: which are compared, which bars are missed, and which of them ask for more than the limit.
+"""What compare.py says about given times: which are compared, which bars are missed, and which of them ask for more than
+the limit.
 
     tests/peers/test_tables.py
 """
@@ -112,6 +113,8 @@ class States(unittest.TestCase):
         found = rounds(ours=[[10, 45]], registered=[[10, 200], [9, 45]], peer=[[math.inf, 200]])
         self.assertIn("| > 1000000 µs |", tables.table(found))
         self.assertEqual(tables.median(found, REGISTERED, 0), 9)
+        later = rounds(ours=[[10, 45], [10, 45], [10, 45]], peer=[[40, 45], [math.inf, 200], [math.inf, 200]])
+        self.assertEqual(tables.median(later, PEER, 0), math.inf)
 
     def test_without_a_watch_all_rounds_count(self):
         found = rounds(ours=[[10, None], [20, None]], peer=[[30, None]])

@@ -39,7 +39,7 @@ class Watch:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         first = self.process.stdout.readline()
         if not first:
-            raise OSError(self.process.stderr.read().strip())
+            raise OSError(self.process.communicate()[1].strip())
         self.note(first)
         threading.Thread(target=self.read, daemon=True).start()
 

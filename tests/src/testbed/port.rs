@@ -40,22 +40,23 @@ impl ReservedPort {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv6Addr, TcpListener, TcpStream};
+    use std::net::{Ipv6Addr, TcpListener};
 
     use super::*;
 
     #[test]
     fn only_who_names_a_reserved_port_gets_it() {
         let port = ReservedPort::new().unwrap();
-        let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
-        let others: Vec<TcpStream> = (0..100)
-            .map(|_| TcpStream::connect(elsewhere.local_addr().unwrap()).unwrap())
-            .collect();
-        assert!(others.iter().all(|other| other.local_addr().unwrap().port() != port.number()));
+        let other = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.number()));
+        let refused = other.bind(&address.into()).expect_err("it is reserved");
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         for _ in 0..2 {
             drop(TcpListener::bind((Ipv4Addr::UNSPECIFIED, port.number())).unwrap());
             drop(TcpListener::bind((Ipv6Addr::UNSPECIFIED, port.number())).unwrap());
             drop(TcpListener::bind((Ipv4Addr::LOCALHOST, port.number())).unwrap());
         }
+        drop(port);
+        other.bind(&address.into()).expect("it is free again");
     }
 }
