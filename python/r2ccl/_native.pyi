@@ -9,7 +9,16 @@ from typing_extensions import Buffer, Self
 from .errors import Error
 from .health import RailHealth
 
-__all__ = ["Communicator", "Group", "ReduceOp", "Request", "UniqueId", "__version__"]
+__all__ = [
+    "Communicator",
+    "Group",
+    "Memory",
+    "ReduceOp",
+    "Registration",
+    "Request",
+    "UniqueId",
+    "__version__",
+]
 
 __version__: str
 
@@ -78,6 +87,22 @@ class Request:
     def test(self) -> bool: ...
 
 @final
+class Memory:
+    """Memory of the library, of which `r2ccl.mem_alloc` makes something that lends its bytes."""
+
+    def __new__(cls, nbytes: int) -> Self: ...
+    @property
+    def address(self) -> int: ...
+
+@final
+class Registration:
+    """That a communicator knows of a buffer."""
+
+    @property
+    def is_shared(self) -> bool: ...
+    def deregister(self) -> None: ...
+
+@final
 class Group:
     """A context manager: calls inside it start together, at its end."""
 
@@ -121,6 +146,7 @@ class Communicator:
     @property
     def async_error(self) -> Error | None: ...
     def health(self) -> list[RailHealth]: ...
+    def register(self, buffer: Buffer | _Tensor) -> Registration: ...
     def explain(
         self,
         collective: str,

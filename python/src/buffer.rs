@@ -122,6 +122,11 @@ impl Buffer {
         self.view.home
     }
 
+    /// First address and number of bytes.
+    pub(crate) fn place(&self) -> (usize, usize) {
+        (self.view.start.addr(), self.view.count * self.view.element.bytes())
+    }
+
     /// The memory, for an operation that ends before this buffer is dropped.
     pub(crate) fn region(&self) -> Region<'static> {
         let View { start, count, element, writable, .. } = self.view;

@@ -11,6 +11,7 @@ use crate::calls::{self, Given, Kind, Place, RaggedCounts};
 use crate::errors::{build, exception, invalid_argument, invalid_usage};
 use crate::health;
 use crate::interrupts::{interruptible, seconds};
+use crate::memory::Registration;
 use crate::reduction::ReduceOp;
 use crate::request::Request;
 use crate::unique_id::UniqueId;
@@ -116,6 +117,15 @@ impl Communicator {
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let member = self.member(py)?;
         health::records(py, &py.detach(|| member.communicator.health()))
+    }
+
+    /// Tells the communicator of a buffer, until it is destroyed or the registration is deregistered. Local. The buffer
+    /// stays alive as long, and must not become smaller.
+    ///
+    /// Shared memory of the program (`multiprocessing.shared_memory`, tensors after `share_memory_()`) is then reached
+    /// in place by the ranks of this host, as that of `r2ccl.mem_alloc` always is. Other memory gains nothing.
+    fn register(&self, buffer: &Bound<'_, PyAny>) -> PyResult<Registration> {
+        Registration::new(&self.member(buffer.py())?, buffer)
     }
 
     /// The algorithms that could serve a call on `count` elements, their predicted times and the choice, as

@@ -18,6 +18,7 @@ mod errors;
 mod group;
 mod health;
 mod interrupts;
+mod memory;
 mod reduction;
 mod request;
 mod unique_id;
@@ -33,6 +34,8 @@ mod _native {
     use super::communicator::Communicator;
     #[pymodule_export]
     use super::group::Group;
+    #[pymodule_export]
+    use super::memory::{Memory, Registration};
     #[pymodule_export]
     use super::reduction::ReduceOp;
     #[pymodule_export]

@@ -14,6 +14,7 @@ use crate::buffer::Buffer;
 use crate::device::{Device, DeviceCall};
 use crate::errors::{exception, invalid_usage};
 use crate::interrupts::{self, INTERRUPTED, Signals};
+use crate::memory::Registered;
 
 /// Operations whose requests the program has dropped, and which may still go on.
 static ORPHANS: Mutex<Vec<Started>> = Mutex::new(Vec::new());
@@ -37,6 +38,8 @@ pub(crate) struct Member {
     latest: Mutex<Option<Pending>>,
     /// Threads that do calls themselves now.
     callers: AtomicU32,
+    /// Buffers that the communicator knows of.
+    pub(crate) registered: Mutex<Vec<Arc<Registered>>>,
 }
 
 /// A thread that does a call itself, while this lives.
@@ -62,8 +65,13 @@ pub(crate) struct Started {
 impl Member {
     /// A communicator on which nothing was started.
     pub(crate) fn new(communicator: ccl::Communicator) -> Arc<Self> {
-        let (device, latest) = (Device::default(), Mutex::default());
-        Arc::new(Self { communicator, device, latest, callers: AtomicU32::new(0) })
+        Arc::new(Self {
+            communicator,
+            device: Device::default(),
+            latest: Mutex::default(),
+            callers: AtomicU32::new(0),
+            registered: Mutex::default(),
+        })
     }
 
     /// What ended the communicator, if something did.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -263,3 +266,106 @@ def saved_and_loaded(folder: str) -> None:
 
 def test_checkpoints_of_sharded_models(tmp_path: Path) -> None:
     run_world(2, saved_and_loaded, str(tmp_path / "checkpoint"))
+
+
+def mapped() -> Iterator[tuple[int, int]]:
+    """Where memory that the library has allocated is, as the system says."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "memfd:r2ccl-memory" in line:
+            low, high = line.split()[0].split("-")
+            yield int(low, 16), int(high, 16)
+
+
+def mapped_bytes() -> int:
+    return sum(high - low for low, high in mapped())
+
+
+def shared_bytes(tensor: torch.Tensor) -> int:
+    """How much of a tensor is in memory that the library has allocated."""
+    start = tensor.data_ptr()
+    end = start + tensor.nbytes
+    return sum(max(0, min(end, high) - max(start, low)) for low, high in mapped())
+
+
+def buckets_in_shared_memory() -> None:
+    # Without it, which is the default, DistributedDataParallel does not ask.
+    os.environ["DDP_DISABLE_COMM_MEM"] = "0"
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 8))
+    seen = []
+
+    def hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        seen.append(shared_bytes(buffer) == buffer.nbytes)
+        work = dist.all_reduce(buffer, async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    # DistributedDataParallel looks at them, and wants no strings.
+    hook.__annotations__ = get_type_hints(hook)
+    parallel = DistributedDataParallel(model)
+    parallel.register_comm_hook(None, hook)
+    values = torch.full((4, 300), 1.0 + dist.get_rank())
+    for _ in range(3):
+        parallel.zero_grad()
+        parallel(values).sum().backward()
+    assert len(seen) >= 3 and all(seen), seen
+    gradient = model[1].bias.grad
+    assert gradient is not None
+    assert (gradient == 4 * dist.get_world_size()).all()
+
+
+def test_buckets_are_where_other_ranks_reach_them() -> None:
+    run_world(2, buckets_in_shared_memory)
+
+
+def parameters_in_shared_memory() -> None:
+    results = []
+    batch = torch.full((4, 200), 1.0 + dist.get_rank())
+    for is_shared in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(200, 200)
+        fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        assert isinstance(model, FSDPModule)
+        model.set_allocate_memory_from_process_group_for_comm(is_shared)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = mapped_bytes()
+        for _ in range(STEPS):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert (mapped_bytes() > before) == is_shared
+        results.append([parameter.full_tensor().detach() for parameter in model.parameters()])
+    assert_close(*results)
+
+
+def test_sharded_parameters_are_where_other_ranks_reach_them() -> None:
+    run_world(2, parameters_in_shared_memory)
+
+
+def tensors_in_shared_memory() -> None:
+    cpu = torch.device("cpu")
+    backend = dist.group.WORLD._get_backend(cpu)
+    assert backend.supports_tensor_alloc(cpu)
+    count, ranks = 1 << 18, dist.get_world_size()
+    addresses = set()
+    for step in range(6):
+        one = backend.allocate_tensor(count, dtype=torch.float32, device=cpu)
+        assert one.shape == (count,) and one.dtype == torch.float32
+        assert shared_bytes(one) == one.nbytes
+        addresses.add(one.data_ptr())
+        one.fill_(dist.get_rank() + step)
+        dist.all_reduce(one)
+        assert (one == ranks * (ranks - 1) / 2 + ranks * step).all()
+        one.untyped_storage().resize_(0)
+        del one
+    assert len(addresses) == 1, "what is given back is used again"
+    small = backend.allocate_tensor(5, dtype=torch.int8, device=cpu)
+    assert small.nbytes == 5 and shared_bytes(small) == 0
+    assert backend.allocate_tensor(0, dtype=torch.bool, device=cpu).nbytes == 0
+    with pytest.raises(ValueError, match="no memory of meta"):
+        backend.allocate_tensor(1 << 20, dtype=torch.int8, device=torch.device("meta"))
+
+
+def test_tensors_of_the_group_are_where_other_ranks_reach_them() -> None:
+    run_world(3, tensors_in_shared_memory)

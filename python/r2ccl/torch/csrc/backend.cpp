@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "meeting.hpp"
+#include "memory.hpp"
 #include "store.hpp"
 
 namespace r2ccl_torch {
@@ -134,6 +135,13 @@ void R2cclBackend::check_process() const {
       generation_ == fork_generation(),
       "r2ccl: this process was forked from the one that made the process group, and cannot use it; "
       "start processes with the method \"spawn\", or make a group of its own");
+}
+
+at::Tensor R2cclBackend::allocateTensor(long elements, at::TensorOptions options) {
+  TORCH_CHECK_VALUE(options.device().is_cpu(), "r2ccl: no memory of ", options.device(),
+                    " is allocated here, only that of the host");
+  TORCH_CHECK_VALUE(elements >= 0, "r2ccl: a tensor of ", elements, " elements");
+  return SharedMemory::tensor(elements, options);
 }
 
 c10d::ErrorType R2cclBackend::getError() {

@@ -115,6 +115,13 @@ class R2cclBackend : public c10d::Backend {
   }
   c10d::ErrorType getError() override;
 
+  // Of buckets of DDP, and of what FSDP sends, if it is told so; see memory.hpp. Without `override`: older versions of
+  // PyTorch do not ask.
+  virtual bool supportsTensorAlloc(c10::DeviceIndex device) {
+    return device < 0;
+  }
+  virtual at::Tensor allocateTensor(long elements, at::TensorOptions options = {});
+
   // Makes what calls on memory of a device need now, and not at the first of them.
   void eagerConnectSingleDevice(at::Device device) override;
 

@@ -43,6 +43,8 @@
   FUNCTION(cuda_recv)              \
   FUNCTION(group_start)            \
   FUNCTION(group_end)              \
+  FUNCTION(mem_alloc)              \
+  FUNCTION(mem_free)               \
   FUNCTION(redop_create_premulsum) \
   FUNCTION(redop_destroy)
 

@@ -11,6 +11,7 @@
 #include "library.cpp"
 #include "mailbox.cpp"
 #include "meeting.cpp"
+#include "memory.cpp"
 #include "sentinel.cpp"
 #include "sparse.cpp"
 #include "store.cpp"
