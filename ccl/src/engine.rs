@@ -3,6 +3,7 @@
 mod attached;
 mod direct;
 mod ending;
+mod pauses;
 mod telling;
 mod trial;
 
@@ -34,6 +35,7 @@ use attached::Attached;
 use direct::Direct;
 use ending::{History, NEWS_PATIENCE};
 pub(crate) use ending::{Limits, Watch};
+use pauses::Pauses;
 
 /// Buffers of the application stand behind these in a group of sends and receives.
 const FIRST_MESSAGE_BUFFER: u16 = 3;
@@ -59,6 +61,8 @@ pub(crate) struct Engine {
     staging: Scratch,
     ladder: Ladder,
     direct: Direct,
+    /// Of asking for `direct`.
+    pauses: Pauses,
     attached: Attached,
     /// What this rank tells in the middle of a call, and then what all do.
     told: Scratch,
@@ -85,6 +89,7 @@ impl Engine {
             staging: Scratch::new(0),
             ladder,
             direct: Direct::default(),
+            pauses: Pauses::default(),
             attached: Attached::default(),
             told: Scratch::default(),
         }

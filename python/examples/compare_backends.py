@@ -73,24 +73,42 @@ def ping_pong(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
             dist.recv(tensor, sender, group=group)
 
 
+def ordinary(elements: int, _group: dist.ProcessGroup) -> torch.Tensor:
+    return torch.empty(elements)
+
+
+def allocated(elements: int, group: dist.ProcessGroup) -> torch.Tensor:
+    """A tensor in memory of the group, if it has any."""
+    device = torch.device("cpu")
+    backend = group._get_backend(device)
+    if not backend.supports_tensor_alloc(device):
+        return ordinary(elements, group)
+    return backend.allocate_tensor(elements, dtype=torch.float32, device=device)
+
+
 def on_tensors(
-    elements: int, run: Callable[[torch.Tensor, dist.ProcessGroup], None]
+    elements: int,
+    run: Callable[[torch.Tensor, dist.ProcessGroup], None],
+    make: Callable[[int, dist.ProcessGroup], torch.Tensor] = ordinary,
 ) -> Callable[[dist.ProcessGroup], Call]:
     """Calls on a tensor of so many float32 on every rank."""
 
     def prepare(group: dist.ProcessGroup) -> Call:
-        check(elements, run, group)
-        tensor = torch.zeros(elements)
+        tensor = make(elements, group)
+        check(tensor, run, group)
+        tensor.zero_()
         return lambda: run(tensor, group)
 
     return prepare
 
 
 def check(
-    elements: int, run: Callable[[torch.Tensor, dist.ProcessGroup], None], group: dist.ProcessGroup
+    tensor: torch.Tensor,
+    run: Callable[[torch.Tensor, dist.ProcessGroup], None],
+    group: dist.ProcessGroup,
 ) -> None:
     """Makes a call whose result is known."""
-    tensor = torch.full((elements,), float(dist.get_rank() + 1))
+    tensor.fill_(float(dist.get_rank() + 1))
     run(tensor, group)
     size = dist.get_world_size()
     expected = {
@@ -129,8 +147,11 @@ CASES = [
     Case("send and back, 8 bytes", 100, on_tensors(2, ping_pong)),
     Case("all_reduce, 64 KB", 100, on_tensors(16_000, all_reduce)),
     Case("all_reduce, 1 MB", 20, on_tensors(250_000, all_reduce)),
+    Case("all_reduce, 1 MB, memory of the group", 20, on_tensors(250_000, all_reduce, allocated)),
     Case("all_reduce, 25 MB", 4, on_tensors(6_250_000, all_reduce)),
+    Case("all_reduce, 25 MB, memory of the group", 4, on_tensors(6_250_000, all_reduce, allocated)),
     Case("broadcast, 25 MB", 4, on_tensors(6_250_000, broadcast)),
+    Case("broadcast, 25 MB, memory of the group", 4, on_tensors(6_250_000, broadcast, allocated)),
     Case("training step, DDP, 0.8 M parameters", 5, training),
 ]
 

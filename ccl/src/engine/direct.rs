@@ -9,8 +9,8 @@
 //! 3. A barrier: nobody returns while somebody still works in his memory.
 //!
 //! If one of them cannot be reached, the plan that was made for the call is carried out, and the next calls of that
-//! collective do not ask: twice as many as the last time. All ranks have seen the same answers, so all of them ask again
-//! at the same call.
+//! collective and size may [not ask](super::pauses). All ranks have seen the same answers, so all of them ask again at the same
+//! call.
 //!
 //! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`].
 
@@ -61,9 +61,6 @@ const STREAMED_BLOCK_BYTES: usize = 128 << 10;
 /// Bytes between two looks whether the call has ended elsewhere.
 const LOOK_BYTES: usize = 1 << 20;
 
-/// Calls that do not ask after one in vain, at most.
-const LONGEST_PAUSE: u32 = 64;
-
 /// How long peers may go on writing after a call has ended early: a part takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -71,31 +68,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     windows: Windows,
-    /// By collective.
-    pauses: [Pause; Collective::ALL.len()],
     block: Scratch,
-}
-
-/// Calls that do not ask.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pause {
-    left: u32,
-    /// As long as the last one was.
-    last: u32,
-}
-
-impl Pause {
-    /// Whether this call asks.
-    fn is_over(&mut self) -> bool {
-        let is_over = self.left == 0;
-        self.left = self.left.saturating_sub(1);
-        is_over
-    }
-
-    fn lengthen(&mut self) {
-        self.last = (2 * self.last).clamp(1, LONGEST_PAUSE);
-        self.left = self.last;
-    }
 }
 
 /// What a rank tells of its buffers: where they can be reached, and by what its contribution is scaled.
@@ -249,7 +222,7 @@ impl Engine {
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
         let mut direct = std::mem::take(&mut self.direct);
-        let result = self.ask(&mut direct, request, task, buffers, limits).and_then(|answers| {
+        let result = self.ask(request, task, buffers, limits).and_then(|answers| {
             let Some(answers) = answers else { return Ok(false) };
             let places = self.reach(&mut direct.windows, &part, &answers, buffers);
             let places = places
@@ -274,18 +247,17 @@ impl Engine {
     /// Whether it is worth while to ask for [that](Self::directly), which all ranks know alike.
     #[inline]
     pub(super) fn may_be_direct(&mut self, request: &Request) -> bool {
-        let least = least_bytes(request.collective);
-        least.is_some_and(|least| largest_bytes(request, self.ranks as usize) >= least)
+        let bytes = largest_bytes(request, self.ranks as usize);
+        least_bytes(request.collective).is_some_and(|least| bytes >= least)
             && self.ranks > 1
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
-            && self.direct.pauses[request.collective as usize].is_over()
+            && self.pauses.is_over(request.collective, bytes)
     }
 
     /// Tells all ranks where this rank's buffers are. Returns what all have told, if all can be reached.
     fn ask(
         &mut self,
-        direct: &mut Direct,
         request: &Request,
         task: &Task<'_>,
         buffers: [Region<'_>; 2],
@@ -302,13 +274,10 @@ impl Engine {
                 told.push(answer);
             }
         }
-        let pause = &mut direct.pauses[request.collective as usize];
-        if told.len() < self.ranks as usize {
-            pause.lengthen();
-            return Ok(None);
-        }
-        *pause = Pause::default();
-        Ok(Some(told))
+        let is_complete = told.len() == self.ranks as usize;
+        let bytes = largest_bytes(request, self.ranks as usize);
+        self.pauses.asked(request.collective, bytes, !is_complete);
+        Ok(is_complete.then_some(told))
     }
 
     /// Opens the memory of a part.

@@ -127,13 +127,3 @@ fn a_fault_ends_a_part_after_a_look() {
     assert!(carry_out(&part, SUM, places, &mut Scratch::default(), true, look).is_err());
     assert_eq!(looks.get(), 2);
 }
-
-#[test]
-fn who_asked_in_vain_pauses_for_longer_each_time() {
-    let mut pause = Pause::default();
-    for length in [1, 2, 4, 8, 16, 32, 64, 64] {
-        assert!(pause.is_over());
-        pause.lengthen();
-        assert!((0..length).all(|_| !pause.is_over()), "{length}");
-    }
-}
