@@ -270,6 +270,10 @@ impl<'a> Run<'a> {
             let bytes = match self.depart(*port, step)? {
                 Departure::Waits => break,
                 Departure::Copied(bytes) => {
+                    if let Action::Send { from, .. } = program.steps[step as usize].action {
+                        let offset = from.offset + self.progress.posted[step as usize];
+                        self.copy_along(Span { offset, ..from }, bytes);
+                    }
                     self.progress.advance(program, step, bytes);
                     bytes
                 }
