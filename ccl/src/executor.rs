@@ -325,9 +325,15 @@ impl<'a> Run<'a> {
         };
         let failed = |cause| Failure::Link { peer: port.rank(), cause };
         // Several readers fetch what is lent from memory each, what is copied from a cache.
-        let is_apart = self.exceeds_all && matches!(port, Port::Multicast(_));
+        let is_multicast = matches!(port, Port::Multicast(_));
+        let is_apart = self.exceeds_all && is_multicast;
         let loan = loan.filter(|_| link.lends() && !is_apart);
-        let largest = if loan.is_some() { LOAN_BYTES } else { link.tile_bytes() };
+        let largest = match loan {
+            Some(_) => LOAN_BYTES,
+            // All ranks send to all. What they have on the way has to stay in the caches together.
+            None if is_multicast && !self.task.program.receives.is_empty() => link.tile_bytes() / 2,
+            None => link.tile_bytes(),
+        };
         let bytes = (this.bytes - posted).min(largest);
         if limit - posted.min(limit) < bytes {
             return Ok(Departure::Waits);
@@ -336,15 +342,15 @@ impl<'a> Run<'a> {
             let tile = link.lend(&stamp, &Loan { bytes, ..loan }).map_err(failed)?;
             return Ok(tile.map_or(Departure::Waits, |tile| Departure::Lent(bytes, tile)));
         }
-        let Some(slot) = link.reserve().map_err(failed)? else { return Ok(Departure::Waits) };
+        let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
-        let slot = (&mut slot[..bytes]).into();
+        let slot = slot.into();
         match (factor, &mut self.distances[index]) {
             (Some((datatype, factor)), _) => scale(datatype, factor, source, slot),
             (None, Some(distance)) => distance.put(source, slot),
             (None, None) => copy(source, slot),
         }
-        link.commit(&stamp, bytes).map_err(failed)?;
+        link.commit(&stamp).map_err(failed)?;
         Ok(Departure::Copied(bytes))
     }
 

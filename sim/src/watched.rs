@@ -35,6 +35,8 @@ pub(crate) struct Watched {
     network: Shared,
     link: usize,
     side: usize,
+    /// Bytes of the tile that is reserved.
+    reserved: usize,
     sent: Journal,
     received: Journal,
 }
@@ -46,7 +48,7 @@ impl Watched {
         (link, side): (usize, usize),
         [sent, received]: [Journal; 2],
     ) -> Self {
-        Self { inner, network, link, side, sent, received }
+        Self { inner, network, link, side, reserved: 0, sent, received }
     }
 }
 
@@ -55,17 +57,18 @@ impl Link for Watched {
         self.inner.tile_bytes()
     }
 
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
-        self.inner.reserve()
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.reserved = bytes;
+        self.inner.reserve(bytes)
     }
 
-    fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
-        if let Some(slot) = self.inner.reserve()? {
-            let record = Record::of(&stamp.encode(), &slot[..bytes]);
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        if let Some(slot) = self.inner.reserve(self.reserved)? {
+            let record = Record::of(&stamp.encode(), slot);
             self.sent.lock().unwrap_or_else(PoisonError::into_inner).push_back(record);
         }
         self.network.lock().link(self.link).committed[self.side] += 1;
-        self.inner.commit(stamp, bytes)
+        self.inner.commit(stamp)
     }
 
     fn peek(&self) -> Option<Tile<'_>> {

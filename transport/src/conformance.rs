@@ -57,11 +57,11 @@ fn until(
 }
 
 fn try_send(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
-    let Some(slot) = link.reserve().expect("reserve") else { return false };
-    for (at, byte) in slot[..bytes].iter_mut().enumerate() {
+    let Some(slot) = link.reserve(bytes).expect("reserve") else { return false };
+    for (at, byte) in slot.iter_mut().enumerate() {
         *byte = pattern(tile, at);
     }
-    link.commit(&stamp(tile), bytes).expect("commit");
+    link.commit(&stamp(tile)).expect("commit");
     true
 }
 

@@ -52,21 +52,24 @@ pub trait Link: Send + fmt::Debug {
     /// Largest payload of a tile, in bytes. Both ends have the same.
     fn tile_bytes(&self) -> usize;
 
-    /// A slot of [`Self::tile_bytes`] bytes to fill, or `None` while all are in use. Calling it again
-    /// before [`Self::commit`] lends the same slot.
-    ///
-    /// # Errors
-    /// The link failed.
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError>;
-
-    /// Hands the first `bytes` of the reserved slot to the peer.
+    /// Room for a tile of `bytes` bytes to fill, or `None` while there is none. Until [`Self::commit`] it may be asked for
+    /// again, and is the same if the length is.
     ///
     /// # Errors
     /// The link failed.
     ///
     /// # Panics
-    /// Nothing is reserved, or `bytes` exceeds the slot.
-    fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError>;
+    /// `bytes` exceeds [`Self::tile_bytes`].
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError>;
+
+    /// Hands the reserved tile to the peer.
+    ///
+    /// # Errors
+    /// The link failed.
+    ///
+    /// # Panics
+    /// Nothing is reserved.
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError>;
 
     /// Lets the peer read own shared memory in place of a tile with its bytes, and returns the
     /// number of the tile, counted from 1; `None` while all slots are in use. The memory must not

@@ -6,7 +6,8 @@
 //! ```text
 //!   reader r   one line    consumed: u64, written by the reader
 //!   header i   two lines   published: u64, bytes: u32, kind: u32, the stamp, and the payload if it
-//!                          is short, or the description of a loan; by the writer
+//!                          is short, else where it begins on the floor, or the description of a loan;
+//!                          by the writer
 //!   floor                  slots * tile_bytes, on which longer payloads lie
 //! ```
 //!
@@ -16,8 +17,7 @@
 //! nothing to lock.
 //!
 //! A payload takes as much of the floor as it is long, so that many small tiles are on the way in the
-//! room of a few large ones. Where one begins follows from the lengths of those before it; see
-//! [`Floor`].
+//! room of a few large ones. Where one begins is for the writer to say; see [`Floor`].
 
 mod atomics;
 mod cache;
@@ -172,6 +172,16 @@ impl Ring {
         self.at(header.0 + INLINE_AT)
     }
 
+    /// Where on the floor a payload begins that is not short.
+    fn place_of_payload(&self, header: Header) -> NonNull<u32> {
+        self.short_payload(header).cast()
+    }
+
+    /// Bytes of the floor.
+    fn floor_bytes(&self) -> usize {
+        self.shape.slots * self.shape.tile_bytes
+    }
+
     /// The payload at `offset` on the floor.
     fn payload(&self, offset: usize) -> NonNull<u8> {
         self.at(self.shape.floor_at(self.readers) + offset)
@@ -234,12 +244,12 @@ impl Link for RingLink {
         self.tile_bytes
     }
 
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
-        self.writer().reserve()
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.writer().reserve(bytes)
     }
 
-    fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
-        self.writer().commit(stamp, bytes);
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        self.writer().commit(stamp);
         self.ring_bells();
         Ok(())
     }

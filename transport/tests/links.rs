@@ -87,18 +87,18 @@ fn every_reader_gets_every_tile_and_the_slowest_decides() {
     };
     let stamp = |sequence| Stamp { sequence, signature };
     for tile in 0..100u32 {
-        writer.reserve().unwrap().unwrap()[..4].copy_from_slice(&tile.to_le_bytes());
-        writer.commit(&stamp(tile), 4).unwrap();
+        writer.reserve(4).unwrap().unwrap().copy_from_slice(&tile.to_le_bytes());
+        writer.commit(&stamp(tile)).unwrap();
         if tile == 0 {
             continue;
         }
-        assert!(writer.reserve().unwrap().is_none(), "both slots are in use");
+        assert!(writer.reserve(4).unwrap().is_none(), "both slots are in use");
         for (index, reader) in readers.iter_mut().enumerate() {
             let arrived = reader.peek().unwrap();
             assert_eq!(arrived.payload, (tile - 1).to_le_bytes());
             assert_eq!(*arrived.stamp, stamp(tile - 1).encode());
             reader.release().unwrap();
-            assert_eq!(writer.reserve().unwrap().is_some(), index == 2);
+            assert_eq!(writer.reserve(4).unwrap().is_some(), index == 2);
         }
         assert_eq!(writer.returned(), u64::from(tile));
     }
@@ -147,11 +147,11 @@ fn tiles_of_all_lengths_arrive_while_all_ends_run() {
             for tile in 0..TILES {
                 let bytes = length(tile, shape.tile_bytes);
                 loop {
-                    if let Some(room) = writer.reserve().unwrap() {
-                        for (at, place) in room[..bytes].iter_mut().enumerate() {
+                    if let Some(room) = writer.reserve(bytes).unwrap() {
+                        for (at, place) in room.iter_mut().enumerate() {
                             *place = byte(tile, at);
                         }
-                        break writer.commit(&stamp(tile), bytes).unwrap();
+                        break writer.commit(&stamp(tile)).unwrap();
                     }
                     std::thread::yield_now();
                 }
@@ -194,8 +194,8 @@ fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
     let neighbours = [1, 0].map(|peer: usize| segments[1 - peer].open(peer, &addresses[peer]));
     let [first, second] = neighbours.map(Result::unwrap);
     let send = |link: &mut dyn Link| {
-        link.reserve().unwrap().unwrap();
-        link.commit(&Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }, 8).unwrap();
+        link.reserve(8).unwrap().unwrap();
+        link.commit(&Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }).unwrap();
     };
     let mut to_second = segments[0].link(0, &first);
     let mut from_first = segments[1].link(1, &second);
@@ -213,9 +213,9 @@ fn a_sleeping_rank_is_woken_by_tiles_and_by_slots_that_come_back() {
             }
         });
         for _ in 0..ROUNDS {
-            sleep_until(&bells[0], &overslept, || to_second.reserve().unwrap().is_some());
+            sleep_until(&bells[0], &overslept, || to_second.reserve(8).unwrap().is_some());
             send(&mut *to_second);
-            sleep_until(&bells[0], &overslept, || to_all.reserve().unwrap().is_some());
+            sleep_until(&bells[0], &overslept, || to_all.reserve(8).unwrap().is_some());
             send(&mut *to_all);
         }
     });
@@ -236,11 +236,11 @@ fn rings_to_one_rank_and_to_all_have_their_own_shapes() {
         for (filling, (shape, from, to)) in (1..).zip(&mut ends) {
             assert_eq!([from.tile_bytes(), to.tile_bytes()], [shape.tile_bytes; 2]);
             for _ in 0..shape.slots {
-                from.reserve().unwrap().unwrap().fill(filling);
+                from.reserve(shape.tile_bytes).unwrap().unwrap().fill(filling);
                 let stamp = Stamp { sequence: 1, signature: Signature::POINT_TO_POINT };
-                from.commit(&stamp, shape.tile_bytes).unwrap();
+                from.commit(&stamp).unwrap();
             }
-            assert!(from.reserve().unwrap().is_none(), "all slots are full");
+            assert!(from.reserve(shape.tile_bytes).unwrap().is_none(), "all slots are full");
         }
         for (filling, (shape, _, to)) in (1..).zip(&mut ends) {
             for _ in 0..shape.slots {

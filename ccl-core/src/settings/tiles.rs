@@ -7,12 +7,23 @@
 
 use super::{KIB, MIB, Settings};
 
-/// What all rings between two ranks of a host may have together, and so may all rings to all ranks.
-const CACHED_BYTES: usize = 8 * MIB;
-/// What is chosen.
-const CHOSEN_BYTES: std::ops::RangeInclusive<usize> = 32 * KIB..=128 * KIB;
+/// Of the rings between two ranks of a host each, or of those to all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Rings {
+    /// What all of them may have together.
+    cached_bytes: usize,
+    /// The longest tile that is chosen.
+    longest: usize,
+}
 
-/// The same as [`CACHED_BYTES`] for tiles that somebody asked for, or that cannot be shorter.
+const PAIRS: Rings = Rings { cached_bytes: 8 * MIB, longest: 128 * KIB };
+/// Where only one rank sends, tiles that are twice as long make a broadcast faster by 3 to 14 %; where all do, they use
+/// half of their rings and are half as long.
+const MULTICASTS: Rings = Rings { cached_bytes: 16 * MIB, longest: 256 * KIB };
+/// The shortest tile that is chosen.
+const SHORTEST: usize = 32 * KIB;
+
+/// What all rings may have together for tiles that somebody asked for, or that cannot be shorter.
 const MOST_BYTES: usize = 512 * MIB;
 const SMALLEST_BYTES: usize = 4 * KIB;
 
@@ -20,13 +31,13 @@ impl Settings {
     /// Payload of a tile between two of the `ranks` of a host, in bytes.
     #[must_use]
     pub fn pair_tile_bytes(&self, ranks: usize) -> usize {
-        self.tile(ranks * ranks * self.shm_slots)
+        self.tile(PAIRS, ranks * ranks * self.shm_slots)
     }
 
     /// Payload of a tile from one of the `ranks` of a host to all others, in bytes.
     #[must_use]
     pub fn multicast_tile_bytes(&self, ranks: usize) -> usize {
-        self.tile(ranks * self.multicast_slots())
+        self.tile(MULTICASTS, ranks * self.multicast_slots())
     }
 
     /// Largest tiles in flight from a rank to all others of its host: the slowest of them decides what is free, and
@@ -37,10 +48,10 @@ impl Settings {
     }
 
     /// Of rings that have so many `slots` together.
-    fn tile(&self, slots: usize) -> usize {
+    fn tile(&self, rings: Rings, slots: usize) -> usize {
         let fitting = |bytes: usize| bytes / slots.max(1) / SMALLEST_BYTES * SMALLEST_BYTES;
         let wanted = match self.tile_bytes {
-            0 => fitting(CACHED_BYTES).clamp(*CHOSEN_BYTES.start(), *CHOSEN_BYTES.end()),
+            0 => fitting(rings.cached_bytes).clamp(SHORTEST, rings.longest),
             asked => asked,
         };
         wanted.min(fitting(MOST_BYTES)).max(SMALLEST_BYTES)
@@ -58,8 +69,8 @@ mod tests {
             let bytes = [settings.pair_tile_bytes(ranks), settings.multicast_tile_bytes(ranks)];
             bytes.map(|bytes| bytes / KIB)
         };
-        assert_eq!([1, 2, 4, 5].map(lengths), [[128, 128], [128, 128], [128, 128], [80, 128]]);
-        assert_eq!([8, 16, 64].map(lengths), [[32, 128], [32, 64], [32, 32]]);
+        assert_eq!([1, 2, 4, 5].map(lengths), [[128, 256], [128, 256], [128, 256], [80, 256]]);
+        assert_eq!([8, 16, 64].map(lengths), [[32, 256], [32, 128], [32, 32]]);
         assert_eq!(lengths(256), [4, 32], "rings of a host have a limit");
         assert_eq!(lengths(1000), [4, 32]);
     }

@@ -123,9 +123,9 @@ impl<'r> Straight<'r> {
             unreachable!("a link for every port of the program")
         };
         let failed = |cause| Failure::Link { peer: port.rank(), cause };
-        let Some(slot) = link.reserve().map_err(failed)? else { return Ok(false) };
-        copy(source, (&mut slot[..bytes]).into());
-        link.commit(&self.task.stamp, bytes).map_err(failed)?;
+        let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(false) };
+        copy(source, slot.into());
+        link.commit(&self.task.stamp).map_err(failed)?;
         Ok(true)
     }
 

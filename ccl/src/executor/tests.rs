@@ -319,6 +319,7 @@ fn a_peer_in_another_call_is_noticed_behind_one_that_is_missing() {
 #[derive(Debug)]
 struct Remembering {
     slot: Vec<u8>,
+    reserved: usize,
     lent: u64,
     copied: Arc<AtomicU64>,
 }
@@ -328,12 +329,13 @@ impl Link for Remembering {
         self.slot.len()
     }
 
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
-        Ok(Some(&mut self.slot))
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.reserved = bytes;
+        Ok(Some(&mut self.slot[..bytes]))
     }
 
-    fn commit(&mut self, _: &Stamp, bytes: usize) -> Result<(), TransportError> {
-        self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+    fn commit(&mut self, _: &Stamp) -> Result<(), TransportError> {
+        self.copied.fetch_add(self.reserved as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -378,7 +380,12 @@ fn what_goes_to_all_is_lent_unless_a_buffer_exceeds_all_caches() {
     for (all, copies) in [(BYTES, 0), (BYTES - 1, BYTES)] {
         let copied = Arc::new(AtomicU64::new(0));
         let mut links: Links = (0..6).map(|_| None).collect();
-        let link = Remembering { slot: vec![0; 1 << 16], lent: 0, copied: Arc::clone(&copied) };
+        let link = Remembering {
+            slot: vec![0; 1 << 16],
+            reserved: 0,
+            lent: 0,
+            copied: Arc::clone(&copied),
+        };
         links[3] = Some(Box::new(link));
         let mut executor = Executor::new(Rank(0), links).caching(Caches { share: 0, all });
         let buffers = [Region::of_mut(&mut data); 2];

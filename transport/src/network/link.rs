@@ -46,7 +46,8 @@ pub(super) struct NetworkLink {
     pub(super) repair: Repair,
     /// The largest tile that is sent; larger ones may come.
     tile_bytes: usize,
-    is_reserved: bool,
+    /// Bytes of the tile that is reserved.
+    reserved: Option<usize>,
     /// Tiles the peer was told that this end has consumed.
     credited: u64,
     /// A path is gone, and with it perhaps the last credit.
@@ -104,7 +105,7 @@ impl NetworkLink {
             repair: Repair::new(carriers.len(), start, terms, keeper),
             carriers,
             tile_bytes: geometry.shape.tile_bytes,
-            is_reserved: false,
+            reserved: None,
             credited: 0,
             owes_credit: false,
             peer_left: false,
@@ -354,26 +355,27 @@ impl Link for NetworkLink {
         self.tile_bytes
     }
 
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        assert!(bytes <= self.tile_bytes, "{bytes} bytes in a tile");
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
         if !self.window.has_room() {
             return Ok(None);
         }
-        self.is_reserved = true;
+        self.reserved = Some(bytes);
         let start = self.geometry.slot(self.window.staged()) + HEADER_BYTES;
-        let range = start..start + self.tile_bytes;
+        let range = start..start + bytes;
         // SAFETY: every copy of the last tile of this slot has arrived or is fenced, so no queue pair
         // reads it; queue pairs are polled, and other slices of this block made, only through a
         // `&mut` of this link.
         Ok(Some(unsafe { self.outbound.lend_mut(range) }))
     }
 
-    fn commit(&mut self, stamp: &Stamp, bytes: usize) -> Result<(), TransportError> {
-        assert!(self.is_reserved, "a tile is reserved before it is committed");
-        assert!(bytes <= self.tile_bytes, "{bytes} bytes in a tile");
-        self.is_reserved = false;
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        let Some(bytes) = self.reserved.take() else {
+            panic!("a tile is reserved before it is committed")
+        };
         let (sequence, consumed) = (self.window.stage(), self.inbound.consumed);
         let header = TileHeader { stamp: stamp.encode(), sequence, payload_bytes: bytes, consumed };
         self.outbound.write(self.geometry.slot(sequence), &header.encode());

@@ -85,9 +85,9 @@ fn stamp(sequence: u32) -> Stamp {
 }
 
 fn try_send(link: &mut dyn Link, sequence: u32, bytes: usize) -> bool {
-    let Some(slot) = link.reserve().unwrap() else { return false };
-    slot[..bytes].fill(sequence as u8);
-    link.commit(&stamp(sequence), bytes).unwrap();
+    let Some(slot) = link.reserve(bytes).unwrap() else { return false };
+    slot.fill(sequence as u8);
+    link.commit(&stamp(sequence)).unwrap();
     true
 }
 
@@ -297,7 +297,7 @@ fn a_peer_that_has_left_is_still_heard() {
         let error = failure(&mut *far);
         assert!(matches!(error, TransportError::PeerGone(_)), "{error}");
         assert!(error.to_string().contains("nic"), "{error}");
-        assert_eq!(far.reserve().map(|_| ()), Err(error.clone()));
+        assert_eq!(far.reserve(10).map(|_| ()), Err(error.clone()));
         assert_eq!(far.progress(), Err(error));
     }
 }
@@ -337,8 +337,8 @@ fn without_repair_the_rail_that_fails_is_named() {
     let mut sent = 0;
     let error = loop {
         assert!(clock::now() < deadline);
-        if let Ok(Some(_)) = near.reserve() {
-            near.commit(&stamp(sent), 10).unwrap();
+        if let Ok(Some(_)) = near.reserve(10) {
+            near.commit(&stamp(sent)).unwrap();
             sent += 1;
         }
         if let Err(error) = near.progress() {
@@ -438,8 +438,8 @@ fn without_a_rail_left_all_are_named() {
     let mut sent = 0;
     let error = loop {
         assert!(clock::now() < deadline);
-        if near.reserve().is_ok_and(|slot| slot.is_some()) {
-            near.commit(&stamp(sent), 10).unwrap();
+        if near.reserve(10).is_ok_and(|slot| slot.is_some()) {
+            near.commit(&stamp(sent)).unwrap();
             sent += 1;
         }
         if let Err(error) = near.progress() {

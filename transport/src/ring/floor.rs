@@ -2,38 +2,61 @@
 
 use super::{LINE_BYTES, RingShape};
 
-/// The place of the next payload.
+/// Where payloads are put.
 ///
-/// Payloads follow each other in lines. One begins only where the largest tile would fit before the end of
-/// the floor, and else at its beginning: the writer reserves room before it knows the length. That is all
-/// there is to it, so both ends find the same places without telling each other, and tiles of the largest
-/// size lie where they would in a ring of slots.
+/// They follow each other in lines, until one does not fit before the end any more: it lies at the beginning. So tiles of
+/// the largest size lie where they would in a ring of slots. Those that are at most half as long have the first half to
+/// themselves: whoever sends such tiles has reason not to put much on the way, as it would not stay in the caches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
+    /// Behind what was put there last.
     next: usize,
-    tile_bytes: usize,
-    end: usize,
+    shape: RingShape,
 }
 
 impl Floor {
     pub(super) fn new(shape: RingShape) -> Self {
-        Self { next: 0, tile_bytes: shape.tile_bytes, end: shape.slots * shape.tile_bytes }
+        Self { next: 0, shape }
     }
 
-    /// Where the next payload begins.
+    /// Behind what was put there last.
     pub(super) fn next(self) -> usize {
         self.next
     }
 
-    /// Puts a payload of `bytes` bytes, at most a tile, on the floor.
-    pub(super) fn put(&mut self, bytes: usize) {
-        let end = self.next + bytes.next_multiple_of(LINE_BYTES);
-        self.next = if end + self.tile_bytes > self.end { 0 } else { end };
+    /// Where a payload of `bytes` bytes, at most a tile, finds room while others lie there, the oldest of them at `oldest`.
+    pub(super) fn room(self, bytes: usize, oldest: Option<usize>) -> Option<usize> {
+        let behind = self.next + bytes.next_multiple_of(LINE_BYTES);
+        let is_behind = behind <= self.end_for(bytes);
+        match oldest {
+            None => Some(if is_behind { self.next } else { 0 }),
+            // What lies there is in one piece.
+            Some(oldest) if oldest < self.next => {
+                if is_behind {
+                    Some(self.next)
+                } else {
+                    (bytes <= oldest).then_some(0)
+                }
+            }
+            Some(oldest) => (behind <= oldest).then_some(self.next),
+        }
     }
 
-    /// Whether there is room for a payload while others lie there, the oldest of them at `oldest`.
-    pub(super) fn has_room(self, oldest: Option<usize>) -> bool {
-        oldest.is_none_or(|oldest| oldest < self.next || self.next + self.tile_bytes <= oldest)
+    /// Puts a payload where it has found room.
+    pub(super) fn put(&mut self, start: usize, bytes: usize) {
+        self.next = start + bytes.next_multiple_of(LINE_BYTES);
+    }
+
+    /// Begins anew, while nothing lies there.
+    pub(super) fn rewind(&mut self) {
+        self.next = 0;
+    }
+
+    /// The end of the part of the floor that payloads of this length use.
+    fn end_for(self, bytes: usize) -> usize {
+        let RingShape { tile_bytes, slots, .. } = self.shape;
+        let all = slots * tile_bytes;
+        if slots > 1 && bytes <= tile_bytes / 2 { all / 2 } else { all }
     }
 }
 
@@ -49,13 +72,27 @@ mod tests {
     fn tiles_of_the_largest_size_lie_in_slots() {
         let shape = RingShape { tile_bytes: 256, slots: 3, tiles: 8 };
         let mut floor = Floor::new(shape);
+        let mut lying = VecDeque::new();
         for tile in 0..20 {
-            assert_eq!(floor.next(), tile % 3 * 256);
-            let oldest = floor.next();
-            floor.put(256);
-            assert!(floor.has_room(Some(oldest)), "three fit");
+            let start = floor.room(256, lying.front().copied()).unwrap();
+            assert_eq!(start, tile % 3 * 256);
+            floor.put(start, 256);
+            lying.push_back(start);
+            if lying.len() == 3 {
+                assert_eq!(floor.room(256, lying.pop_front()), None, "three fit, and no more");
+            }
         }
-        assert!(!floor.has_room(Some(floor.next())), "and no more");
+    }
+
+    #[test]
+    fn shorter_tiles_use_the_first_half() {
+        let mut floor = Floor::new(RingShape { tile_bytes: 256, slots: 4, tiles: 99 });
+        let starts = [128, 128, 100, 128, 128, 129, 256, 256, 128].map(|bytes| {
+            let start = floor.room(bytes, None).unwrap();
+            floor.put(start, bytes);
+            start
+        });
+        assert_eq!(starts, [0, 128, 256, 384, 0, 128, 320, 576, 0]);
     }
 
     proptest! {
@@ -66,20 +103,23 @@ mod tests {
             let mut floor = Floor::new(shape);
             let mut lying: VecDeque<(usize, usize)> = VecDeque::new();
             for (comes, bytes) in moves {
+                let bytes = 1 + bytes % shape.tile_bytes;
                 let oldest = lying.front().map(|(start, _)| *start);
                 if !comes {
                     lying.pop_front();
-                } else if floor.has_room(oldest) {
-                    let (start, bytes) = (floor.next(), 1 + bytes % shape.tile_bytes);
-                    prop_assert!(start + shape.tile_bytes <= slots * shape.tile_bytes);
+                    if lying.is_empty() && bytes.is_multiple_of(2) {
+                        floor.rewind();
+                    }
+                } else if let Some(start) = floor.room(bytes, oldest) {
+                    prop_assert!(start + bytes <= slots * shape.tile_bytes);
                     let apart = |(other, length): &(usize, usize)| {
-                        other + length <= start || start + shape.tile_bytes <= *other
+                        other + length <= start || start + bytes <= *other
                     };
                     prop_assert!(lying.iter().all(apart), "{start} among {lying:?}");
                     lying.push_back((start, bytes));
-                    floor.put(bytes);
+                    floor.put(start, bytes);
                 } else {
-                    prop_assert!(lying.len() + 1 >= slots, "{} tiles fill {slots} slots", lying.len());
+                    prop_assert!(!lying.is_empty(), "{bytes} bytes find no room on an empty floor");
                 }
             }
         }

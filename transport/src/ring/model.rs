@@ -121,9 +121,9 @@ impl Patience {
 fn write(watched: &Watched, mut writer: Writer, lengths: &[usize], patience: Patience) -> bool {
     for (tile, &bytes) in lengths.iter().enumerate() {
         let filled = patience.wait(|| {
-            let room = writer.reserve().expect("nobody releases too much")?;
-            watched.writes(&room[..bytes]);
-            room[..bytes].fill(tile as u8 + 1);
+            let room = writer.reserve(bytes).expect("nobody releases too much")?;
+            watched.writes(room);
+            room.fill(tile as u8 + 1);
             Some(())
         });
         if filled.is_none() {
@@ -131,7 +131,7 @@ fn write(watched: &Watched, mut writer: Writer, lengths: &[usize], patience: Pat
         }
         watched.writes(watched.header(tile));
         watched.lent[tile].with_mut(|_| ());
-        writer.commit(&stamp(tile), bytes);
+        writer.commit(&stamp(tile));
     }
     (0..lengths.len()).all(|tile| {
         let back = patience.wait(|| (writer.returned() > tile as u64).then_some(()));

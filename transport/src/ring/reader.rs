@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::atomics::Ordering;
-use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
+use super::{Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
 use crate::shm::{Map, SegmentAddress, open};
 use crate::{Tile, TransportError};
 
@@ -18,7 +18,6 @@ pub(super) struct Reader {
     released: u64,
     /// Of the oldest tile that is not.
     header: Header,
-    floor: Floor,
     /// Memory of the writer that was lent before, the latest last.
     borrowed: RefCell<Vec<(SegmentAddress, Map)>>,
     /// What was found wrong while looking at the oldest tile.
@@ -28,9 +27,9 @@ pub(super) struct Reader {
 impl Reader {
     pub(super) fn new(ring: Ring, index: usize) -> Self {
         assert!(index < ring.readers, "reader {index} of {}", ring.readers);
-        let (header, floor) = (ring.first(), Floor::new(ring.shape));
+        let header = ring.first();
         let (borrowed, wrong) = (RefCell::default(), RefCell::default());
-        Self { ring, index, released: 0, header, floor, borrowed, wrong }
+        Self { ring, index, released: 0, header, borrowed, wrong }
     }
 
     /// The oldest tile. If something is wrong with it, there is none, and [`Self::wrong`] tells.
@@ -50,11 +49,6 @@ impl Reader {
     pub(super) fn release(&mut self) {
         let published = self.ring.published(self.header).load(Ordering::Relaxed);
         assert!(published == self.released + 1, "release without a tile");
-        if self.ring.kind(self.header).load(Ordering::Relaxed) == KIND_TILE {
-            let bytes = self.ring.length(self.header).load(Ordering::Relaxed) as usize;
-            // A peer that changes what was looked at must not lead us off the floor.
-            self.floor.put(bytes.min(self.ring.shape.tile_bytes));
-        }
         self.released += 1;
         self.header = self.ring.behind(self.header);
         // Of a writer that is ahead, it comes while the caller does something else.
@@ -78,15 +72,22 @@ impl Reader {
         let kind = self.ring.kind(self.header).load(Ordering::Relaxed);
         // SAFETY: the tile is published and not released, so the writer leaves its header alone.
         let stamp = unsafe { self.ring.stamp(self.header).as_ref() };
-        let (start, room) = match kind {
-            KIND_INLINE | KIND_LOAN => (self.ring.short_payload(self.header), INLINE_BYTES),
-            KIND_TILE => (self.ring.payload(self.floor.next()), self.ring.shape.tile_bytes),
+        let start = match kind {
+            KIND_INLINE | KIND_LOAN if bytes <= INLINE_BYTES => {
+                self.ring.short_payload(self.header)
+            }
+            KIND_TILE => {
+                // SAFETY: as above.
+                let offset = unsafe { self.ring.place_of_payload(self.header).read() } as usize;
+                // A peer must not lead us off the floor.
+                if offset.saturating_add(bytes) > self.ring.floor_bytes() || bytes == 0 {
+                    return Err(invalid());
+                }
+                self.ring.payload(offset)
+            }
             _ => return Err(invalid()),
         };
-        if bytes > room {
-            return Err(invalid());
-        }
-        // SAFETY: as above, and the length was checked against the room there is.
+        // SAFETY: as above, and the room there is was checked.
         let written = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
         let payload = if kind == KIND_LOAN { self.borrow(written)? } else { written };
         Ok(Tile { stamp, payload })

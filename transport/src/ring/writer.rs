@@ -6,6 +6,25 @@ use super::atomics::Ordering;
 use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
 use crate::{Loan, Stamp, TransportError};
 
+/// Bytes from one look whether the floor is empty to the next.
+const LOOK_BYTES: usize = 128 << 10;
+
+/// Where a payload lies.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// Behind the stamp.
+    Header,
+    /// At this offset on the floor.
+    Floor(usize),
+}
+
+/// A tile that is not published yet.
+#[derive(Clone, Copy, Debug)]
+struct Reserved {
+    place: Place,
+    bytes: usize,
+}
+
 #[derive(Debug)]
 pub(super) struct Writer {
     ring: Ring,
@@ -20,7 +39,9 @@ pub(super) struct Writer {
     /// Payloads on the floor that were not all released when we last looked: number of the tile, and where
     /// it begins.
     lying: VecDeque<(u64, usize)>,
-    reserved: bool,
+    /// From there on we look whether the floor is empty.
+    looks_at: usize,
+    reserved: Option<Reserved>,
 }
 
 impl Writer {
@@ -28,8 +49,9 @@ impl Writer {
         assert!(readers.iter().all(|reader| *reader < ring.readers), "readers {readers:?}");
         let (header, floor) = (ring.first(), Floor::new(ring.shape));
         let lying = VecDeque::with_capacity(ring.shape.tiles);
-        let (committed, acknowledged, reserved) = (0, 0, false);
-        Self { ring, readers, committed, acknowledged, header, floor, lying, reserved }
+        let (committed, acknowledged, reserved) = (0, 0, None);
+        let looks_at = LOOK_BYTES;
+        Self { ring, readers, committed, acknowledged, header, floor, lying, looks_at, reserved }
     }
 
     /// How many tiles every reader has released.
@@ -45,34 +67,44 @@ impl Writer {
         self.acknowledged
     }
 
-    pub(super) fn reserve(&mut self) -> Result<Option<&mut [u8]>, TransportError> {
-        if !self.find_room(|writer| writer.has_header() && writer.has_floor())? {
-            return Ok(None);
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        assert!(bytes <= self.ring.shape.tile_bytes, "{bytes} bytes in a smaller tile");
+        if bytes > INLINE_BYTES && self.floor.next() >= self.looks_at {
+            self.rewind();
         }
-        self.reserved = true;
-        let payload = self.ring.payload(self.floor.next());
-        // SAFETY: no tile that a reader may look at lies there, so only this end touches the room for one
-        // until it is published; the borrow of `self` keeps it unpublished.
-        let room =
-            unsafe { std::slice::from_raw_parts_mut(payload.as_ptr(), self.ring.shape.tile_bytes) };
-        Ok(Some(room))
+        if self.place(bytes).is_none() {
+            self.look()?;
+        }
+        let Some(place) = self.place(bytes) else { return Ok(None) };
+        self.reserved = Some(Reserved { place, bytes });
+        let start = match place {
+            Place::Header => self.ring.short_payload(self.header),
+            Place::Floor(offset) => self.ring.payload(offset),
+        };
+        // SAFETY: no tile that a reader may look at lies there, so only this end touches the room until it is published;
+        // the borrow of `self` keeps it unpublished.
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) }))
     }
 
     /// Publishes the reserved tile.
-    pub(super) fn commit(&mut self, stamp: &Stamp, bytes: usize) {
-        assert!(self.reserved, "commit without reserve");
-        assert!(bytes <= self.ring.shape.tile_bytes, "{bytes} bytes in a smaller tile");
-        let start = self.floor.next();
-        let kind = if bytes <= INLINE_BYTES {
-            let (from, to) = (self.ring.payload(start), self.ring.short_payload(self.header));
-            // SAFETY: the tile is reserved, so only this end touches it; both places have room for
-            // `bytes` bytes and do not overlap. So the readers fetch fewer lines.
-            unsafe { to.copy_from_nonoverlapping(from, bytes) };
-            KIND_INLINE
-        } else {
-            self.lying.push_back((self.committed, start));
-            self.floor.put(bytes);
-            KIND_TILE
+    pub(super) fn commit(&mut self, stamp: &Stamp) {
+        let Some(Reserved { place, bytes }) = self.reserved.take() else {
+            panic!("commit without reserve")
+        };
+        let kind = match place {
+            Place::Header => KIND_INLINE,
+            Place::Floor(start) => {
+                self.lying.push_back((self.committed, start));
+                self.floor.put(start, bytes);
+                if start == 0 {
+                    self.looks_at = LOOK_BYTES;
+                }
+                #[allow(clippy::cast_possible_truncation, reason = "rings have less than 4 GiB")]
+                let offset = start as u32;
+                // SAFETY: all readers have released the header, so only this end touches it until it is published.
+                unsafe { self.ring.place_of_payload(self.header).write(offset) };
+                KIND_TILE
+            }
         };
         self.publish(stamp, bytes, kind);
     }
@@ -83,7 +115,10 @@ impl Writer {
         stamp: &Stamp,
         loan: &Loan,
     ) -> Result<Option<u64>, TransportError> {
-        if !self.find_room(Self::has_header)? {
+        if !self.has_header() {
+            self.look()?;
+        }
+        if !self.has_header() {
             return Ok(None);
         }
         let place = self.ring.short_payload(self.header).cast();
@@ -94,23 +129,43 @@ impl Writer {
         Ok(Some(self.committed))
     }
 
-    /// Whether the condition holds, once we have looked what the readers have released if need be.
-    fn find_room(&mut self, is_there: impl Fn(&Self) -> bool) -> Result<bool, TransportError> {
-        if is_there(self) {
-            return Ok(true);
+    /// Begins anew with the floor if nothing lies there: what was used just now is still in a cache.
+    fn rewind(&mut self) {
+        let mut readers = self.readers.iter();
+        if readers
+            .all(|reader| self.ring.consumed(*reader).load(Ordering::Acquire) == self.committed)
+        {
+            self.acknowledged = self.committed;
+            self.lying.clear();
+            self.floor.rewind();
+            self.looks_at = LOOK_BYTES;
+        } else {
+            self.looks_at = self.floor.next() + LOOK_BYTES;
         }
+    }
+
+    /// Looks what the readers have released.
+    fn look(&mut self) -> Result<(), TransportError> {
         if self.returned() > self.committed {
             return Err(TransportError::Protocol("released more than was sent".into()));
         }
-        Ok(is_there(self))
+        Ok(())
     }
 
     fn has_header(&self) -> bool {
         self.committed - self.acknowledged < self.ring.shape.tiles as u64
     }
 
-    fn has_floor(&self) -> bool {
-        self.floor.has_room(self.lying.front().map(|(_, start)| *start))
+    /// Where there is room for a payload of so many bytes, by what the readers had released when we last looked.
+    fn place(&self, bytes: usize) -> Option<Place> {
+        if !self.has_header() {
+            return None;
+        }
+        if bytes <= INLINE_BYTES {
+            return Some(Place::Header);
+        }
+        let oldest = self.lying.front().map(|(_, start)| *start);
+        self.floor.room(bytes, oldest).map(Place::Floor)
     }
 
     fn publish(&mut self, stamp: &Stamp, bytes: usize, kind: u32) {
@@ -126,6 +181,5 @@ impl Writer {
         // The readers have it from its last tile. To take it away from them takes as long as to bring a tile
         // to one, and can happen now, while the caller does something else.
         cache::fetch_to_write(self.ring.at(self.header.0));
-        self.reserved = false;
     }
 }
