@@ -330,8 +330,8 @@ impl<'a> Run<'a> {
         let loan = loan.filter(|_| link.lends() && !is_apart);
         let largest = match loan {
             Some(_) => LOAN_BYTES,
-            // All ranks send to all. What they have on the way has to stay in the caches together.
-            None if is_multicast && !self.task.program.receives.is_empty() => link.tile_bytes() / 2,
+            // All ranks send to all, and they are many: what is on the way has to stay in the caches together.
+            None if is_multicast && self.task.program.receives.len() > 1 => link.tile_bytes() / 2,
             None => link.tile_bytes(),
         };
         let bytes = (this.bytes - posted).min(largest);
