@@ -6,7 +6,8 @@ use super::atomics::Ordering;
 use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
 use crate::{Loan, Stamp, TransportError};
 
-/// Bytes from one look whether the floor is empty to the next.
+/// Bytes from one look whether the floor is empty to the next. With fewer, two ranks would fill lines again that the other one still
+/// has in its closest cache, which takes longer.
 const LOOK_BYTES: usize = 128 << 10;
 
 /// Where a payload lies.
