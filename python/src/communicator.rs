@@ -1,21 +1,22 @@
 //! Groups of ranks and the calls on them, for Python.
 
+mod membership;
 mod submission;
 
 use std::sync::{Arc, Mutex};
 
-use ccl::{Collective, Config, Error};
+use ccl::{Collective, Config};
 use pyo3::prelude::*;
 
-use crate::calls::{self, Given, Kind, Place, RaggedCounts};
-use crate::errors::{build, exception, invalid_argument, invalid_usage};
+use crate::calls::{self, Given, Kind, RaggedCounts};
+use crate::errors::{build, exception, invalid_argument};
 use crate::health;
 use crate::interrupts::{interruptible, seconds};
 use crate::memory::Registration;
 use crate::reduction::ReduceOp;
 use crate::request::Request;
 use crate::unique_id::UniqueId;
-use crate::work::{Member, check_process, locked, sweep};
+use crate::work::{Member, locked, sweep};
 
 /// One member of a group of ranks.
 ///
@@ -430,65 +431,6 @@ impl Communicator {
     fn __repr__(&self) -> String {
         let name = self.name.as_ref().map(|name| format!(" \"{name}\"")).unwrap_or_default();
         format!("<Communicator{name}: rank {} of {}>", self.rank, self.size)
-    }
-}
-
-impl Communicator {
-    fn create(
-        py: Python<'_>,
-        config: Config,
-        create: impl FnOnce(&Config) -> Result<ccl::Communicator, Error> + Send + 'static,
-    ) -> PyResult<Self> {
-        let wish = config.clone();
-        // If a signal interrupts the wait, the thread that creates the member drops it again.
-        let member = interruptible(py, move || create(&wish), || ())?;
-        Ok(Self::of(member.map_err(|error| exception(py, &error))?, config))
-    }
-
-    fn of(member: ccl::Communicator, config: Config) -> Self {
-        Self {
-            rank: member.rank().0,
-            size: member.size(),
-            name: config.name.clone(),
-            member: Mutex::new(Some(Member::new(member))),
-            config,
-            process: std::process::id(),
-        }
-    }
-
-    fn place<'py>(&self, py: Python<'py>) -> Place<'py> {
-        Place { py, rank: self.rank, size: self.size, stream: None }
-    }
-
-    /// The member, unless it is gone or another process's.
-    fn member(&self, py: Python<'_>) -> PyResult<Arc<Member>> {
-        check_process(self.process).map_err(|error| exception(py, &error))?;
-        let member = locked(&self.member).clone();
-        member.ok_or_else(|| invalid_usage(py, "the communicator was destroyed"))
-    }
-
-    /// Takes the member out, if it is this process's.
-    fn take(&self) -> Option<Arc<Member>> {
-        check_process(self.process).ok()?;
-        locked(&self.member).take()
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        let member = locked(&self.member).take();
-        // A forked child has neither the threads nor a sound state of their locks.
-        if check_process(self.process).is_err() {
-            std::mem::forget(member);
-            return;
-        }
-        // The last clone waits for what was started, and must not keep other threads waiting for the
-        // interpreter meanwhile.
-        let mut member = Some(member);
-        Python::try_attach(|py| {
-            let member = member.take();
-            py.detach(|| drop(member));
-        });
     }
 }
 

@@ -26,6 +26,8 @@ pub(crate) mod loan;
 #[cfg(all(loom, test))]
 mod model;
 mod reader;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod writer;
 
 use std::fmt;

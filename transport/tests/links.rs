@@ -10,12 +10,13 @@ use ccl_transport::conformance::check;
 use ccl_transport::ring::RingShape;
 use ccl_transport::{Link, Stamp, TransportError, memory, shm};
 
-const SHAPES: [RingShape; 5] = [
+const SHAPES: [RingShape; 6] = [
     RingShape { tile_bytes: 64, slots: 2, tiles: 2 },
     RingShape { tile_bytes: 4096, slots: 3, tiles: 3 },
     RingShape { tile_bytes: 4096, slots: 3, tiles: 40 },
     RingShape { tile_bytes: 65536, slots: 1, tiles: 7 },
     RingShape { tile_bytes: 65536, slots: 4, tiles: 64 },
+    RingShape { tile_bytes: 131_072, slots: 4, tiles: 64 },
 ];
 
 #[test]

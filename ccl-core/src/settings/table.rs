@@ -112,8 +112,9 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_TILE_BYTES",
         default: "0",
-        help: "Payload of one tile inside a host; 0: 128 KiB, and with more than four ranks less, 32 KiB at least, as long as \
-               their rings have more than 8 MiB together.",
+        help: "Payload of one tile inside a host; 0: 256 KiB, and less, 32 KiB at least, where the rings between two ranks each \
+               would have more than 8 MiB together, or those to all ranks 16. Where three or more ranks send to all, \
+               half of it.",
         field: Field::Bytes {
             of: |s| &mut s.tile_bytes,
             least: 0,

@@ -10,7 +10,7 @@ use super::{KIB, MIB, Settings};
 /// Of the rings between two ranks of a host each, or of those to all ranks.
 #[derive(Clone, Copy, Debug)]
 struct Rings {
-    /// What all of them may have together.
+    /// What all of them may have together, as far as that is chosen.
     cached_bytes: usize,
     /// The longest tile that is chosen.
     longest: usize,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import resource
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
@@ -369,3 +371,32 @@ def tensors_in_shared_memory() -> None:
 
 def test_tensors_of_the_group_are_where_other_ranks_reach_them() -> None:
     run_world(3, tensors_in_shared_memory)
+
+
+def tensors_without_shared_memory() -> None:
+    cpu = torch.device("cpu")
+    backend = dist.group.WORLD._get_backend(cpu)
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with tempfile.TemporaryFile() as file:
+        standard_error = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        # No file may be that long, not even one without a name.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, most))
+        tensors = [
+            backend.allocate_tensor(1 << 18, dtype=torch.float32, device=cpu) for _ in range(2)
+        ]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (before, most))
+        os.dup2(standard_error, 2)
+        file.seek(0)
+        printed = file.read().decode()
+    assert printed.count("tensors are in ordinary memory: ") == 1, printed
+    assert "File too large" in printed, printed
+    for one in tensors:
+        assert shared_bytes(one) == 0
+        one.fill_(1)
+        dist.all_reduce(one)
+        assert (one == dist.get_world_size()).all()
+
+
+def test_tensors_are_in_ordinary_memory_if_the_system_refuses_other() -> None:
+    run_world(2, tensors_without_shared_memory)

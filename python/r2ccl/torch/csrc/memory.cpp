@@ -38,6 +38,9 @@ c10::DataPtr SharedMemory::allocate(size_t bytes) {
     if (block.start != nullptr) {
       return {block.start, new Block(block), &give_back, c10::Device(c10::DeviceType::CPU)};
     }
+    // Without the lock: a warning waits for the interpreter, which a thread may have that gives memory back.
+    TORCH_WARN_ONCE("r2ccl: no memory that other ranks reach, so tensors are in ordinary memory: ",
+                    library().get_last_error(nullptr));
   }
   return c10::GetDefaultCPUAllocator()->allocate(bytes);
 }
@@ -67,8 +70,6 @@ SharedMemory::Block SharedMemory::take(size_t bytes) {
     idle_bytes_ -= block.bytes;
     idle_.erase(found);
   } else if (library().mem_alloc(&block.start, bytes) != CCL_SUCCESS) {
-    TORCH_WARN_ONCE("r2ccl: no memory that other ranks reach, so tensors are in ordinary memory: ",
-                    library().get_last_error(nullptr));
     return {nullptr, 0};
   }
   used_bytes_ += block.bytes;

@@ -1,0 +1,79 @@
+//! Where payloads lie, and what a peer can do to a ring that does not keep to the rules.
+
+use ccl_core::collective::Signature;
+
+use super::*;
+use crate::memory;
+
+const TILE_BYTES: usize = 64 << 10;
+/// Longer than what a writer fills before it looks whether it can begin anew.
+const SHAPE: RingShape = RingShape { tile_bytes: TILE_BYTES, slots: 8, tiles: 16 };
+
+fn stamp() -> Stamp {
+    Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }
+}
+
+/// Sends a tile; tells where its payload begins on the floor.
+fn send(ring: &Ring, writer: &mut Writer, bytes: usize, filling: u8) -> usize {
+    let room = writer.reserve(bytes).expect("nobody releases too much").expect("there is room");
+    room.fill(filling);
+    let place = room.as_ptr().addr() - ring.payload(0).addr().get();
+    writer.commit(&stamp());
+    place
+}
+
+fn receive(reader: &mut Reader, bytes: usize, filling: u8) {
+    let tile = reader.peek().expect("a tile has come");
+    assert!(tile.payload.len() == bytes && tile.payload.iter().all(|byte| *byte == filling));
+    reader.release();
+}
+
+#[test]
+fn what_was_consumed_is_used_again() {
+    let ring = memory::ring(SHAPE, 2);
+    let mut writer = Writer::new(ring.clone(), vec![0, 1]);
+    let mut readers = [0, 1].map(|index| Reader::new(ring.clone(), index));
+    let mut places = Vec::new();
+    for filling in 0..9 {
+        places.push(send(&ring, &mut writer, TILE_BYTES, filling) / TILE_BYTES);
+        readers.iter_mut().for_each(|reader| receive(reader, TILE_BYTES, filling));
+    }
+    assert_eq!(places, [0, 1, 0, 1, 0, 1, 0, 1, 0]);
+}
+
+#[test]
+fn what_one_reader_has_not_seen_stays() {
+    let ring = memory::ring(SHAPE, 2);
+    let mut writer = Writer::new(ring.clone(), vec![0, 1]);
+    let [mut fast, mut slow] = [0, 1].map(|index| Reader::new(ring.clone(), index));
+    for filling in 0..8 {
+        assert_eq!(
+            send(&ring, &mut writer, TILE_BYTES, filling),
+            usize::from(filling) * TILE_BYTES
+        );
+        receive(&mut fast, TILE_BYTES, filling);
+    }
+    assert!(writer.reserve(TILE_BYTES).unwrap().is_none(), "the slow one has nothing yet");
+    (0..8).for_each(|filling| receive(&mut slow, TILE_BYTES, filling));
+    assert_eq!(send(&ring, &mut writer, TILE_BYTES, 9), 0);
+}
+
+#[test]
+fn a_place_beyond_the_floor_is_refused() {
+    let floor = SHAPE.slots * SHAPE.tile_bytes;
+    for (offset, is_valid) in [
+        (floor - TILE_BYTES, true),
+        (floor - TILE_BYTES + 1, false),
+        (floor, false),
+        (usize::MAX, false),
+    ] {
+        let ring = memory::ring(SHAPE, 1);
+        let mut writer = Writer::new(ring.clone(), vec![0]);
+        let mut reader = Reader::new(ring.clone(), 0);
+        send(&ring, &mut writer, TILE_BYTES, 1);
+        // SAFETY: nobody else uses the ring.
+        unsafe { ring.place_of_payload(ring.first()).write(offset as u32) };
+        assert_eq!(reader.peek().is_some(), is_valid, "{offset}");
+        assert_eq!(reader.wrong().is_none(), is_valid, "{offset}");
+    }
+}
