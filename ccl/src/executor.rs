@@ -6,7 +6,6 @@
 //! nothing moved the caller decides how.
 
 mod copies;
-mod distance;
 mod idle;
 mod progress;
 mod rails;
@@ -21,11 +20,10 @@ use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Span, StepIndex};
 use ccl_core::wire::{EncodedStamp, Stamp};
-use ccl_kernels::{Region, Scratch, Source, copy, reduce, scale};
+use ccl_kernels::{Region, Scratch, Source, copy, copy_streaming, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError};
 use smallvec::SmallVec;
 
-use self::distance::Distance;
 use self::progress::Progress;
 pub(crate) use self::resume::Caches;
 pub(crate) use self::straight::is_straight;
@@ -41,6 +39,9 @@ pub(crate) const LEAST_LOAN_BYTES: usize = 32 << 10;
 /// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
 const LOAN_BYTES: usize = 256 << 10;
 
+/// Shorter tiles are always stored through the caches: hardly more than their headers.
+const LEAST_STREAMED_BYTES: usize = 1 << 10;
+
 /// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
 
@@ -51,8 +52,6 @@ pub(crate) struct Executor {
     links: Links,
     /// Links that have to be pushed.
     pushed: Vec<usize>,
-    /// How far the readers are of those that need not.
-    distances: Vec<Option<Distance>>,
     /// Their sockets, and at which revision of the links they were collected.
     sockets: Vec<RawFd>,
     revision: u32,
@@ -81,10 +80,6 @@ impl Executor {
                 pushed.push(index);
             }
         }
-        let is_inside =
-            |(index, link): (usize, &Option<_>)| link.is_some() && !pushed.contains(&index);
-        let distance = |link| is_inside(link).then(Distance::default);
-        let distances = links.iter().enumerate().map(distance).collect();
         let largest = links.iter().flatten().map(|link| link.tile_bytes()).max().unwrap_or(0);
         let progress = Progress::new(links.len());
         let scaled = Scratch::new(largest);
@@ -96,7 +91,6 @@ impl Executor {
             me,
             links,
             pushed,
-            distances,
             sockets,
             revision,
             broken,
@@ -129,7 +123,6 @@ pub(crate) struct Run<'a> {
     encoded: EncodedStamp,
     links: &'a mut Links,
     pushed: &'a [usize],
-    distances: &'a mut [Option<Distance>],
     sockets: &'a mut Vec<RawFd>,
     revision: &'a mut u32,
     broken: &'a mut [Option<TransportError>],
@@ -328,6 +321,7 @@ impl<'a> Run<'a> {
         let is_multicast = matches!(port, Port::Multicast(_));
         let is_apart = self.exceeds_all && is_multicast;
         let loan = loan.filter(|_| link.lends() && !is_apart);
+        let is_far = link.is_far();
         let largest = match loan {
             Some(_) => LOAN_BYTES,
             // All ranks send to all, and they are many: what is on the way has to stay in the caches together.
@@ -345,10 +339,10 @@ impl<'a> Run<'a> {
         let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
         let slot = slot.into();
-        match (factor, &mut self.distances[index]) {
-            (Some((datatype, factor)), _) => scale(datatype, factor, source, slot),
-            (None, Some(distance)) => distance.put(source, slot),
-            (None, None) => copy(source, slot),
+        match factor {
+            Some((datatype, factor)) => scale(datatype, factor, source, slot),
+            None if is_far && bytes >= LEAST_STREAMED_BYTES => copy_streaming(source, slot),
+            None => copy(source, slot),
         }
         link.commit(&stamp).map_err(failed)?;
         Ok(Departure::Copied(bytes))

@@ -71,6 +71,12 @@ pub trait Link: Send + fmt::Debug {
     /// Nothing is reserved.
     fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError>;
 
+    /// Whether the readers' cores do not seem to share a cache with this one, so that what is reserved had better be filled
+    /// past the caches. It may change with every tile.
+    fn is_far(&self) -> bool {
+        false
+    }
+
     /// Lets the peer read own shared memory in place of a tile with its bytes, and returns the
     /// number of the tile, counted from 1; `None` while all slots are in use. The memory must not
     /// change until [`Self::returned`] reaches that number.

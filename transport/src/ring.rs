@@ -21,6 +21,7 @@
 
 mod atomics;
 mod cache;
+mod distance;
 mod floor;
 pub(crate) mod loan;
 #[cfg(all(loom, test))]
@@ -37,6 +38,7 @@ use std::sync::Arc;
 use ccl_core::wire::STAMP_BYTES;
 
 use self::atomics::{AtomicU32, AtomicU64};
+use self::distance::Distance;
 use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
@@ -254,6 +256,10 @@ impl Link for RingLink {
         self.writer().commit(stamp);
         self.ring_bells();
         Ok(())
+    }
+
+    fn is_far(&self) -> bool {
+        self.writer.as_ref().is_some_and(Writer::is_far)
     }
 
     fn lends(&self) -> bool {

@@ -100,7 +100,6 @@ impl Executor {
             encoded: task.stamp.encode(),
             links: &mut self.links,
             pushed: &self.pushed,
-            distances: &mut self.distances,
             sockets: &mut self.sockets,
             revision: &mut self.revision,
             broken: &mut self.broken,

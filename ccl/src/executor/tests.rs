@@ -6,8 +6,7 @@
     reason = "tests; the kinds that matter are named"
 )]
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ccl_algorithms::{choose, names};
 use ccl_core::collective::{Collective, Request};
@@ -321,7 +320,8 @@ struct Remembering {
     slot: Vec<u8>,
     reserved: usize,
     lent: u64,
-    copied: Arc<AtomicU64>,
+    copied: Arc<Mutex<Vec<u8>>>,
+    is_far: bool,
 }
 
 impl Link for Remembering {
@@ -335,8 +335,12 @@ impl Link for Remembering {
     }
 
     fn commit(&mut self, _: &Stamp) -> Result<(), TransportError> {
-        self.copied.fetch_add(self.reserved as u64, Ordering::Relaxed);
+        self.copied.lock().unwrap().extend_from_slice(&self.slot[..self.reserved]);
         Ok(())
+    }
+
+    fn is_far(&self) -> bool {
+        self.is_far
     }
 
     fn lends(&self) -> bool {
@@ -364,45 +368,47 @@ impl Link for Remembering {
 #[test]
 fn what_goes_to_all_is_lent_unless_a_buffer_exceeds_all_caches() {
     const BYTES: usize = 1 << 20;
-    let request = Case::new(Collective::Broadcast, 3, BYTES / 4, 0).request;
+    let data: Vec<u8> = (0..BYTES).map(|index| (index % 251) as u8).collect();
+    for is_far in [false, true] {
+        assert!(broadcast_from(&data, BYTES, is_far).is_empty(), "lent");
+        assert!(broadcast_from(&data, BYTES - 1, is_far) == data, "far readers: {is_far}");
+    }
+}
+
+/// Broadcasts lent memory with these bytes from rank 0 among three, where all caches hold `all` bytes; tells what was copied
+/// into slots.
+fn broadcast_from(data: &[u8], all: usize, is_far: bool) -> Vec<u8> {
+    let bytes = data.len();
+    let request = Case::new(Collective::Broadcast, 3, bytes / 4, 0).request;
     let topology = Topology::single_host(3, 2);
     let choice = choose(&request, &topology, &CostModel::default_for(&topology), Some("direct"));
     let choice = choice.unwrap();
     let layout = Layout::new(&request, 3, choice.partition);
     let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
     assert!(program.sends.iter().all(|lane| lane.port == Port::Multicast(Rank(0))));
-    let allocation = Allocation::new(BYTES).unwrap();
+    let allocation = Allocation::new(bytes).unwrap();
     allocation.publish();
-    let loan = Allocation::loan(allocation.start().addr().get(), BYTES).unwrap();
+    let loan = Allocation::loan(allocation.start().addr().get(), bytes).unwrap();
     let loans = [Some(loan); 2];
-    let mut data = vec![0u8; BYTES];
+    let copied: Arc<Mutex<Vec<u8>>> = Arc::default();
+    let mut links: Links = (0..6).map(|_| None).collect();
+    // Neither slots nor pieces of them are as long as a step.
+    let (slot, copies) = (vec![0; (1 << 16) + 13], Arc::clone(&copied));
+    links[3] = Some(Box::new(Remembering { slot, reserved: 0, lent: 0, copied: copies, is_far }));
+    let mut executor = Executor::new(Rank(0), links).caching(Caches { share: 0, all });
+    let mut result = vec![0; bytes];
+    let buffers = [Region::of(data), Region::of_mut(&mut result)];
     let stamp = Stamp { sequence: 1, signature: request.signature(0) };
-    for (all, copies) in [(BYTES, 0), (BYTES - 1, BYTES)] {
-        let copied = Arc::new(AtomicU64::new(0));
-        let mut links: Links = (0..6).map(|_| None).collect();
-        let link = Remembering {
-            slot: vec![0; 1 << 16],
-            reserved: 0,
-            lent: 0,
-            copied: Arc::clone(&copied),
-        };
-        links[3] = Some(Box::new(link));
-        let mut executor = Executor::new(Rank(0), links).caching(Caches { share: 0, all });
-        let buffers = [Region::of_mut(&mut data); 2];
-        let task = Task {
-            program: &program,
-            buffers: &buffers,
-            stamp,
-            arithmetic: None,
-            is_straight: false,
-        };
-        let mut run = begin(&mut executor, &task, &loans);
-        for _ in 0..SWEEPS {
-            if run.finished() {
-                break;
-            }
-            run.sweep().unwrap();
+    let task =
+        Task { program: &program, buffers: &buffers, stamp, arithmetic: None, is_straight: false };
+    let mut run = begin(&mut executor, &task, &loans);
+    for _ in 0..SWEEPS {
+        if run.finished() {
+            break;
         }
-        assert_eq!(copied.load(Ordering::Relaxed), copies as u64, "{all} bytes of caches");
+        run.sweep().unwrap();
     }
+    assert!(run.finished());
+    assert!(result == data);
+    std::mem::take(&mut *copied.lock().unwrap())
 }

@@ -2,12 +2,14 @@
 
 use ccl_core::collective::Signature;
 
+use super::writer::REUSED_BYTES;
 use super::*;
 use crate::memory;
 
 const TILE_BYTES: usize = 64 << 10;
-/// Longer than what a writer fills before it looks whether it can begin anew.
-const SHAPE: RingShape = RingShape { tile_bytes: TILE_BYTES, slots: 8, tiles: 16 };
+/// Tiles that a writer fills before it looks whether it can begin anew; twice as many have room.
+const TILES: usize = REUSED_BYTES / TILE_BYTES;
+const SHAPE: RingShape = RingShape { tile_bytes: TILE_BYTES, slots: 2 * TILES, tiles: 4 * TILES };
 
 fn stamp() -> Stamp {
     Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }
@@ -34,11 +36,12 @@ fn what_was_consumed_is_used_again() {
     let mut writer = Writer::new(ring.clone(), vec![0, 1]);
     let mut readers = [0, 1].map(|index| Reader::new(ring.clone(), index));
     let mut places = Vec::new();
-    for filling in 0..9 {
+    for filling in 0..3 * TILES as u8 {
         places.push(send(&ring, &mut writer, TILE_BYTES, filling) / TILE_BYTES);
         readers.iter_mut().for_each(|reader| receive(reader, TILE_BYTES, filling));
     }
-    assert_eq!(places, [0, 1, 0, 1, 0, 1, 0, 1, 0]);
+    let expected: Vec<_> = (0..TILES).cycle().take(3 * TILES).collect();
+    assert_eq!(places, expected);
 }
 
 #[test]
@@ -46,7 +49,8 @@ fn what_one_reader_has_not_seen_stays() {
     let ring = memory::ring(SHAPE, 2);
     let mut writer = Writer::new(ring.clone(), vec![0, 1]);
     let [mut fast, mut slow] = [0, 1].map(|index| Reader::new(ring.clone(), index));
-    for filling in 0..8 {
+    let all = SHAPE.slots as u8;
+    for filling in 0..all {
         assert_eq!(
             send(&ring, &mut writer, TILE_BYTES, filling),
             usize::from(filling) * TILE_BYTES
@@ -54,8 +58,8 @@ fn what_one_reader_has_not_seen_stays() {
         receive(&mut fast, TILE_BYTES, filling);
     }
     assert!(writer.reserve(TILE_BYTES).unwrap().is_none(), "the slow one has nothing yet");
-    (0..8).for_each(|filling| receive(&mut slow, TILE_BYTES, filling));
-    assert_eq!(send(&ring, &mut writer, TILE_BYTES, 9), 0);
+    (0..all).for_each(|filling| receive(&mut slow, TILE_BYTES, filling));
+    assert_eq!(send(&ring, &mut writer, TILE_BYTES, 99), 0);
 }
 
 #[test]

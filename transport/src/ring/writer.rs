@@ -3,12 +3,18 @@
 use std::collections::VecDeque;
 
 use super::atomics::Ordering;
-use super::{Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
+use super::{
+    Distance, Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan,
+};
 use crate::{Loan, Stamp, TransportError};
 
-/// Bytes from one look whether the floor is empty to the next. With fewer, two ranks would fill lines again that the other one still
-/// has in its closest cache, which takes longer.
-const LOOK_BYTES: usize = 128 << 10;
+/// Bytes from one look at the readers to the next.
+const LOOK_BYTES: usize = 256 << 10;
+
+/// Behind so much of it the floor is begun anew if nothing lies there: as much as closest caches hold. With less, lines are
+/// filled again that the reader still has in its own cache, and take longer to store than those that have left it; with
+/// more, what all ranks of a host use of their floors does not stay in the cache that they share.
+pub(super) const REUSED_BYTES: usize = 1 << 20;
 
 /// Where a payload lies.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +46,9 @@ pub(super) struct Writer {
     /// Payloads on the floor that were not all released when we last looked: number of the tile, and where
     /// it begins.
     lying: VecDeque<(u64, usize)>,
-    /// From there on we look whether the floor is empty.
-    looks_at: usize,
+    /// Bytes put on the floor since we looked at the readers.
+    unseen: usize,
+    distance: Distance,
     reserved: Option<Reserved>,
 }
 
@@ -50,9 +57,23 @@ impl Writer {
         assert!(readers.iter().all(|reader| *reader < ring.readers), "readers {readers:?}");
         let (header, floor) = (ring.first(), Floor::new(ring.shape));
         let lying = VecDeque::with_capacity(ring.shape.tiles);
-        let (committed, acknowledged, reserved) = (0, 0, None);
-        let looks_at = LOOK_BYTES;
-        Self { ring, readers, committed, acknowledged, header, floor, lying, looks_at, reserved }
+        Self {
+            ring,
+            readers,
+            committed: 0,
+            acknowledged: 0,
+            header,
+            floor,
+            lying,
+            unseen: 0,
+            distance: Distance::default(),
+            reserved: None,
+        }
+    }
+
+    /// Whether tiles had better be stored past the caches.
+    pub(super) fn is_far(&self) -> bool {
+        self.distance.is_far()
     }
 
     /// How many tiles every reader has released.
@@ -70,8 +91,8 @@ impl Writer {
 
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
         assert!(bytes <= self.ring.shape.tile_bytes, "{bytes} bytes in a smaller tile");
-        if bytes > INLINE_BYTES && self.floor.next() >= self.looks_at {
-            self.rewind();
+        if bytes > INLINE_BYTES && self.unseen >= LOOK_BYTES {
+            self.look_around();
         }
         if self.place(bytes).is_none() {
             self.look()?;
@@ -97,9 +118,7 @@ impl Writer {
             Place::Floor(start) => {
                 self.lying.push_back((self.committed, start));
                 self.floor.put(start, bytes);
-                if start == 0 {
-                    self.looks_at = LOOK_BYTES;
-                }
+                self.unseen += bytes;
                 #[allow(clippy::cast_possible_truncation, reason = "rings have less than 4 GiB")]
                 let offset = start as u32;
                 // SAFETY: all readers have released the header, so only this end touches it until it is published.
@@ -130,18 +149,17 @@ impl Writer {
         Ok(Some(self.committed))
     }
 
-    /// Begins anew with the floor if nothing lies there: what was used just now is still in a cache.
-    fn rewind(&mut self) {
-        let mut readers = self.readers.iter();
-        if readers
-            .all(|reader| self.ring.consumed(*reader).load(Ordering::Acquire) == self.committed)
-        {
-            self.acknowledged = self.committed;
-            self.lying.clear();
+    /// Sees how far one of the readers is, who take turns, and begins anew with the floor if nothing lies there: what was used
+    /// just now is still in a cache.
+    fn look_around(&mut self) {
+        self.unseen = 0;
+        let turn = self.distance.looks() % self.readers.len().max(1);
+        if let Some(reader) = self.readers.get(turn) {
+            self.distance.look(self.ring.consumed(*reader), self.acknowledged);
+        }
+        let is_empty = self.returned() == self.committed;
+        if is_empty && self.floor.next() >= REUSED_BYTES {
             self.floor.rewind();
-            self.looks_at = LOOK_BYTES;
-        } else {
-            self.looks_at = self.floor.next() + LOOK_BYTES;
         }
     }
 

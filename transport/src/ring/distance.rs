@@ -1,0 +1,103 @@
+//! How far the readers of a ring are from its writer.
+//!
+//! Where their cores share a cache, tiles are best stored there: a reader has them at once. Where they do not, every line
+//! has to be fetched back from the reader before it is stored and fetched again to be read, and it is faster to go past
+//! the caches with both. Which of the two it is, nobody says, and a hypervisor may move processors from one moment to the
+//! next. So the writer measures now and then how long a line takes that a reader has just written: the one with what it has
+//! released, which has to be fetched anyway.
+
+use std::time::Duration;
+
+use super::atomics::{AtomicU64, Ordering};
+use crate::clock;
+
+/// A line that takes longer comes from a core that does not share a cache with ours. Where they do it takes 10 to 40 ns, else
+/// 110 to 150 (AMD Zen 4).
+const FAR: Duration = Duration::from_nanos(75);
+/// Looks that say something else than before make up for each other up to so many: some are interrupted, and readers differ.
+const MOST_EVIDENCE: u8 = 4;
+/// With so much evidence the readers are far, and near with as much for that.
+const ENOUGH: u8 = 3;
+
+/// What the writer of a ring thinks of its readers.
+#[derive(Debug, Default)]
+pub(super) struct Distance {
+    is_far: bool,
+    /// For far readers, of [`MOST_EVIDENCE`].
+    evidence: u8,
+    looks: usize,
+}
+
+impl Distance {
+    pub(super) fn is_far(&self) -> bool {
+        self.is_far
+    }
+
+    /// How many there were.
+    pub(super) fn looks(&self) -> usize {
+        self.looks
+    }
+
+    /// Fetches what a reader has written here. It says nothing if that is what was `known`.
+    pub(super) fn look(&mut self, written: &AtomicU64, known: u64) {
+        self.looks = self.looks.wrapping_add(1);
+        if let Some(took) = time(written, known) {
+            self.judge(took);
+        }
+    }
+
+    fn judge(&mut self, took: Duration) {
+        self.evidence = match took >= FAR {
+            true => (self.evidence + 1).min(MOST_EVIDENCE),
+            false => self.evidence.saturating_sub(1),
+        };
+        if self.evidence >= ENOUGH {
+            self.is_far = true;
+        } else if self.evidence <= MOST_EVIDENCE - ENOUGH {
+            self.is_far = false;
+        }
+    }
+}
+
+/// How long it takes to fetch this word; `None` if nobody has written it, so that it need not be fetched.
+fn time(word: &AtomicU64, known: u64) -> Option<Duration> {
+    let began = clock::now();
+    let value = word.load(Ordering::Acquire);
+    let between = clock::now();
+    let again = word.load(Ordering::Acquire);
+    // What the clock takes, and a word that is here.
+    let own = clock::now() - between;
+    (value != known && again == value).then(|| (between - began).saturating_sub(own))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const NEAR: Duration = Duration::from_nanos(30);
+
+    #[test]
+    fn looks_decide_together() {
+        let mut distance = Distance::default();
+        let mut after = |looks: &[Duration]| {
+            looks.iter().for_each(|look| distance.judge(*look));
+            distance.is_far()
+        };
+        assert!(!after(&[FAR, FAR]));
+        assert!(!after(&[NEAR, FAR]));
+        assert!(after(&[FAR]));
+        assert!(after(&[FAR; 100]), "what was long ago does not count");
+        assert!(after(&[NEAR, NEAR, FAR, FAR, NEAR, NEAR]));
+        assert!(!after(&[NEAR]));
+        assert!(!after(&[NEAR; 100]));
+        assert!(!after(&[FAR, FAR]));
+        assert!(after(&[FAR]));
+    }
+
+    #[test]
+    fn only_what_a_reader_has_written_is_timed() {
+        let word = AtomicU64::new(7);
+        assert_eq!(time(&word, 7), None);
+        assert!(time(&word, 6).is_some());
+    }
+}
