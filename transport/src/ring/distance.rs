@@ -38,7 +38,7 @@ impl Distance {
         self.looks
     }
 
-    /// Fetches what a reader has written here. It says nothing if that is what was `known`.
+    /// Fetches what a reader has written here. If that is what was `known` there is nothing to fetch, and nothing to learn.
     pub(super) fn look(&mut self, written: &AtomicU64, known: u64) {
         self.looks = self.looks.wrapping_add(1);
         if let Some(took) = time(written, known) {

@@ -2,7 +2,7 @@
 
 use ccl_core::collective::Signature;
 
-use super::writer::REUSED_BYTES;
+use super::writer::{LOOK_BYTES, REUSED_BYTES};
 use super::*;
 use crate::memory;
 
@@ -42,6 +42,21 @@ fn what_was_consumed_is_used_again() {
     }
     let expected: Vec<_> = (0..TILES).cycle().take(3 * TILES).collect();
     assert_eq!(places, expected);
+}
+
+#[test]
+fn a_writer_looks_how_far_readers_are() {
+    let ring = memory::ring(SHAPE, 1);
+    let mut writer = Writer::new(ring.clone(), vec![0]);
+    let mut reader = Reader::new(ring.clone(), 0);
+    let looks: Vec<_> = (0..=3 * LOOK_BYTES / TILE_BYTES)
+        .map(|_| {
+            send(&ring, &mut writer, TILE_BYTES, 1);
+            receive(&mut reader, TILE_BYTES, 1);
+            writer.looks()
+        })
+        .collect();
+    assert_eq!(looks, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::{
 use crate::{Loan, Stamp, TransportError};
 
 /// Bytes from one look at the readers to the next.
-const LOOK_BYTES: usize = 256 << 10;
+pub(super) const LOOK_BYTES: usize = 256 << 10;
 
 /// Behind so much of it the floor is begun anew if nothing lies there: as much as closest caches hold. With less, lines are
 /// filled again that the reader still has in its own cache, and take longer to store than those that have left it; with
@@ -32,10 +32,19 @@ struct Reserved {
     bytes: usize,
 }
 
+/// Somebody who gets every tile.
+#[derive(Debug)]
+struct Follower {
+    /// Among the readers of the ring.
+    index: usize,
+    /// Tiles that it had released when we last looked.
+    released: u64,
+}
+
 #[derive(Debug)]
 pub(super) struct Writer {
     ring: Ring,
-    readers: Vec<usize>,
+    readers: Vec<Follower>,
     /// Tiles published.
     committed: u64,
     /// Tiles that every reader had released when we last looked.
@@ -57,9 +66,10 @@ impl Writer {
         assert!(readers.iter().all(|reader| *reader < ring.readers), "readers {readers:?}");
         let (header, floor) = (ring.first(), Floor::new(ring.shape));
         let lying = VecDeque::with_capacity(ring.shape.tiles);
+        let follower = |index| Follower { index, released: 0 };
         Self {
             ring,
-            readers,
+            readers: readers.into_iter().map(follower).collect(),
             committed: 0,
             acknowledged: 0,
             header,
@@ -76,13 +86,19 @@ impl Writer {
         self.distance.is_far()
     }
 
+    /// How often we have looked how far a reader is.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> usize {
+        self.distance.looks()
+    }
+
     /// How many tiles every reader has released.
     pub(super) fn returned(&mut self) -> u64 {
-        let consumed = self.readers.iter().map(|reader| self.ring.consumed(*reader));
-        self.acknowledged = consumed
-            .map(|consumed| consumed.load(Ordering::Acquire))
-            .min()
-            .unwrap_or(self.committed);
+        for Follower { index, released } in &mut self.readers {
+            *released = self.ring.consumed(*index).load(Ordering::Acquire);
+        }
+        let released = self.readers.iter().map(|reader| reader.released);
+        self.acknowledged = released.min().unwrap_or(self.committed);
         while self.lying.front().is_some_and(|(tile, _)| *tile < self.acknowledged) {
             self.lying.pop_front();
         }
@@ -154,8 +170,8 @@ impl Writer {
     fn look_around(&mut self) {
         self.unseen = 0;
         let turn = self.distance.looks() % self.readers.len().max(1);
-        if let Some(reader) = self.readers.get(turn) {
-            self.distance.look(self.ring.consumed(*reader), self.acknowledged);
+        if let Some(Follower { index, released }) = self.readers.get(turn) {
+            self.distance.look(self.ring.consumed(*index), *released);
         }
         let is_empty = self.returned() == self.committed;
         if is_empty && self.floor.next() >= REUSED_BYTES {
