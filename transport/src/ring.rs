@@ -39,7 +39,7 @@ use ccl_core::wire::STAMP_BYTES;
 
 use self::atomics::{AtomicU32, AtomicU64};
 use self::distance::Distance;
-use self::floor::Floor;
+use self::floor::{Floor, REUSED_BYTES};
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;

@@ -112,7 +112,7 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_TILE_BYTES",
         default: "0",
-        help: "Payload of one tile inside a host; 0: 256 KiB, and less, 32 KiB at least, where the rings between two ranks each \
+        help: "Payload of one tile inside a host; 0: 512 KiB, and less, 32 KiB at least, where the rings between two ranks each \
                would have more than 8 MiB together, or those to all ranks 16. Where three or more ranks send to all, \
                half of it.",
         field: Field::Bytes {

@@ -2,11 +2,18 @@
 
 use super::{LINE_BYTES, RingShape};
 
+/// How far a payload lies at least from one that takes its place, where floors are that long: twice what the cache of
+/// one core holds. With less, lines are filled again that the reader still has in its own cache, and take up to twice as
+/// long to store as those that have left it; with more, what all ranks of a host use of their floors does not stay in
+/// the cache that they share.
+pub(super) const REUSED_BYTES: usize = 2 << 20;
+
 /// Where payloads are put.
 ///
 /// They follow each other in lines, until one does not fit before the end any more: it lies at the beginning. So tiles of
-/// the largest size lie where they would in a ring of slots. Those that are at most half as long have the first half to
-/// themselves: whoever sends such tiles has reason not to put much on the way, as it would not stay in the caches.
+/// the largest size lie where they would in a ring of slots. Those that are at most half as long have a part to
+/// themselves: as much as lets lines leave the caches of the readers, or else the first half. Whoever sends such tiles
+/// has reason not to put much on the way, as it would not stay in the cache that all share.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
     /// Behind what was put there last.
@@ -56,7 +63,13 @@ impl Floor {
     fn end_for(self, bytes: usize) -> usize {
         let RingShape { tile_bytes, slots, .. } = self.shape;
         let all = slots * tile_bytes;
-        if slots > 1 && bytes <= tile_bytes / 2 { all / 2 } else { all }
+        if slots == 1 || bytes > tile_bytes / 2 {
+            all
+        } else if all >= REUSED_BYTES {
+            REUSED_BYTES.max(all / 2)
+        } else {
+            all / 2
+        }
     }
 }
 
@@ -93,6 +106,19 @@ mod tests {
             start
         });
         assert_eq!(starts, [0, 128, 256, 384, 0, 128, 320, 576, 0]);
+    }
+
+    #[test]
+    fn a_floor_is_used_as_far_as_lines_leave_the_caches_of_readers() {
+        let end = |tile_bytes, slots, bytes| {
+            Floor::new(RingShape { tile_bytes, slots, tiles: 9 }).end_for(bytes)
+        };
+        let tile = REUSED_BYTES / 4;
+        assert_eq!([tile, tile / 2, 64].map(|bytes| end(tile, 4, bytes)), [REUSED_BYTES; 3]);
+        assert_eq!(end(tile, 6, tile / 2), REUSED_BYTES, "more than half of it");
+        assert_eq!(end(tile, 12, tile / 2), 6 * tile);
+        assert_eq!(end(tile, 3, tile / 2), 3 * tile / 2, "they stay there in either case");
+        assert_eq!(end(REUSED_BYTES, 1, 64), REUSED_BYTES);
     }
 
     proptest! {

@@ -4,17 +4,13 @@ use std::collections::VecDeque;
 
 use super::atomics::Ordering;
 use super::{
-    Distance, Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan,
+    Distance, Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, REUSED_BYTES, Ring,
+    cache, loan,
 };
 use crate::{Loan, Stamp, TransportError};
 
 /// Bytes from one look at the readers to the next.
 pub(super) const LOOK_BYTES: usize = 256 << 10;
-
-/// Behind so much of it the floor is begun anew if nothing lies there: as much as closest caches hold. With less, lines are
-/// filled again that the reader still has in its own cache, and take longer to store than those that have left it; with
-/// more, what all ranks of a host use of their floors does not stay in the cache that they share.
-pub(super) const REUSED_BYTES: usize = 1 << 20;
 
 /// Where a payload lies.
 #[derive(Clone, Copy, Debug)]
