@@ -65,14 +65,15 @@ class Absent(Exception):
 
 
 def iterations(size):
-    """Timed calls of a size: fewer where each of them takes long."""
+    """Timed calls of a size: fewer where each of them takes long, but so many that those are few in
+    which a library finds its way, or uses memory for the first time."""
     if size <= 1 << 10:
         return 5000
     if size <= 64 << 10:
-        return 200
+        return 1000
     if size <= 1 << 20:
-        return 50
-    return 20 if size <= 16 << 20 else 5
+        return 100
+    return 20 if size <= 16 << 20 else 10
 
 
 def is_crowded(plan):
