@@ -18,8 +18,8 @@ struct Rings {
 
 /// Two ranks have rings of 2 MiB with it, so that lines have left the reader's own cache when they are written again.
 const PAIRS: Rings = Rings { cached_bytes: 8 * MIB, longest: 512 * KIB };
-/// Where only one rank sends, tiles that are twice as long make a broadcast faster by 3 to 14 %; where all do, they use
-/// half of their rings and are half as long.
+/// Where only one rank sends, tiles that are twice as long make a broadcast faster by 3 to 14 %; where all of three or
+/// more do, tiles are half as long.
 const MULTICASTS: Rings = Rings { cached_bytes: 16 * MIB, longest: 512 * KIB };
 /// The shortest tile that is chosen.
 const SHORTEST: usize = 32 * KIB;

@@ -2,9 +2,9 @@
 
 use super::{LINE_BYTES, RingShape};
 
-/// How far a payload lies at least from one that takes its place, where floors are that long: twice what the cache of
-/// one core holds. With less, lines are filled again that the reader still has in its own cache, and take up to twice as
-/// long to store as those that have left it; with more, what all ranks of a host use of their floors does not stay in
+/// So much is filled, where floors are that long, before their beginning is filled again: twice what the cache of one
+/// core holds. With less, lines are filled again that the reader still has in its own cache, and take up to three times
+/// as long to store as those that have left it; with more, what all ranks of a host use of their floors does not stay in
 /// the cache that they share.
 pub(super) const REUSED_BYTES: usize = 2 << 20;
 
