@@ -5,7 +5,6 @@ mod direct;
 mod ending;
 mod pauses;
 mod telling;
-mod trial;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -10,6 +10,7 @@ mod idle;
 mod progress;
 mod rails;
 mod resume;
+mod stores;
 mod straight;
 mod task;
 mod waiting;
@@ -21,11 +22,12 @@ use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Span, StepIndex};
 use ccl_core::wire::{EncodedStamp, Stamp};
 use ccl_kernels::{Region, Scratch, Source, copy, copy_streaming, reduce, scale};
-use ccl_transport::{Link, Loan, TransportError};
+use ccl_transport::{Link, Loan, TransportError, clock};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
-pub(crate) use self::resume::Caches;
+pub(crate) use self::stores::Caches;
+use self::stores::Stores;
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
 
@@ -64,8 +66,8 @@ pub(crate) struct Executor {
     progress: Progress,
     /// How the last program divided the bytes among the rails.
     rails: Vec<(Rank, Vec<u16>)>,
-    /// The last caches, and what of them is this rank's.
-    caches: Caches,
+    /// What goes past the caches.
+    stores: Stores,
 }
 
 impl Executor {
@@ -86,7 +88,7 @@ impl Executor {
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
         let (revision, rails) = (0, Vec::new());
-        let caches = Caches { share: usize::MAX, all: usize::MAX };
+        let stores = Stores::default();
         Self {
             me,
             links,
@@ -98,7 +100,7 @@ impl Executor {
             scaled,
             progress,
             rails,
-            caches,
+            stores,
         }
     }
 
@@ -109,6 +111,7 @@ impl Executor {
         }
         self.prepare(task.program);
         self.divide(&task.program.rails);
+        self.stores.begin(task);
     }
 }
 
@@ -129,9 +132,8 @@ pub(crate) struct Run<'a> {
     scratch: Region<'a>,
     scaled: Region<'a>,
     progress: &'a mut Progress,
-    /// Nothing of the buffers stays in a cache until somebody needs it.
-    exceeds_caches: bool,
-    /// Not even one of them fits into all caches together.
+    stores: &'a mut Stores,
+    /// Not even one of the buffers fits into all caches together.
     exceeds_all: bool,
 }
 
@@ -152,6 +154,18 @@ impl<'a> Run<'a> {
         if self.task.is_straight {
             return self.go_on();
         }
+        let started = self.stores.is_tried().then(clock::worked);
+        let moved = self.sweep_lanes()?;
+        if let Some(started) = started.filter(|_| moved) {
+            self.stores.count(clock::worked().saturating_sub(started));
+            if self.progress.left == 0 {
+                self.stores.end();
+            }
+        }
+        Ok(moved)
+    }
+
+    fn sweep_lanes(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
         for place in 0..self.pushed.len() {
             moved |= self.push(self.pushed[place])?;

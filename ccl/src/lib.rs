@@ -46,6 +46,7 @@ mod setup;
 pub mod simulation;
 mod split;
 mod timeline;
+mod trial;
 pub mod vqp;
 
 pub use bootstrap::UniqueId;

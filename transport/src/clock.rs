@@ -25,6 +25,17 @@ pub fn monotonic_ns(moment: Instant) -> u64 {
     u64::try_from(then.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// How long a processor has worked for this thread, in which it did not wait for one; none in virtual time.
+#[must_use]
+pub fn worked() -> Duration {
+    #[cfg(feature = "simulation")]
+    if simulation::now().is_some() {
+        return Duration::ZERO;
+    }
+    let clock = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(clock.tv_sec.unsigned_abs(), clock.tv_nsec.unsigned_abs() as u32)
+}
+
 /// Gives up the processor while `word` has this value and nobody wakes its waiters, at most for `longest`.
 pub(crate) fn wait_on(word: &AtomicU32, value: u32, longest: Duration) {
     #[cfg(feature = "simulation")]

@@ -6,7 +6,7 @@
 //! 3. Each rank reads what belongs into its output.
 //! 4. A barrier: nobody returns while somebody still reads his memory.
 //!
-//! Whether calls go this way is what their [trial](super::trial) has found. If a call ends early, its readers get
+//! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers get
 //! something else, or nothing, and fail as well: they do not come past the barrier.
 
 use std::ops::Range;
@@ -21,10 +21,16 @@ use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
-use super::trial::{Times, Trial, Turn, Way};
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
+use crate::trial::{Times, Trial, Turn, Way};
+
+/// Tiles in shared memory: nobody has to be asked.
+const TILES: Way = Way::Usual;
+
+/// The system copies from process to process.
+const ATTACHED: Way = Way::Other;
 
 /// Of all blocks of a rank together. Below, ranks would tell each other for longer than they copy.
 const LEAST_BYTES: usize = 64 << 10;
@@ -105,7 +111,7 @@ impl Answer {
 
     fn encode(self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
-        let words = [self.address, self.times.tiles, self.times.attached];
+        let words = [self.address, self.times.usual, self.times.other];
         for (part, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
             part.copy_from_slice(&word.to_le_bytes());
         }
@@ -116,7 +122,7 @@ impl Answer {
         let word = |index: usize| {
             u64::from_le_bytes(std::array::from_fn(|at| bytes[size_of::<u64>() * index + at]))
         };
-        Self { address: word(0), times: Times { tiles: word(1), attached: word(2) } }
+        Self { address: word(0), times: Times { usual: word(1), other: word(2) } }
     }
 }
 
@@ -137,13 +143,13 @@ impl Engine {
             Peers::Unknown | Peers::NotAll => return self.drive_apart(task, is_apart, limits),
         };
         let began = clock::now();
-        let turn = if always { Turn::Go(Way::Attached) } else { self.trial(request).turn() };
+        let turn = if always { Turn::Go(ATTACHED) } else { self.trial(request).turn() };
         let way = match turn {
-            Turn::Go(Way::Tiles) => Way::Tiles,
-            Turn::Go(Way::Attached) => self.attach(request, task, Some(Way::Attached), limits)?,
+            Turn::Go(TILES) => TILES,
+            Turn::Go(ATTACHED) => self.attach(request, task, Some(ATTACHED), limits)?,
             Turn::Decide => self.attach(request, task, None, limits)?,
         };
-        if way == Way::Tiles {
+        if way == TILES {
             self.drive_apart(task, is_apart, limits)?;
         }
         self.trial(request).record(way, clock::now() - began);
@@ -185,10 +191,10 @@ impl Engine {
         let told: SmallVec<[Answer; 8]> = told.iter().map(Answer::decode).collect();
         if told.iter().any(|answer| answer.address == 0) {
             self.trial(request).fail();
-            return Ok(Way::Tiles);
+            return Ok(TILES);
         }
         let way = way.unwrap_or_else(|| self.decide(request, task.stamp, &told));
-        if way == Way::Attached {
+        if way == ATTACHED {
             self.read_all(request, task.stamp, &told, [input, output], limits)?;
             self.pass_together(task.stamp, limits)?;
         }
@@ -296,7 +302,7 @@ mod tests {
 
     #[test]
     fn answers_are_read_as_they_were_told() {
-        let times = Times { tiles: 1 << 40, attached: u64::MAX };
+        let times = Times { usual: 1 << 40, other: u64::MAX };
         let answer = Answer { address: 0x7fff_1234_5678, times };
         assert_eq!(Answer::decode(&answer.encode()), answer);
     }

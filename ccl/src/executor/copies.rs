@@ -6,9 +6,9 @@ use ccl_kernels::{Source, Target, copy, copy_streaming, scale};
 use super::Run;
 
 impl Run<'_> {
-    /// Copies to where nothing reads it soon.
+    /// Copies into the memory of the application, past the caches if that is better.
     pub(super) fn place(&self, source: Source<'_>, target: Target<'_>) {
-        if self.exceeds_caches { copy_streaming(source, target) } else { copy(source, target) }
+        if self.stores.pass() { copy_streaming(source, target) } else { copy(source, target) }
     }
 
     /// Runs the steps that use no link. They depend on nothing.

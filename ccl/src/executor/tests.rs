@@ -242,6 +242,63 @@ fn an_all_to_all_in_place_ends_with_the_right_numbers_in_any_order() {
 }
 
 #[test]
+fn results_are_right_whichever_way_they_are_stored() {
+    const COUNT: usize = 1000;
+    let topology = Topology::single_host(2, 2);
+    let mut case = Case::new(Collective::AllGather, 2, COUNT, 0);
+    let model = CostModel::default_for(&topology);
+    let choice = choose(&case.request, &topology, &model, Some("direct")).unwrap();
+    let layout = Layout::new(&case.request, 2, choice.partition);
+    let program = |rank| lower(&*choice.schedule, &layout, Rank(rank), 4, &topology);
+    let programs = [program(0), program(1)];
+    let stamp = Stamp { sequence: 1, signature: case.request.signature(choice.digest) };
+    // Buffers of 12000 bytes may fit, or may not.
+    let caches = Caches { share: 16 << 10, all: 32 << 10 };
+    let mut executors: Vec<Executor> =
+        executors(2).into_iter().map(|executor| executor.caching(caches)).collect();
+    let mut ways = Vec::new();
+    for _ in 0..9 {
+        case.outputs.iter_mut().for_each(|output| output.fill(-1));
+        let buffers: Vec<[Region<'_>; 2]> = case
+            .inputs
+            .iter()
+            .zip(&mut case.outputs)
+            .map(|(input, output)| [Region::of(input), Region::of_mut(output)])
+            .collect();
+        let tasks: Vec<Task<'_>> = programs
+            .iter()
+            .zip(&buffers)
+            .map(|(program, buffers)| Task {
+                program,
+                buffers,
+                stamp,
+                arithmetic: None,
+                is_straight: false,
+            })
+            .collect();
+        let mut runs: Vec<Run<'_>> = executors
+            .iter_mut()
+            .zip(&tasks)
+            .map(|(executor, task)| begin(executor, task, &[]))
+            .collect();
+        ways.push((runs[0].stores.pass(), runs[0].stores.is_tried()));
+        for _ in 0..SWEEPS {
+            runs.iter_mut().for_each(|run| {
+                run.sweep().unwrap();
+            });
+            if runs.iter().all(Run::finished) {
+                break;
+            }
+        }
+        assert!(runs.iter().all(|run| run.finished() && !run.stores.is_tried()));
+        case.check("direct");
+    }
+    let tried = [false, false, true, true, true, false, false, false].map(|past| (past, true));
+    assert_eq!(ways[..8], tried);
+    assert!(!ways[8].1, "decided");
+}
+
+#[test]
 fn a_peer_in_another_call_is_noticed() {
     let mut executors = executors(2);
     let program = |peer| {
