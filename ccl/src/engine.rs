@@ -76,6 +76,7 @@ impl Engine {
         health: Arc<Health>,
         ladder: Ladder,
     ) -> Self {
+        let direct = Direct::new(executor.caches());
         Self {
             me,
             ranks,
@@ -87,7 +88,7 @@ impl Engine {
             token: Scratch::new(1),
             staging: Scratch::new(0),
             ladder,
-            direct: Direct::default(),
+            direct,
             pauses: Pauses::default(),
             attached: Attached::default(),
             told: Scratch::default(),

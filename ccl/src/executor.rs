@@ -10,7 +10,6 @@ mod idle;
 mod progress;
 mod rails;
 mod resume;
-mod stores;
 mod straight;
 mod task;
 mod waiting;
@@ -26,10 +25,9 @@ use ccl_transport::{Link, Loan, TransportError, clock};
 use smallvec::SmallVec;
 
 use self::progress::Progress;
-pub(crate) use self::stores::Caches;
-use self::stores::Stores;
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
+use crate::stores::{Call, Stores};
 
 /// Reductions over at most this many operands need no heap memory per tile.
 const INLINE_OPERANDS: usize = 32;
@@ -111,7 +109,8 @@ impl Executor {
         }
         self.prepare(task.program);
         self.divide(&task.program.rails);
-        self.stores.begin(task);
+        let call = Call::of(task.stamp.signature.collective, task.buffers);
+        self.stores.begin(call, self.caches().limit(call.collective));
     }
 }
 

@@ -45,6 +45,7 @@ mod setup;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod split;
+mod stores;
 mod timeline;
 mod trial;
 pub mod vqp;

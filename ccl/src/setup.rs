@@ -21,12 +21,13 @@ use ccl_transport::{TransportError, auth::JobKey};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
-use crate::executor::{Caches, Links};
+use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Surroundings};
 use crate::hosts::reach::{self, Look};
 use crate::hosts::{self, Nic, caches};
 use crate::rdma;
 use crate::rehearsal::{self, Member};
+use crate::stores::Caches;
 use crate::timeline::Timeline;
 use introduction::{Introduction, parties, paths, topology, usable_processors};
 

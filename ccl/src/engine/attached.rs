@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
+use crate::stores::footprint;
 use crate::trial::{Times, Trial, Turn, Way};
 
 /// Tiles in shared memory: nobody has to be asked.
@@ -272,7 +273,7 @@ impl Engine {
         let block = block_of(request, self.me.index());
         let source = input.source(block.start, block.len());
         let target = output.target(self.me.index() * block.len(), block.len());
-        if self.executor.exceeds_caches(&[input, output]) {
+        if footprint(&[input, output]) >= self.executor.caches().exceeding_bytes() {
             copy_streaming(source, target);
         } else {
             copy(source, target);

@@ -23,14 +23,15 @@ use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce, scale};
-use ccl_transport::TransportError;
 use ccl_transport::window::{Opened, View, Window, Windows};
+use ccl_transport::{TransportError, clock};
 use smallvec::SmallVec;
 
 use self::parts::{Of, Part, largest_bytes, part};
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
+use crate::stores::{Caches, Call, Stores};
 
 /// From so many bytes on, of the larger buffer of a rank, this is faster than tiles: measured with 2 to 8 ranks on
 /// two processors.
@@ -69,6 +70,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) struct Direct {
     windows: Windows,
     block: Scratch,
+    stores: Stores,
+}
+
+impl Direct {
+    /// Results go past these caches where that is [better](crate::stores).
+    pub(super) fn new(caches: Caches) -> Self {
+        Self { stores: Stores::new(caches), ..Self::default() }
+    }
 }
 
 /// What a rank tells of its buffers: where they can be reached, and by what its contribution is scaled.
@@ -227,11 +236,17 @@ impl Engine {
             let places = self.reach(&mut direct.windows, &part, &answers, buffers);
             let places = places
                 .map_err(|failure| limits.error_for(failure, self.me, task.stamp, &self.history))?;
-            // All ranks touch as much.
-            let streams = self.executor.fills_caches(places.touched_bytes(&part));
-            let block = &mut direct.block;
+            let bytes = places.touched_bytes(&part);
+            let call = Call { bytes, ..Call::of(request.collective, &buffers) };
+            let Direct { block, stores, .. } = &mut direct;
+            stores.begin(call, stores.caches().share);
             let look = || limits.fault().map_or(Ok(()), |fault| Err(fault.into()));
-            carry_out(&part, arithmetic.kernel, places, block, streams, look)?;
+            let started = stores.is_tried().then(clock::worked);
+            carry_out(&part, arithmetic.kernel, places, block, stores.pass(), look)?;
+            if let Some(started) = started {
+                stores.count(clock::worked().saturating_sub(started));
+                stores.end();
+            }
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;

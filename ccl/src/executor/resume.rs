@@ -1,14 +1,13 @@
 //! What a run borrows, apart from how far it has come: a run can be dropped and taken up again.
 
 use ccl_core::program::Program;
-use ccl_kernels::Region;
 use ccl_transport::Loan;
 
-use super::stores::{Caches, Stores};
 use super::{Executor, Run, Task};
+use crate::stores::{Caches, Stores};
 
 impl Executor {
-    /// What is stored in buffers that are much larger than this rank's share of the caches goes past them.
+    /// What is stored goes past these caches where that is [better](crate::stores).
     pub(crate) fn caching(self, caches: Caches) -> Self {
         Self { stores: Stores::new(caches), ..self }
     }
@@ -19,14 +18,9 @@ impl Executor {
         self.progress.start(program);
     }
 
-    /// Whether nothing of these buffers stays in a cache until somebody needs it.
-    pub(crate) fn exceeds_caches(&self, buffers: &[Region<'_>]) -> bool {
-        self.stores.exceed(buffers)
-    }
-
-    /// Whether so many bytes are as many as this rank's share of the caches.
-    pub(crate) fn fills_caches(&self, bytes: usize) -> bool {
-        self.stores.fill(bytes)
+    /// What is known of the caches.
+    pub(crate) fn caches(&self) -> Caches {
+        self.stores.caches()
     }
 
     /// As [`Self::prepare`], for a program that is run straight through.
@@ -44,7 +38,8 @@ impl Executor {
         task: &'a Task<'a>,
         loans: &'a [Option<Loan>],
     ) -> Run<'a> {
-        let exceeds_all = self.stores.exceed_all(task.buffers);
+        let all = self.stores.caches().all;
+        let exceeds_all = task.buffers.iter().any(|buffer| buffer.bytes() > all);
         Run {
             me: self.me,
             task,

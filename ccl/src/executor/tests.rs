@@ -21,6 +21,7 @@ use ccl_transport::shm::Allocation;
 use ccl_transport::{Tile, memory};
 
 use super::*;
+use crate::stores::Caches;
 
 const LEAST_TILE_BYTES: usize = 64;
 const SHAPES: [RingShape; 2] = [

@@ -1,0 +1,301 @@
+//! Whether results are stored in the memory of the application past the caches.
+//!
+//! What does not fit into the caches is not there any more when somebody needs it, and storing it there has cost a read of
+//! every line and the place of something else. What fits is found in them by the application, and by the next call. How much
+//! fits, nobody says: other processes use the last cache too, those of other virtual machines among them, and so do
+//! the slots of the links. So far below the share of a rank everything is stored in the caches, far above nothing is,
+//! and in between a [trial](Trial) tells which is faster. A rank tries on its own. What it compares is the time that its
+//! own processor works, because how long a call waits depends on all ranks.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use ccl_core::collective::Collective;
+use ccl_kernels::Region;
+use smallvec::SmallVec;
+
+use crate::trial::{Trial, Turn, Way};
+
+/// The way that is [tried](Trial) beside stores through the caches.
+const PAST: Way = Way::Other;
+
+/// How much the last caches hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caches {
+    /// Of one rank, in bytes.
+    pub(crate) share: usize,
+    /// Of all ranks on the machine, in bytes.
+    pub(crate) all: usize,
+}
+
+impl Caches {
+    /// Of a machine that does not say.
+    const UNKNOWN: Self = Self { share: usize::MAX, all: usize::MAX };
+
+    /// Buffers exceed the caches if they have half as many bytes again: what would be needed next is gone by then, if
+    /// all of it is used in turn. Measured with 2 to 8 ranks that share 32 MiB: from here on nothing is slower past the
+    /// caches, and collectives that store what arrives are faster by up to a third.
+    pub(crate) fn exceeding_bytes(self) -> usize {
+        self.share.saturating_add(self.share / 2)
+    }
+
+    /// From how many bytes of buffers on a collective stores nothing in the caches. What a broadcast stores no rank reads
+    /// again, so there it is enough that it would fill them.
+    pub(crate) fn limit(self, collective: Collective) -> usize {
+        if collective == Collective::Broadcast { self.share } else { self.exceeding_bytes() }
+    }
+
+    /// Whether there is something to try, where a collective stores nothing in the caches from `limit` on. A machine was
+    /// seen that is faster past its caches from half of the share on, and there is no telling how many others use them.
+    fn are_in_doubt(self, bytes: usize, limit: usize) -> bool {
+        (self.share / 8..limit).contains(&bytes)
+    }
+}
+
+/// A call, as far as it matters to its stores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) collective: Collective,
+    /// The output lies in the input, or the other way round.
+    pub(crate) is_in_place: bool,
+    /// How much memory a rank goes through.
+    pub(crate) bytes: usize,
+}
+
+impl Call {
+    /// One that goes through all of its buffers.
+    pub(crate) fn of(collective: Collective, buffers: &[Region<'_>]) -> Self {
+        let (all, bytes) = (buffers.iter().map(Region::bytes).sum(), footprint(buffers));
+        Self { collective, is_in_place: bytes < all, bytes }
+    }
+
+    fn kind(self) -> Kind {
+        let Self { collective, is_in_place, bytes } = self;
+        Kind { collective, is_in_place, size: bytes.max(1).ilog2() }
+    }
+}
+
+/// Calls that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Kind {
+    collective: Collective,
+    is_in_place: bool,
+    /// Bytes, to the next power of two.
+    size: u32,
+}
+
+/// Counts how long a call works.
+#[derive(Debug)]
+struct Meter {
+    kind: Kind,
+    way: Way,
+    worked: Duration,
+}
+
+/// How stores are done.
+#[derive(Debug)]
+pub(crate) struct Stores {
+    caches: Caches,
+    trials: HashMap<Kind, Trial>,
+    /// The call under way goes past the caches.
+    pass: bool,
+    /// It is part of a trial.
+    meter: Option<Meter>,
+}
+
+impl Default for Stores {
+    fn default() -> Self {
+        Self::new(Caches::UNKNOWN)
+    }
+}
+
+impl Stores {
+    pub(crate) fn new(caches: Caches) -> Self {
+        Self { caches, trials: HashMap::new(), pass: false, meter: None }
+    }
+
+    /// Decides on the stores of a call that begins. None of its kind stores in the caches from `limit` bytes on.
+    pub(crate) fn begin(&mut self, call: Call, limit: usize) {
+        self.pass = call.bytes >= limit;
+        self.meter = None;
+        if !self.caches.are_in_doubt(call.bytes, limit) {
+            return;
+        }
+        let kind = call.kind();
+        let trial = self.trials.entry(kind).or_default();
+        let (way, is_tried) = match trial.turn() {
+            Turn::Go(way) => (way, !trial.is_settled()),
+            Turn::Decide => {
+                let times = trial.times();
+                let way = trial.decide([times]);
+                tracing::debug!(?kind, past_caches = way == PAST, ?times, "stores compared");
+                (way, false)
+            }
+        };
+        self.pass = way == PAST;
+        self.meter = is_tried.then_some(Meter { kind, way, worked: Duration::ZERO });
+    }
+
+    /// Whether the call under way stores past the caches.
+    pub(crate) fn pass(&self) -> bool {
+        self.pass
+    }
+
+    /// Whether the call under way is part of a trial.
+    pub(crate) fn is_tried(&self) -> bool {
+        self.meter.is_some()
+    }
+
+    /// So long has this thread worked for the call under way since it began, or since this was told last.
+    pub(crate) fn count(&mut self, worked: Duration) {
+        if let Some(meter) = &mut self.meter {
+            meter.worked += worked;
+        }
+    }
+
+    /// This rank has done its part of the call under way.
+    pub(crate) fn end(&mut self) {
+        if let Some(Meter { kind, way, worked }) = self.meter.take() {
+            self.trials.entry(kind).or_default().record(way, worked);
+        }
+    }
+
+    /// What is known of the caches.
+    pub(crate) fn caches(&self) -> Caches {
+        self.caches
+    }
+}
+
+/// Bytes of buffers; those that lie in several of them count once.
+pub(crate) fn footprint(buffers: &[Region<'_>]) -> usize {
+    let range = |buffer: &Region<'_>| buffer.address()..buffer.address() + buffer.bytes();
+    let mut ranges: SmallVec<[Range<usize>; 4]> = buffers.iter().map(range).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut counted = 0;
+    let mut sum = 0;
+    for Range { start, end } in ranges {
+        sum += end.saturating_sub(start.max(counted));
+        counted = counted.max(end);
+    }
+    sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: usize = 1024;
+    const CACHES: Caches = Caches { share: 16 * KIB, all: 32 * KIB };
+
+    /// The turns before a verdict, and how many calls it holds for the first time, that in which it is found among them.
+    const TRIED: [bool; 8] = [false, false, true, true, true, false, false, false];
+    const HELD: usize = 129;
+
+    /// Does calls that take so many microseconds through the caches, and past them. Tells which way each went.
+    fn calls(stores: &mut Stores, call: Call, [cached, past]: [u64; 2]) -> Vec<bool> {
+        let limit = stores.caches().limit(call.collective);
+        let one = |_| {
+            stores.begin(call, limit);
+            let pass = stores.pass();
+            // In two sweeps.
+            let half = Duration::from_micros(if pass { past } else { cached }) / 2;
+            (0..2).for_each(|_| stores.count(half));
+            stores.end();
+            pass
+        };
+        (0..TRIED.len() + HELD).map(one).collect()
+    }
+
+    fn call(collective: Collective, bytes: usize) -> Call {
+        Call { collective, is_in_place: false, bytes }
+    }
+
+    fn tried_then(verdict: bool) -> Vec<bool> {
+        TRIED.into_iter().chain([verdict; HELD]).collect()
+    }
+
+    #[test]
+    fn what_is_in_doubt_goes_the_way_that_was_faster() {
+        let gather = call(Collective::AllGather, 12 * KIB);
+        for (micros, past) in [([100, 80], true), ([100, 95], false), ([80, 100], false)] {
+            let calls = calls(&mut Stores::new(CACHES), gather, micros);
+            assert_eq!(calls, tried_then(past), "{micros:?}");
+        }
+    }
+
+    #[test]
+    fn calls_of_another_kind_are_tried_by_themselves() {
+        let mut stores = Stores::new(CACHES);
+        let gather = call(Collective::AllGather, 12 * KIB);
+        assert_eq!(calls(&mut stores, gather, [100, 80]), tried_then(true));
+        for other in [
+            Call { collective: Collective::AllToAll, ..gather },
+            Call { is_in_place: true, ..gather },
+            Call { bytes: 6 * KIB, ..gather },
+        ] {
+            assert_eq!(calls(&mut stores, other, [80, 100]), tried_then(false), "{other:?}");
+        }
+        let similar = Call { bytes: 9 * KIB, ..gather };
+        stores.begin(similar, 24 * KIB);
+        assert!(stores.is_tried() && !stores.pass(), "the next trial of the first kind");
+    }
+
+    #[test]
+    fn small_and_large_buffers_are_in_no_doubt() {
+        for (collective, bytes, past) in [
+            (Collective::AllReduce, 2 * KIB - 1, false),
+            (Collective::AllReduce, 24 * KIB, true),
+            (Collective::Broadcast, 2 * KIB - 1, false),
+            (Collective::Broadcast, 16 * KIB, true),
+        ] {
+            let calls = calls(&mut Stores::new(CACHES), call(collective, bytes), [100, 100]);
+            assert!(calls.iter().all(|call| *call == past), "{collective:?} of {bytes} bytes");
+        }
+        let unknown = calls(&mut Stores::default(), call(Collective::AllReduce, 1 << 30), [9, 1]);
+        assert!(unknown.iter().all(|past| !past));
+    }
+
+    #[test]
+    fn a_call_that_fails_is_not_part_of_the_trial() {
+        let mut stores = Stores::new(CACHES);
+        stores.begin(call(Collective::AllGather, 12 * KIB), 24 * KIB);
+        assert!(stores.is_tried());
+        stores.begin(call(Collective::Barrier, 0), 24 * KIB);
+        assert!(!stores.is_tried() && !stores.pass());
+    }
+
+    #[test]
+    fn buffers_that_overlap_are_in_place() {
+        let (mut one, other) = ([0_u8; 100], [0_u8; 20]);
+        let whole = Region::of_mut(&mut one);
+        let in_place = |buffers: &[Region<'_>]| {
+            let Call { is_in_place, bytes, .. } = Call::of(Collective::AllGather, buffers);
+            (is_in_place, bytes)
+        };
+        assert_eq!(in_place(&[whole.part(80, 20), whole]), (true, 100));
+        assert_eq!(in_place(&[Region::of(&other), whole]), (false, 120));
+        assert_eq!(in_place(&[whole.part(0, 40), whole.part(40, 60)]), (false, 100));
+    }
+
+    #[test]
+    fn a_broadcast_goes_past_the_caches_sooner() {
+        let limits = [Collective::Broadcast, Collective::AllReduce, Collective::AllToAll]
+            .map(|collective| CACHES.limit(collective));
+        assert_eq!(limits, [16 * KIB, 24 * KIB, 24 * KIB]);
+        assert_eq!(Caches::UNKNOWN.exceeding_bytes(), usize::MAX);
+    }
+
+    #[test]
+    fn memory_in_two_roles_counts_once() {
+        let (mut one, other) = ([0_u8; 100], [0_u8; 20]);
+        let whole = Region::of_mut(&mut one);
+        let [block, part, tail] =
+            [(40, 20), (20, 30), (30, 70)].map(|(at, bytes)| whole.part(at, bytes));
+        assert_eq!(footprint(&[whole, block]), 100, "in place");
+        assert_eq!(footprint(&[block, whole]), 100, "a part first");
+        assert_eq!(footprint(&[tail, block, part]), 80, "overlapping");
+        assert_eq!(footprint(&[whole, Region::of(&other)]), 120);
+        assert_eq!(footprint(&[]), 0);
+    }
+}
