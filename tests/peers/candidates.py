@@ -71,7 +71,7 @@ def iterations(size):
         return 5000
     if size <= 64 << 10:
         return 1000
-    if size <= 1 << 20:
+    if size <= 4 << 20:
         return 100
     return 20 if size <= 16 << 20 else 10
 

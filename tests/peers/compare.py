@@ -32,7 +32,7 @@ from watch import PERIOD, Watch
 DOCUMENT = REPOSITORY / "docs" / "performance.md"
 CHART = REPOSITORY / "docs" / "performance.svg"
 
-DEFAULT_SIZES = "8,1K,16K,256K,1M,16M,64M,256M"
+DEFAULT_SIZES = "8,1K,16K,256K,1M,4M,16M,64M,256M"
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
