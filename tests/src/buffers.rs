@@ -200,13 +200,15 @@ impl Buffers {
         &mut self.slice(false)[offset..][..bytes]
     }
 
-    /// Makes what `iterations` iterations use zero: touched, and numbers that no operation turns into
-    /// slow ones.
-    pub fn clear(&mut self, layout: &Layout<'_>, iterations: usize) {
+    /// Fills what `iterations` iterations use with `period`, again and again.
+    pub fn fill(&mut self, layout: &Layout<'_>, iterations: usize, period: &[u8]) {
         let part = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES);
         let used = part.saturating_mul(iterations).min(self.bytes);
-        self.slice(true)[..used].fill(0);
-        self.slice(false)[..used].fill(0);
+        for send in [true, false] {
+            for part in self.slice(send)[..used].chunks_mut(period.len()) {
+                part.copy_from_slice(&period[..part.len()]);
+            }
+        }
     }
 
     /// Copies `from` to `to` within the memory of this rank.
@@ -322,7 +324,9 @@ mod tests {
         let mut buffers = Buffers::new(160, 0, true).unwrap();
         let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
         let in_place = layout(Form::InPlace, &counts);
-        buffers.clear(&in_place, 1);
+        buffers.fill(&in_place, 1, &[1, 2, 3]);
+        assert_eq!(buffers.output(&in_place)[..7], [1, 2, 3, 1, 2, 3, 1]);
+        buffers.output(&in_place).fill(0);
         buffers.input(&in_place).fill(7);
         let ones = buffers.output(&in_place).iter().positions_of(7);
         assert_eq!(ones, (80..120).collect::<Vec<_>>());

@@ -10,7 +10,7 @@ use crate::arguments::Arguments;
 use crate::benchmark::{Benchmark, Counts, Job, OperationColumn, Phase, Place, RequestOf, request};
 use crate::buffers::{Buffers, Form, Layout, Parts};
 use crate::check;
-use crate::data::{Operation, Pattern};
+use crate::data::{self, Operation, Pattern};
 use crate::error::Failure;
 use crate::faults::watch::Watch;
 use crate::gpu::{Device, Gpu};
@@ -231,7 +231,7 @@ impl<'a> Engine<'a> {
     ) -> Outcome<Measurement> {
         let plan = self.plan(case, counts, phases, form);
         let iterations = self.arguments.iterations.get() * self.arguments.aggregated.get();
-        self.buffers.clear(&plan.layout, iterations);
+        self.buffers.fill(&plan.layout, iterations, &data::ordinary(case.datatype));
         let row_bytes = counts.largest() * case.datatype.bytes();
         self.watch.begin(row_bytes, form, self.arguments.iterations.get());
         let timing = self.timed(&plan)?;
