@@ -191,6 +191,7 @@ impl<'a> Engine<'a> {
             let counts = self.counts(case, *bytes);
             let phases = (self.benchmark.calls)(&self.place(case, &counts));
             let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
+            self.fill(case, &plan, self.arguments.warm_up);
             (0..self.arguments.warm_up).try_for_each(|turn| self.iteration(&plan, turn))?;
             self.finish()?;
         }
@@ -230,8 +231,7 @@ impl<'a> Engine<'a> {
         form: Form,
     ) -> Outcome<Measurement> {
         let plan = self.plan(case, counts, phases, form);
-        let iterations = self.arguments.iterations.get() * self.arguments.aggregated.get();
-        self.buffers.fill(&plan.layout, iterations, &data::ordinary(case.datatype));
+        self.fill(case, &plan, self.arguments.iterations.get());
         let row_bytes = counts.largest() * case.datatype.bytes();
         self.watch.begin(row_bytes, form, self.arguments.iterations.get());
         let timing = self.timed(&plan)?;
@@ -255,6 +255,12 @@ impl<'a> Engine<'a> {
             summary: asked.then(|| Summary::of(&iterations[skipped..])),
             iterations,
         })
+    }
+
+    /// Fills what so many iterations use with [ordinary numbers](data::ordinary).
+    fn fill(&mut self, case: Case, plan: &Plan<'_>, iterations: usize) {
+        let operations = iterations * self.arguments.aggregated.get();
+        self.buffers.fill(&plan.layout, operations, &data::ordinary(case.datatype));
     }
 
     /// After a measurement in which cables were cut: goes on without looking at the clock until they
