@@ -49,7 +49,7 @@ impl Caches {
     /// Whether there is something to try, where a collective stores nothing in the caches from `limit` on. A machine was
     /// seen that is faster past its caches from half of the share on, and there is no telling how many others use them.
     fn are_in_doubt(self, bytes: usize, limit: usize) -> bool {
-        (self.share / 8..limit).contains(&bytes)
+        (self.share / 4..limit).contains(&bytes)
     }
 }
 
@@ -189,7 +189,7 @@ mod tests {
     const CACHES: Caches = Caches { share: 16 * KIB, all: 32 * KIB };
 
     /// The turns before a verdict, and how many calls it holds for the first time, that in which it is found among them.
-    const TRIED: [bool; 8] = [false, false, true, true, true, false, false, false];
+    const TRIED: [bool; 6] = [false, false, true, true, false, false];
     const HELD: usize = 129;
 
     /// Does calls that take so many microseconds through the caches, and past them. Tells which way each went.
@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn small_and_large_buffers_are_in_no_doubt() {
         for (collective, bytes, past) in [
-            (Collective::AllReduce, 2 * KIB - 1, false),
+            (Collective::AllReduce, 4 * KIB - 1, false),
             (Collective::AllReduce, 24 * KIB, true),
-            (Collective::Broadcast, 2 * KIB - 1, false),
+            (Collective::Broadcast, 4 * KIB - 1, false),
             (Collective::Broadcast, 16 * KIB, true),
         ] {
             let calls = calls(&mut Stores::new(CACHES), call(collective, bytes), [100, 100]);
