@@ -109,7 +109,9 @@ impl Executor {
         }
         self.prepare(task.program);
         self.divide(&task.program.rails);
-        let call = Call::of(task.stamp.signature.collective, task.buffers);
+        let signature = task.stamp.signature;
+        let is_root = signature.collective.is_rooted() && signature.root == self.me.0;
+        let call = Call { is_root, ..Call::of(signature.collective, task.buffers) };
         self.stores.begin(call, self.caches().limit(call.collective));
     }
 }

@@ -59,20 +59,22 @@ pub(crate) struct Call {
     pub(crate) collective: Collective,
     /// The output lies in the input, or the other way round.
     pub(crate) is_in_place: bool,
+    /// This rank is the root, and has other things to do than the others.
+    pub(crate) is_root: bool,
     /// How much memory a rank goes through.
     pub(crate) bytes: usize,
 }
 
 impl Call {
-    /// One that goes through all of its buffers.
+    /// One that goes through all of its buffers, and has no root here.
     pub(crate) fn of(collective: Collective, buffers: &[Region<'_>]) -> Self {
         let (all, bytes) = (buffers.iter().map(Region::bytes).sum(), footprint(buffers));
-        Self { collective, is_in_place: bytes < all, bytes }
+        Self { collective, is_in_place: bytes < all, is_root: false, bytes }
     }
 
     fn kind(self) -> Kind {
-        let Self { collective, is_in_place, bytes } = self;
-        Kind { collective, is_in_place, size: bytes.max(1).ilog2() }
+        let Self { collective, is_in_place, is_root, bytes } = self;
+        Kind { collective, is_in_place, is_root, size: bytes.max(1).ilog2() }
     }
 }
 
@@ -81,7 +83,8 @@ impl Call {
 struct Kind {
     collective: Collective,
     is_in_place: bool,
-    /// Bytes, to the next power of two.
+    is_root: bool,
+    /// Bytes, rounded down to a power of two.
     size: u32,
 }
 
@@ -89,6 +92,7 @@ struct Kind {
 #[derive(Debug)]
 struct Meter {
     kind: Kind,
+    bytes: usize,
     way: Way,
     worked: Duration,
 }
@@ -102,6 +106,8 @@ pub(crate) struct Stores {
     pass: bool,
     /// It is part of a trial.
     meter: Option<Meter>,
+    /// Nothing is tried now.
+    is_held: bool,
 }
 
 impl Default for Stores {
@@ -112,14 +118,21 @@ impl Default for Stores {
 
 impl Stores {
     pub(crate) fn new(caches: Caches) -> Self {
-        Self { caches, trials: HashMap::new(), pass: false, meter: None }
+        Self { caches, trials: HashMap::new(), pass: false, meter: None, is_held: false }
+    }
+
+    /// Lets calls go as usual from now on, or does not any more: somebody else compares them.
+    pub(crate) fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
     }
 
     /// Decides on the stores of a call that begins. None of its kind stores in the caches from `limit` bytes on.
     pub(crate) fn begin(&mut self, call: Call, limit: usize) {
         self.pass = call.bytes >= limit;
         self.meter = None;
-        if !self.caches.are_in_doubt(call.bytes, limit) {
+        // Of two groups of messages one may send what the other receives.
+        let is_comparable = call.collective != Collective::PointToPoint && !self.is_held;
+        if !is_comparable || !self.caches.are_in_doubt(call.bytes, limit) {
             return;
         }
         let kind = call.kind();
@@ -134,7 +147,8 @@ impl Stores {
             }
         };
         self.pass = way == PAST;
-        self.meter = is_tried.then_some(Meter { kind, way, worked: Duration::ZERO });
+        self.meter =
+            is_tried.then_some(Meter { kind, bytes: call.bytes, way, worked: Duration::ZERO });
     }
 
     /// Whether the call under way stores past the caches.
@@ -156,9 +170,18 @@ impl Stores {
 
     /// This rank has done its part of the call under way.
     pub(crate) fn end(&mut self) {
-        if let Some(Meter { kind, way, worked }) = self.meter.take() {
-            self.trials.entry(kind).or_default().record(way, worked);
+        if let Some(Meter { kind, bytes, way, worked }) = self.meter.take() {
+            // Calls of a kind are not equally long.
+            #[allow(clippy::cast_precision_loss, reason = "a time is not as precise as that")]
+            let of_a_mebibyte = worked.mul_f64((1_u64 << 20) as f64 / bytes.max(1) as f64);
+            self.trials.entry(kind).or_default().record(way, of_a_mebibyte);
         }
+    }
+
+    /// What was measured of calls of this kind.
+    #[cfg(test)]
+    pub(crate) fn times(&self, call: Call) -> Option<crate::trial::Times> {
+        self.trials.get(&call.kind()).map(Trial::times)
     }
 
     /// What is known of the caches.
@@ -208,7 +231,7 @@ mod tests {
     }
 
     fn call(collective: Collective, bytes: usize) -> Call {
-        Call { collective, is_in_place: false, bytes }
+        Call { collective, is_in_place: false, is_root: false, bytes }
     }
 
     fn tried_then(verdict: bool) -> Vec<bool> {
@@ -232,6 +255,7 @@ mod tests {
         for other in [
             Call { collective: Collective::AllToAll, ..gather },
             Call { is_in_place: true, ..gather },
+            Call { is_root: true, ..gather },
             Call { bytes: 6 * KIB, ..gather },
         ] {
             assert_eq!(calls(&mut stores, other, [80, 100]), tried_then(false), "{other:?}");
@@ -239,6 +263,33 @@ mod tests {
         let similar = Call { bytes: 9 * KIB, ..gather };
         stores.begin(similar, 24 * KIB);
         assert!(stores.is_tried() && !stores.pass(), "the next trial of the first kind");
+    }
+
+    #[test]
+    fn longer_calls_may_take_longer() {
+        let mut stores = Stores::new(CACHES);
+        // The calls that go past the caches are the short ones, and hardly faster than that.
+        let sizes = [15, 15, 9, 9, 15, 15, 15];
+        for kibibytes in sizes {
+            stores.begin(call(Collective::AllGather, kibibytes * KIB), 24 * KIB);
+            let of_a_kibibyte = if stores.pass() { 95 } else { 100 };
+            stores.count(Duration::from_micros(kibibytes as u64 * of_a_kibibyte));
+            stores.end();
+        }
+        assert!(!stores.pass());
+    }
+
+    #[test]
+    fn messages_and_calls_that_somebody_else_compares_are_not_tried() {
+        let mut stores = Stores::new(CACHES);
+        stores.begin(call(Collective::PointToPoint, 12 * KIB), 24 * KIB);
+        assert!(!stores.is_tried());
+        let gather = call(Collective::AllGather, 12 * KIB);
+        stores.hold(true);
+        let held = calls(&mut stores, gather, [100, 80]);
+        assert!(held.iter().all(|past| !past));
+        stores.hold(false);
+        assert_eq!(calls(&mut stores, gather, [100, 80]), tried_then(true), "from the start");
     }
 
     #[test]

@@ -325,7 +325,9 @@ mod tests {
         let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
         let in_place = layout(Form::InPlace, &counts);
         buffers.fill(&in_place, 1, &[1, 2, 3]);
-        assert_eq!(buffers.output(&in_place)[..7], [1, 2, 3, 1, 2, 3, 1]);
+        let expected: Vec<u8> = [1, 2, 3].into_iter().cycle().take(160).collect();
+        assert_eq!(buffers.output(&in_place), expected);
+        assert_eq!(buffers.slice(true)[..160], expected);
         buffers.output(&in_place).fill(0);
         buffers.input(&in_place).fill(7);
         let ones = buffers.output(&in_place).iter().positions_of(7);

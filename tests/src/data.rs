@@ -87,7 +87,8 @@ pub fn scalar(rank: usize) -> u8 {
 }
 
 /// A page of what is timed: small odd numbers, which no operation turns into slow ones. Lines of zeros would be quick: an AMD Zen 4
-/// takes half as long for an AllGather of 4 MB among eight ranks if they are all that there is.
+/// takes half as long for an AllGather of 4 MB among eight ranks if they are all that there is. (Integers that an even number of
+/// ranks adds up in place, again and again, become zero nevertheless, after as many calls as they have bits.)
 #[must_use]
 pub fn ordinary(datatype: DataType) -> Vec<u8> {
     const BYTES: usize = 4096;

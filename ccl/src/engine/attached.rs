@@ -151,7 +151,12 @@ impl Engine {
             Turn::Decide => self.attach(request, task, None, limits)?,
         };
         if way == TILES {
-            self.drive_apart(task, is_apart, limits)?;
+            // Calls that are compared here are alike.
+            let is_tried = !self.trial(request).is_settled();
+            self.executor.hold_trials(is_tried);
+            let ended = self.drive_apart(task, is_apart, limits);
+            self.executor.hold_trials(false);
+            ended?;
         }
         self.trial(request).record(way, clock::now() - began);
         Ok(())

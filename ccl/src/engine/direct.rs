@@ -237,7 +237,8 @@ impl Engine {
             let places = places
                 .map_err(|failure| limits.error_for(failure, self.me, task.stamp, &self.history))?;
             let bytes = places.touched_bytes(&part);
-            let call = Call { bytes, ..Call::of(request.collective, &buffers) };
+            let is_root = request.collective.is_rooted() && request.root == self.me;
+            let call = Call { bytes, is_root, ..Call::of(request.collective, &buffers) };
             let Direct { block, stores, .. } = &mut direct;
             stores.begin(call, stores.caches().share);
             let look = || limits.fault().map_or(Ok(()), |fault| Err(fault.into()));

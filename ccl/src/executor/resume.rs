@@ -18,6 +18,11 @@ impl Executor {
         self.progress.start(program);
     }
 
+    /// Lets calls store as usual from now on, or does not any more; see [`Stores::hold`].
+    pub(crate) fn hold_trials(&mut self, is_held: bool) {
+        self.stores.hold(is_held);
+    }
+
     /// What is known of the caches.
     pub(crate) fn caches(&self) -> Caches {
         self.stores.caches()

@@ -297,6 +297,9 @@ fn results_are_right_whichever_way_they_are_stored() {
     let tried = [false, false, true, true, false, false].map(|past| (past, true));
     assert_eq!(ways[..6], tried);
     assert!(!ways[6].1, "decided");
+    let call = Call { bytes: 12_000, ..Call::of(Collective::AllGather, &[]) };
+    let times = executors[0].stores.times(call).unwrap();
+    assert!([times.usual, times.other].iter().all(|time| (1..u64::MAX).contains(time)));
 }
 
 #[test]
