@@ -6,6 +6,7 @@
 //! nothing moved the caller decides how.
 
 mod copies;
+mod departure;
 mod idle;
 mod progress;
 mod rails;
@@ -20,10 +21,12 @@ use ccl_core::datatype::DataType;
 use ccl_core::ids::Rank;
 use ccl_core::program::{Action, Buffer, Lane, Operand, Port, Span, StepIndex};
 use ccl_core::wire::{EncodedStamp, Stamp};
-use ccl_kernels::{Region, Scratch, Source, copy, copy_streaming, reduce, scale};
+use ccl_kernels::{Region, Scratch, Source, reduce, scale};
 use ccl_transport::{Link, Loan, TransportError, clock};
 use smallvec::SmallVec;
 
+use self::departure::Departure;
+pub(crate) use self::departure::LEAST_LOAN_BYTES;
 use self::progress::Progress;
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
@@ -31,16 +34,6 @@ use crate::stores::{Call, Stores};
 
 /// Reductions over at most this many operands need no heap memory per tile.
 const INLINE_OPERANDS: usize = 32;
-
-/// Shorter stretches are copied through the slots of the link, which is quicker than to wait until
-/// the peer has read them.
-pub(crate) const LEAST_LOAN_BYTES: usize = 32 << 10;
-
-/// Longer stretches are lent in pieces of this size, so that the peer's work overlaps with ours.
-const LOAN_BYTES: usize = 256 << 10;
-
-/// Shorter tiles are always stored through the caches: hardly more than their headers.
-const LEAST_STREAMED_BYTES: usize = 1 << 10;
 
 /// The links of one rank, by [`Port::index`]; two places per rank of the group.
 pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
@@ -136,17 +129,6 @@ pub(crate) struct Run<'a> {
     stores: &'a mut Stores,
     /// Not even one of the buffers fits into all caches together.
     exceeds_all: bool,
-}
-
-/// How the next bytes of a sending step leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Departure {
-    /// Not now.
-    Waits,
-    /// Copied into a slot, so done.
-    Copied(usize),
-    /// Lent, under the number of a tile.
-    Lent(usize, u64),
 }
 
 impl<'a> Run<'a> {
@@ -315,61 +297,6 @@ impl<'a> Run<'a> {
             moved = true;
         }
         moved
-    }
-
-    /// Hands the next bytes of a sending step to the link, if both are ready.
-    fn depart(&mut self, port: Port, step: StepIndex) -> Result<Departure, Failure> {
-        let this = &self.task.program.steps[step as usize];
-        let Action::Send { from, lend, .. } = this.action else { unreachable!("a lane of sends") };
-        let posted = self.progress.posted[step as usize];
-        let loan = self.loan(from, posted, this.bytes).filter(|_| lend);
-        let limit = self.progress.limit(self.task.program, step);
-        let (stamp, factor) = (self.stamp(step), self.factor(from));
-        let span = Span { offset: from.offset + posted, ..from };
-        let memory = *self.region(span.buffer);
-        let index = self.index(port);
-        let Some(link) = &mut self.links[index] else {
-            unreachable!("a link for every port of the program")
-        };
-        let failed = |cause| Failure::Link { peer: port.rank(), cause };
-        // Several readers fetch what is lent from memory each, what is copied from a cache.
-        let is_multicast = matches!(port, Port::Multicast(_));
-        let is_apart = self.exceeds_all && is_multicast;
-        let loan = loan.filter(|_| link.lends() && !is_apart);
-        let is_far = link.is_far();
-        let largest = match loan {
-            Some(_) => LOAN_BYTES,
-            // All ranks send to all, and they are many: what is on the way has to stay in the caches together.
-            None if is_multicast && self.task.program.receives.len() > 1 => link.tile_bytes() / 2,
-            None => link.tile_bytes(),
-        };
-        let bytes = (this.bytes - posted).min(largest);
-        if limit - posted.min(limit) < bytes {
-            return Ok(Departure::Waits);
-        }
-        if let Some(loan) = loan {
-            let tile = link.lend(&stamp, &Loan { bytes, ..loan }).map_err(failed)?;
-            return Ok(tile.map_or(Departure::Waits, |tile| Departure::Lent(bytes, tile)));
-        }
-        let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
-        let source = memory.source(span.offset, bytes);
-        let slot = slot.into();
-        match factor {
-            Some((datatype, factor)) => scale(datatype, factor, source, slot),
-            None if is_far && bytes >= LEAST_STREAMED_BYTES => copy_streaming(source, slot),
-            None => copy(source, slot),
-        }
-        link.commit(&stamp).map_err(failed)?;
-        Ok(Departure::Copied(bytes))
-    }
-
-    /// How a peer on this host could read what is left of a step, from `posted` on.
-    fn loan(&self, from: Span, posted: usize, bytes: usize) -> Option<Loan> {
-        if bytes < LEAST_LOAN_BYTES || self.factor(from).is_some() {
-            return None;
-        }
-        let whole = (*self.loans.get(usize::from(from.buffer.0))?)?;
-        Some(Loan { offset: whole.offset + from.offset + posted, bytes: bytes - posted, ..whole })
     }
 
     fn receive(&mut self, lane: usize) -> Result<bool, Failure> {
