@@ -303,6 +303,26 @@ fn results_are_right_whichever_way_they_are_stored() {
 }
 
 #[test]
+fn a_root_is_not_compared_with_the_others() {
+    let caches = Caches { share: 16 << 10, all: 32 << 10 };
+    let (program, data) = (Program::default(), [0_u8; 8000]);
+    let buffers = [Region::of(&data); 2];
+    let request = Case::new(Collective::Broadcast, 2, 2000, 1).request;
+    let stamp = Stamp { sequence: 1, signature: request.signature(0) };
+    let task =
+        Task { program: &program, buffers: &buffers, stamp, arithmetic: None, is_straight: false };
+    for (rank, is_root) in [(0, false), (1, true)] {
+        let links = (0..4).map(|_| None).collect();
+        let mut executor = Executor::new(Rank(rank), links).caching(caches);
+        executor.begin(&task);
+        let call = Call { is_root, ..Call::of(Collective::Broadcast, &buffers) };
+        assert!(executor.stores.times(call).is_some(), "rank {rank}");
+        let other = Call { is_root: !is_root, ..call };
+        assert!(executor.stores.times(other).is_none(), "rank {rank}");
+    }
+}
+
+#[test]
 fn a_peer_in_another_call_is_noticed() {
     let mut executors = executors(2);
     let program = |peer| {
