@@ -4,7 +4,7 @@
 //! A ring has one writer and one or several readers, each of which gets every tile:
 //!
 //! ```text
-//!   reader r   one line    consumed: u64, written by the reader
+//!   reader r   two lines   consumed: u64, written by the reader
 //!   header i   two lines   published: u64, bytes: u32, kind: u32, the stamp, and the payload if it
 //!                          is short, else where it begins on the floor, or the description of a loan;
 //!                          by the writer
@@ -46,11 +46,13 @@ use crate::bell::Bell;
 use crate::{Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
+/// Lines that processors fetch together: what one rank writes lies apart from what another does.
+pub(crate) const PAIR_BYTES: usize = 2 * LINE_BYTES;
 const LENGTH_AT: usize = size_of::<AtomicU64>();
 const KIND_AT: usize = LENGTH_AT + size_of::<AtomicU32>();
 const STAMP_AT: usize = KIND_AT + size_of::<AtomicU32>();
 const INLINE_AT: usize = STAMP_AT + STAMP_BYTES;
-const HEADER_BYTES: usize = 2 * LINE_BYTES;
+const HEADER_BYTES: usize = PAIR_BYTES;
 /// Payloads up to this length travel in the header.
 const INLINE_BYTES: usize = HEADER_BYTES - INLINE_AT;
 
@@ -80,7 +82,7 @@ impl RingShape {
     }
 
     fn floor_at(self, readers: usize) -> usize {
-        readers * LINE_BYTES + self.tiles * HEADER_BYTES
+        readers * PAIR_BYTES + self.tiles * HEADER_BYTES
     }
 }
 
@@ -137,12 +139,12 @@ impl Ring {
     }
 
     fn consumed(&self, reader: usize) -> &AtomicU64 {
-        self.word(reader * LINE_BYTES)
+        self.word(reader * PAIR_BYTES)
     }
 
     /// The first header.
     fn first(&self) -> Header {
-        Header(self.readers * LINE_BYTES)
+        Header(self.readers * PAIR_BYTES)
     }
 
     /// The header behind this one.

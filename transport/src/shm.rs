@@ -21,7 +21,7 @@ pub(crate) use self::application::ApplicationMemory;
 pub(crate) use self::map::Map;
 pub use crate::allocation::Allocation;
 use crate::bell::Bell;
-use crate::ring::{Memory, Ring, RingLink, RingShape};
+use crate::ring::{Memory, PAIR_BYTES, Ring, RingLink, RingShape};
 use crate::{Link, TransportError};
 
 /// The first page holds the cookie and the bell of its owner; everything else begins behind it.
@@ -36,6 +36,11 @@ pub(crate) const WRITERS_AT: usize = 128;
 /// In the head too: where the memory is, if it does not follow.
 const RECORD_AT: usize = 192;
 const RECORD_WORDS: usize = 5;
+
+/// Between one ring and the next. Whoever reads a floor to its end has the processor prefetch what lies behind it, into the
+/// next page too. That were the lines of the next ring, by one of which its writer judges how far the reader is: a rank on
+/// the writer's own core would bring that line there, and a far reader would pass for a near one.
+const GAP_BYTES: usize = 8192;
 
 /// Smaller files get no huge pages: most of the last one would be wasted.
 const LEAST_HUGE_BYTES: usize = 16 << 20;
@@ -162,8 +167,9 @@ fn ring_in(map: &Arc<Map>, offset: usize, shape: RingShape, readers: usize) -> R
     Ring::new(Arc::clone(map) as Arc<dyn Memory>, offset, shape, readers)
 }
 
+/// What a ring takes in its segment: it, and what keeps the next one apart.
 fn ring_bytes(shape: RingShape, readers: usize) -> usize {
-    shape.bytes(readers).next_multiple_of(64)
+    shape.bytes(readers).next_multiple_of(PAIR_BYTES) + GAP_BYTES
 }
 
 /// Memory behind a cookie, in a file that peers can open.
@@ -287,6 +293,16 @@ fn random(bytes: &mut [u8]) -> Result<(), TransportError> {
 mod tests {
     use super::map::tests::entered;
     use super::*;
+
+    #[test]
+    fn what_is_prefetched_behind_a_floor_is_not_the_next_ring() {
+        for (readers, tile_bytes) in [(1, 64), (1, 4096), (7, 4160)] {
+            let shape = RingShape { tile_bytes, slots: 3, tiles: 5 };
+            let end = shape.bytes(readers);
+            assert!(ring_bytes(shape, readers) >= end + 8192, "two pages behind {end}");
+            assert!(ring_bytes(shape, readers).is_multiple_of(PAIR_BYTES));
+        }
+    }
 
     #[test]
     fn both_ends_of_a_link_have_entered_its_rings() {

@@ -17,7 +17,7 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::atomics::{AtomicU32, AtomicU64};
-use super::{HEADER_BYTES, Header, LINE_BYTES, Reader, Ring, RingShape, Writer};
+use super::{HEADER_BYTES, Header, LINE_BYTES, PAIR_BYTES, Reader, Ring, RingShape, Writer};
 use crate::{Stamp, memory};
 
 /// More switches between threads that could have gone on find nothing more in rings that are this small.
@@ -49,7 +49,7 @@ impl Watched {
             // SAFETY: as above.
             unsafe { ring.at(offset).cast().write(AtomicU32::new(0)) };
         };
-        (0..readers).for_each(|reader| make(reader * LINE_BYTES));
+        (0..readers).for_each(|reader| make(reader * PAIR_BYTES));
         for tile in 0..shape.tiles {
             let Header(start) = header(&ring, tile);
             make(start);
