@@ -42,7 +42,7 @@ pub struct Settings {
     pub bootstrap_timeout: Duration,
     /// Payload of a tile inside a host, in bytes; 0: [as it suits](Self::pair_tile_bytes).
     pub tile_bytes: usize,
-    /// Tiles in flight in each direction between two ranks of a host.
+    /// Tiles in flight in each direction between two ranks of a host; 0: [as it suits](Self::pair_slots).
     pub shm_slots: usize,
     /// Connections between two ranks over each pair of NICs.
     pub net_connections: usize,
@@ -356,7 +356,7 @@ mod tests {
         let settings = Settings::default();
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert_eq!(settings.bootstrap_timeout, Duration::from_secs(120));
-        assert_eq!((settings.tile_bytes, settings.shm_slots), (0, 4));
+        assert_eq!((settings.tile_bytes, settings.shm_slots), (0, 0));
         assert_eq!((settings.net_tile_bytes, settings.net_slots), (131_072, 0));
         assert!(settings.shared_memory && settings.algorithms.is_empty());
         assert_eq!(
@@ -400,7 +400,7 @@ mod tests {
             ("R2CCL_TIMEOUT", "soon"),
             ("R2CCL_TILE_BYTES", "5000"),
             ("R2CCL_TILE_BYTES", "33554432"),
-            ("R2CCL_SHM_SLOTS", "1"),
+            ("R2CCL_SHM_SLOTS", "65"),
             ("R2CCL_SHM_SLOTS", "-1"),
             ("R2CCL_SHM", "yes"),
             ("R2CCL_RAILS", "eth0"),

@@ -301,7 +301,7 @@ impl Group<'_> {
 
     /// The memory through which one of the `ranks` of a host sends to the others.
     fn segment(&self, ranks: usize) -> Result<Segment, TransportError> {
-        let (settings, slots) = (&self.settings, self.settings.shm_slots);
+        let (settings, slots) = (&self.settings, self.settings.pair_slots(ranks));
         let tiles = HEADERS_OF_A_HOST / (ranks * ranks).max(1);
         let tiles = TILES_ON_THE_WAY.min(tiles).max(slots);
         let pair = RingShape { tile_bytes: settings.pair_tile_bytes(ranks), slots, tiles };

@@ -186,7 +186,7 @@ impl Default for Physics {
             spread_rails: true,
             local_bytes_per_second: f64::INFINITY,
             local_tile_bytes: settings.pair_tile_bytes(USUAL_RANKS),
-            local_slots: settings.shm_slots,
+            local_slots: settings.pair_slots(USUAL_RANKS),
         }
     }
 }

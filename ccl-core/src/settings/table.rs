@@ -124,10 +124,10 @@ pub const TABLE: &[Setting] = &[
     },
     Setting {
         name: "R2CCL_SHM_SLOTS",
-        default: "4",
-        help: "Tiles of the largest size in flight in each direction between two ranks of a host; of short ones \
-               there can be more.",
-        field: Field::Count { of: |s| &mut s.shm_slots, least: 2, most: 64 },
+        default: "0",
+        help: "Tiles of the largest size in flight in each direction between two ranks of a host, twice as many to \
+               all of them; of short ones there can be more. 0: 4 where a host has two ranks, else 2, and 8 to all.",
+        field: Field::Count { of: |s| &mut s.shm_slots, least: 0, most: 64 },
     },
     Setting {
         name: "R2CCL_NET_CONNECTIONS",
