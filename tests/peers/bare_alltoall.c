@@ -7,22 +7,16 @@
  * BYTES is the size of a rank's input. Prints the mean time of a call in microseconds, and that of the fastest. Ranks
  * take the processors in turn, and yield while they wait if there are more of them. */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/uio.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#define MOST_RANKS 64
+#include "bare.h"
+
 #define UNTIMED 3
-#define LOOKS_BEFORE_YIELDING 1000
 
 struct shared {
     _Atomic unsigned arrived, passed;
@@ -31,14 +25,6 @@ struct shared {
 };
 
 static struct shared *shared;
-static unsigned ranks, processors;
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e6 + time.tv_nsec / 1e3;
-}
 
 static void barrier(void)
 {
@@ -49,12 +35,11 @@ static void barrier(void)
         return;
     }
     for (unsigned looks = 0; atomic_load(&shared->passed) == before; looks++) {
-        if (ranks > processors || looks > LOOKS_BEFORE_YIELDING)
-            sched_yield();
+        look_again(looks);
     }
 }
 
-static void all_to_all(unsigned me, unsigned char *output, size_t block)
+static void all_to_all(unsigned char *output, size_t block)
 {
     for (unsigned distance = 0; distance < ranks; distance++) {
         unsigned peer = (me + distance) % ranks;
@@ -79,25 +64,14 @@ int main(int count, char **words)
     }
     size_t block = atol(words[2]) / ranks;
     int calls = atoi(words[3]);
-    unsigned me = 0;
 
-    processors = sysconf(_SC_NPROCESSORS_ONLN);
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) {
         perror("mmap");
         return 1;
     }
-    for (unsigned rank = 1; rank < ranks && me == 0; rank++) {
-        if (fork() == 0) {
-            me = rank;
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-        }
-    }
+    start_ranks();
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
-    cpu_set_t processor;
-    CPU_ZERO(&processor);
-    CPU_SET(me % processors, &processor);
-    sched_setaffinity(0, sizeof processor, &processor);
 
     unsigned char *input = malloc(block * ranks), *output = malloc(block * ranks);
     if (!input || !output) {
@@ -116,7 +90,7 @@ int main(int count, char **words)
         barrier();
         double began = now();
         barrier();
-        all_to_all(me, output, block);
+        all_to_all(output, block);
         barrier();
         double took = now() - began;
         if (call >= 0) {
@@ -134,11 +108,8 @@ int main(int count, char **words)
         }
     }
     if (me == 0) {
-        int status, wrong = 0;
         printf("%u ranks, %zu bytes: mean %.1f us, least %.1f us\n", ranks, block * ranks, sum / calls, least);
-        while (wait(&status) > 0)
-            wrong |= status;
-        return wrong != 0;
+        return others_failed();
     }
     return 0;
 }

@@ -8,21 +8,15 @@
  * Prints the mean time of a call in microseconds, with one window for each rank and a barrier before it is used again, and with two
  * in turn. Ranks take the processors in turn, and yield while they wait. */
 #define _GNU_SOURCE
-#include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
-#define MOST_RANKS 64
+#include "bare.h"
+
 #define UNTIMED 10
-#define LOOKS_BEFORE_YIELDING 1000
 /* What is summed in one go. */
 #define STRIP 4096
 
@@ -36,24 +30,16 @@ struct arrived {
 
 static struct arrived *arrived;
 static float *windows;
-static unsigned ranks, processors, me, barriers;
+static unsigned barriers;
 /* Floats of a block, of which the larger buffer has one for each rank. */
 static size_t block;
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1e6 + time.tv_nsec / 1e3;
-}
 
 static void barrier(void)
 {
     atomic_store_explicit(&arrived[me].count, ++barriers, memory_order_release);
     for (unsigned rank = 0; rank < ranks; rank++) {
         for (unsigned looks = 0; (int)(atomic_load_explicit(&arrived[rank].count, memory_order_acquire) - barriers) < 0; looks++) {
-            if (ranks > processors || looks > LOOKS_BEFORE_YIELDING)
-                sched_yield();
+            look_again(looks);
         }
     }
 }
@@ -147,7 +133,6 @@ int main(int count, char **words)
     int calls = atoi(words[4]);
     size_t whole = block * ranks;
 
-    processors = sysconf(_SC_NPROCESSORS_ONLN);
     int protection = PROT_READ | PROT_WRITE, flags = MAP_SHARED | MAP_ANONYMOUS;
     arrived = mmap(NULL, MOST_RANKS * sizeof *arrived, protection, flags, -1, 0);
     windows = mmap(NULL, 2 * ranks * whole * sizeof(float), protection, flags, -1, 0);
@@ -155,16 +140,7 @@ int main(int count, char **words)
         perror("mmap");
         return 1;
     }
-    for (unsigned rank = 1; rank < ranks && me == 0; rank++) {
-        if (fork() == 0) {
-            me = rank;
-            prctl(PR_SET_PDEATHSIG, SIGKILL);
-        }
-    }
-    cpu_set_t processor;
-    CPU_ZERO(&processor);
-    CPU_SET(me % processors, &processor);
-    sched_setaffinity(0, sizeof processor, &processor);
+    start_ranks();
 
     size_t sent = collective == ALL_GATHER ? block : whole, received = collective == REDUCE_SCATTER ? block : whole;
     float *input = malloc(sent * sizeof *input), *output = malloc(received * sizeof *output);
@@ -176,6 +152,7 @@ int main(int count, char **words)
         input[at] = element(me, at);
 
     double took[2];
+    int wrong = 0;
     for (unsigned sets = 1; sets <= 2; sets++) {
         memset(output, 255, received * sizeof *output);
         double began = 0;
@@ -190,20 +167,16 @@ int main(int count, char **words)
         }
         barrier();
         took[sets - 1] = (now() - began) / calls;
-        for (size_t at = 0; at < received; at++) {
-            if (output[at] != expected(collective, at)) {
+        for (size_t at = 0; at < received && !wrong; at++) {
+            wrong = output[at] != expected(collective, at);
+            if (wrong)
                 fprintf(stderr, "rank %u: element %zu is wrong\n", me, at);
-                return 1;
-            }
         }
     }
     if (me == 0) {
-        int status, wrong = 0;
         printf("%s, %u ranks, %zu bytes: one window %.1f us, two %.1f us\n", names[collective], ranks,
             whole * sizeof(float), took[0], took[1]);
-        while (wait(&status) > 0)
-            wrong |= status;
-        return wrong != 0;
+        wrong |= others_failed();
     }
-    return 0;
+    return wrong;
 }
