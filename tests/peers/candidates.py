@@ -16,9 +16,10 @@ REPOSITORY = PEERS.parent.parent
 OURS = "r2ccl"
 REGISTERED = "r2ccl registered"
 IN_C = "r2ccl in C"
-LIMIT = "limit"
+# What the memory allows, by what is held against it: ordinary buffers cannot be read by others.
+LIMITS = {OURS: "ordinary limit", REGISTERED: "limit"}
 # What is no peer: this library, and what the memory allows.
-OWN = (OURS, REGISTERED, IN_C, LIMIT)
+OWN = (OURS, REGISTERED, IN_C, *LIMITS.values())
 
 DEBIAN_PACKAGES = ["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev", "g++"]
 # Of PyPI: the libraries of Intel with their headers, and what draws the chart.
@@ -102,7 +103,7 @@ def find(folder, torch):
         found.append(gloo(torch))
     else:
         missing.append("gloo: no --torch PYTHON was given")
-    return [*found, limit(programs)], missing
+    return [*found, *limits(programs)], missing
 
 
 # This library, and the machine
@@ -160,14 +161,15 @@ def perf_command(programs, register):
     return command
 
 
-def limit(programs):
+def limits(programs):
     """What the memory allows: the bytes that a collective must move at least, and nobody waits."""
 
-    def command(plan):
-        calls = [f"{plan.operation}:{size}:{iterations(size)}" for size in plan.sizes]
+    def command(prefix, plan):
+        calls = [f"{prefix}{plan.operation}:{size}:{iterations(size)}" for size in plan.sizes]
         return [programs["yardsticks"], str(plan.ranks), *calls]
 
-    return Candidate(LIMIT, command, "kernels/examples/yardsticks")
+    for name, prefix in ((OURS, "ordinary_"), (REGISTERED, "")):
+        yield Candidate(LIMITS[name], partial(command, prefix), "kernels/examples/yardsticks")
 
 
 # The peers

@@ -16,13 +16,14 @@ matplotlib.use("svg")
 from matplotlib import pyplot
 
 import tables
-from candidates import LIMIT, OURS, REGISTERED
+from candidates import LIMITS, OURS, REGISTERED
 
 # What people look for first is drawn heavier.
 STYLES = {
     OURS: {"color": "tab:red", "linewidth": 2.5, "zorder": 3},
     REGISTERED: {"color": "tab:red", "linewidth": 2.5, "linestyle": "--", "zorder": 3},
-    LIMIT: {"color": "black", "linewidth": 1, "linestyle": ":", "marker": ""},
+    LIMITS[OURS]: {"color": "black", "linewidth": 1, "linestyle": "-.", "marker": ""},
+    LIMITS[REGISTERED]: {"color": "black", "linewidth": 1, "linestyle": ":", "marker": ""},
 }
 COLORS = {"Open MPI": "tab:blue", "MPICH": "tab:cyan", "Intel MPI": "tab:green", "oneCCL": "tab:olive",
           "Gloo": "tab:purple"}
@@ -33,7 +34,7 @@ def draw(axis, part):
     for name in part["samples"]:
         points = [(size, tables.median(part, name, index) / tables.median(part, OURS, index))
                   for index, size in enumerate(part["sizes"])
-                  if name != LIMIT or size >= tables.SHOWN_FROM]
+                  if name not in LIMITS.values() or size >= tables.SHOWN_FROM]
         points = [point if math.isfinite(point[1]) else (point[0], math.nan) for point in points]
         if points:
             style = {"marker": "o", "markersize": 3, "linewidth": 1.2, "color": COLORS.get(name)}

@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from candidates import LIMIT, OURS, OWN, REGISTERED, UNTIMED, commit, iterations
+from candidates import LIMITS, OURS, OWN, REGISTERED, UNTIMED, commit, iterations
 from watch import state
 
 # Bytes that are moved over the wire by the busiest rank, per byte of the size.
@@ -39,6 +39,9 @@ LEAST_SHARE, SHARE_FROM = 0.7, 16 << 20
 SHOWN_FROM = 1 << 20
 # Up to this size an AllReduce is nothing but ranks that meet.
 MEETING_BYTES = 8
+# So many times ranks must meet at least. In memory of others they move bytes only after all have come, and return only after
+# all have moved theirs; what is sent in tiles arrives once all have come, and a broadcast does without.
+MEETINGS = {OURS: {"broadcast": 0, "other": 1}, REGISTERED: {"other": 2}}
 
 
 class Record:
@@ -137,19 +140,20 @@ def meetings(parts):
     return {ranks: time for ranks, time in times.items() if math.isfinite(time)}
 
 
-def allowed(part, index, meeting=0.0):
-    """How many times as fast as the best peer the limit is: in memory of others ranks move bytes only after all have come,
-    and return only after all have moved theirs. No number where the memory hardly matters."""
+def allowed(part, name, index, meeting=0.0):
+    """How many times as fast as the best peer the limit of a candidate is, whose ranks take so long to meet. No number where
+    the memory hardly matters."""
     if part["sizes"][index] < SHOWN_FROM:
         return math.nan
-    return best_peer(part, index)[0] / (median(part, LIMIT, index) + 2 * meeting)
+    times = MEETINGS[name].get(part["operation"], MEETINGS[name]["other"])
+    return best_peer(part, index)[0] / (median(part, LIMITS[name], index) + times * meeting)
 
 
-def share(part, index):
-    """The part of what the memory allows that is reached with registered buffers."""
+def share(part, name, index):
+    """The part of what the memory allows that a candidate reaches."""
     if part["sizes"][index] < SHOWN_FROM:
         return math.nan
-    return median(part, LIMIT, index) / median(part, REGISTERED, index)
+    return median(part, LIMITS[name], index) / median(part, name, index)
 
 
 # Tables
@@ -157,10 +161,11 @@ def share(part, index):
 
 def table(part):
     """A Markdown table of one collective with one number of ranks."""
-    names, limited = list(part["samples"]), LIMIT in part["samples"]
+    names = list(part["samples"])
     own = [name for name in (OURS, REGISTERED) if name in names]
+    limited = [name for name in own if LIMITS[name] in names]
     head = ["size", *names, f"{OURS} busbw", *(f"best peer / {name}" for name in own),
-            *(["share of the limit"] if limited else []), "rounds, least to most", "cache line"]
+            *(f"share of the {LIMITS[name]}" for name in limited), "rounds, least to most", "cache line"]
     title = f"### {part['operation']}, {part['ranks']} ranks"
     lines = [title, "", row(head), row(["---"] * len(head))]
     for index, size in enumerate(part["sizes"]):
@@ -171,7 +176,7 @@ def table(part):
             *(cell(part, name, index) for name in names),
             f"{bandwidth:.2f} GB/s" if math.isfinite(time) else "-",
             *(number(ratio(part, name, index)) for name in own),
-            *([percent(share(part, index))] if limited else []),
+            *(percent(share(part, name, index)) for name in limited),
             spread(times(part, OURS, index)),
             distance(part, index),
         ]))
@@ -251,7 +256,7 @@ def judged(part, meeting=0.0):
             if name in asked:
                 yield from judged_beside_peers((part, meeting), name, asked[name], asked["from"])
     if part["operation"] == "all_reduce":
-        values = {index: share(part, index) for index in indices(part, SHARE_FROM)}
+        values = {index: share(part, REGISTERED, index) for index in indices(part, SHARE_FROM)}
         bar = f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows"
         yield from verdict(part, bar, LEAST_SHARE, values, lambda index: percent(values[index]))
 
@@ -260,7 +265,7 @@ def judged_beside_peers(measured, name, bar, least):
     """A line for a bar that the best peer sets, which may be beyond the limit."""
     part, meeting = measured
     values = {index: ratio(part, name, index) for index in indices(part, least)}
-    ceilings = {index: allowed(part, index, meeting) for index in values}
+    ceilings = {index: allowed(part, name, index, meeting) for index in values}
 
     def text(index):
         known = math.isfinite(ceilings[index]) and ceilings[index] > 0

@@ -20,6 +20,16 @@ struct Piece {
     first: usize,
     to: Range<usize>,
     bytes: usize,
+    own: Own,
+}
+
+/// Which buffers are those of the rank that adds, or that sends what needs no sum.
+#[derive(Clone, Copy)]
+pub(crate) struct Own {
+    /// Counted from the first that the piece is from.
+    pub(crate) source: usize,
+    /// Counted from the first that the piece goes to, if it goes to that rank, too.
+    pub(crate) target: Option<usize>,
 }
 
 /// The buffers of one kind.
@@ -41,6 +51,7 @@ pub(crate) struct Collective {
 pub(crate) struct Block<'a> {
     pub(crate) sources: Vec<&'a [u8]>,
     pub(crate) targets: Vec<&'a mut [u8]>,
+    pub(crate) own: Own,
 }
 
 impl Collective {
@@ -49,13 +60,28 @@ impl Collective {
         let block = bytes / ranks / UNIT_BYTES * UNIT_BYTES;
         let of = |count, bytes| Buffers { count, bytes };
         let one = |rank| rank..rank + 1;
-        let piece = |from, first, to, bytes| Piece { from, first, to, bytes };
-        let gathered = |rank| piece(one(rank), 0, 0..ranks, block);
-        let reduced = |rank| piece(0..ranks, rank * block, one(rank), block);
-        let passed = |rank, peer| piece(one(rank), peer * block, one(peer), block);
+        let first = |target| Own { source: 0, target };
+        let gathered = |rank| Piece {
+            from: one(rank),
+            first: 0,
+            to: 0..ranks,
+            bytes: block,
+            own: first(Some(rank)),
+        };
+        let reduced = |rank| {
+            let own = Own { source: rank, target: Some(0) };
+            Piece { from: 0..ranks, first: rank * block, to: one(rank), bytes: block, own }
+        };
+        let passed = |rank, peer: usize| {
+            let own = first((rank == peer).then_some(0));
+            Piece { from: one(rank), first: peer * block, to: one(peer), bytes: block, own }
+        };
         let (inputs, outputs, pieces) = match name {
             "all_reduce" => {
-                (of(ranks, whole), of(ranks, whole), vec![piece(0..ranks, 0, 0..ranks, whole)])
+                let all = 0..ranks;
+                let own = first(Some(0));
+                let piece = Piece { from: all.clone(), first: 0, to: all, bytes: whole, own };
+                (of(ranks, whole), of(ranks, whole), vec![piece])
             }
             "all_gather" => {
                 (of(ranks, block), of(ranks, block * ranks), (0..ranks).map(gathered).collect())
@@ -65,7 +91,9 @@ impl Collective {
             }
             // In place: what the root has stays where it is.
             "broadcast" => {
-                (of(1, whole), of(ranks - 1, whole), vec![piece(0..1, 0, 0..ranks - 1, whole)])
+                let own = first(None);
+                let piece = Piece { from: 0..1, first: 0, to: 0..ranks - 1, bytes: whole, own };
+                (of(1, whole), of(ranks - 1, whole), vec![piece])
             }
             "alltoall" => (
                 of(ranks, block * ranks),
@@ -100,7 +128,7 @@ impl Collective {
                     sources.iter().map(|input| &input.bytes()[first..][..bytes]).collect();
                 let targets = &mut rests[piece.to.clone()];
                 let targets = targets.iter_mut().map(|rest| take(rest, bytes)).collect();
-                shares[done / share].push(Block { sources, targets });
+                shares[done / share].push(Block { sources, targets, own: piece.own });
                 (done, first) = (done + bytes, first + bytes);
             }
         }

@@ -7,12 +7,13 @@
 //! |---|---|
 //! | `copy` | every rank copies BYTES bytes: plain memcpy |
 //! | `all_reduce`, `all_gather`, `reduce_scatter`, `broadcast`, `alltoall` | what no such collective of RANKS ranks can do without: every byte of the inputs is read once, and what becomes of it, sums of `f32` where it is reduced, written once to each output where it belongs. BYTES is the larger of the two buffers of a rank, as for the perf programs; all but broadcast are out of place. Nobody waits for anybody, all threads have equally much to do, and the best of some ways counts: blocks of 16, 64 and 256 KiB, plain and streaming stores |
+//! | `ordinary_all_reduce` and so on | the same for ranks that cannot read each other's buffers: what another rank needs is copied to a tile first and read there, however often, or the system copies it to where it belongs or is added (`process_vm_readv`); the better way counts. A tile stays in the cache of the thread that fills and reads it |
 //! | `compute` | every rank, a thread, multiplies BYTES times, one after the other |
 //! | `sum` | one thread adds two arrays of BYTES bytes of `f32` |
 //! | `exchange` | every rank, a thread, copies BYTES bytes to where its neighbour copies them from: the least that shared memory can do. Ranks that outnumber the processors yield while they wait |
 //! | `tcp` | a thread sends BYTES bytes to another over loopback, and gets as many back |
 //!
-//! Ranks that share processors are one thread for each of these in the first two rows. Threads are bound to the
+//! Ranks that share processors are one thread for each of these in the first three rows. Threads are bound to the
 //! processors in turn.
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures time")]
 #![allow(clippy::print_stdout, reason = "its result is what it prints")]
@@ -34,7 +35,7 @@ use ccl_kernels::reduce;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use self::collective::Collective;
-use self::limit::SUM;
+use self::limit::{Reach, SUM};
 use self::memory::{Memory, different};
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -60,8 +61,11 @@ fn main() -> Outcome<()> {
             "exchange" => job.exchange(),
             "tcp" => job.tcp()?,
             _ => {
-                let collective = Collective::named(what, ranks, job.bytes);
-                job.limit(&collective.ok_or(format!("no yardstick is called {what}"))?)
+                let ordinary = what.strip_prefix("ordinary_");
+                let reaches: &[Reach] =
+                    if ordinary.is_some() { &[Reach::Tiles, Reach::System] } else { &[Reach::All] };
+                let collective = Collective::named(ordinary.unwrap_or(what), ranks, job.bytes);
+                job.limit(&collective.ok_or(format!("no yardstick is called {what}"))?, reaches)
             }
         };
         println!("{bytes} {microseconds:.3} {wrong} {what}");
