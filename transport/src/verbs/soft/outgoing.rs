@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 
-use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+use rustix::net::{SendAncillaryBuffer, SendFlags, send, sendmsg};
 
 use super::domain::Span;
 use super::frame::{HEADER_BYTES, Rider};
@@ -15,6 +15,9 @@ const BATCH: usize = 16;
 /// Bytes that a payload may have to be copied into its frame: entries of logs, counters, flags. So frames
 /// with small payloads leave together, whatever memory they are from.
 const INLINE_BYTES: usize = 16;
+
+/// So few bytes are copied to one place first: for the kernel to gather them takes longer.
+const GATHERED_BYTES: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct Frame {
@@ -146,10 +149,8 @@ impl Outgoing {
         let mut rest = &mut slices[..];
         IoSlice::advance_slices(&mut rest, self.sent);
         let used = rest.iter().rposition(|slice| !slice.is_empty()).map_or(0, |last| last + 1);
-        let mut control = SendAncillaryBuffer::default();
-        // Without the flag a peer that is gone would end this process by SIGPIPE.
-        let taken = sendmsg(stream, &rest[..used], &mut control, SendFlags::NOSIGNAL)?;
-        Ok((taken, offered - self.sent))
+        let offered = offered - self.sent;
+        Ok((hand_over(stream, &rest[..used], offered)?, offered))
     }
 
     fn advance(&mut self, taken: usize) {
@@ -161,4 +162,24 @@ impl Outgoing {
             self.frames.pop_front();
         }
     }
+}
+
+/// Gives the kernel slices that have so many bytes together; returns how many it takes.
+fn hand_over(
+    stream: &TcpStream,
+    slices: &[IoSlice<'_>],
+    bytes: usize,
+) -> rustix::io::Result<usize> {
+    // Without the flag a peer that is gone would end this process by SIGPIPE.
+    let flags = SendFlags::NOSIGNAL;
+    if bytes > GATHERED_BYTES {
+        return sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags);
+    }
+    let mut gathered = [0; GATHERED_BYTES];
+    let mut end = 0;
+    for slice in slices {
+        gathered[end..][..slice.len()].copy_from_slice(slice);
+        end += slice.len();
+    }
+    send(stream, &gathered[..end], flags)
 }
