@@ -1,19 +1,17 @@
-//! Builds the package as users do, and runs its tests.
-
-mod support;
+//! The tests that need no PyTorch.
 
 use std::fs;
 use std::path::PathBuf;
 
-use support::{Environment, PACKAGES, driver, package_folder, skip};
+use crate::environment::{built, driver, package_folder, skip};
 
 #[test]
 fn the_package_passes_its_tests() {
-    let environment = match Environment::with(&PACKAGES) {
-        Ok(environment) => environment,
+    let (environment, wheel) = match built() {
+        Ok(built) => built,
         Err(missing) => return skip(&format!("the Python package: {missing}")),
     };
-    environment.install(&environment.build());
+    environment.install(wheel);
     environment.pytest(&tests(), &[("CCL_TEST_CUDA_DRIVER", driver())]);
 }
 

@@ -14,6 +14,7 @@ use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -21,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// What builds the package.
 const BUILDER: &str = "maturin>=1.9,<2";
 /// As in the group `test` of pyproject.toml.
-pub(crate) const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
+const PACKAGES: [&str; 4] = ["ml-dtypes>=0.4", "mypy>=1.15", "numpy>=1.26", "pytest>=8"];
 /// The time that wheels tell: the first that a zip archive can.
 const EPOCH: &str = "315532800";
 /// Far more than anything needs, because the machine may be busy.
@@ -46,9 +47,22 @@ pub(crate) struct Ended {
     pub(crate) printed: String,
 }
 
+/// The environment that builds the package, and the wheel. They are made once for all tests, some of which run at the
+/// same time. On failure: what the machine lacks.
+pub(crate) fn built() -> Result<(&'static Environment, &'static Path), String> {
+    static MADE: OnceLock<Result<(Environment, PathBuf), String>> = OnceLock::new();
+    let make = || {
+        let environment = Environment::with(&PACKAGES)?;
+        let wheel = environment.build();
+        Ok((environment, wheel))
+    };
+    let made = MADE.get_or_init(make).as_ref();
+    made.map(|(environment, wheel)| (environment, wheel.as_path())).map_err(Clone::clone)
+}
+
 impl Environment {
     /// An environment with these packages. On failure: what the machine lacks.
-    pub(crate) fn with(packages: &[&str]) -> Result<Self, String> {
+    fn with(packages: &[&str]) -> Result<Self, String> {
         let environment = Self::named("python", packages);
         let marker = environment.folder.join("complete");
         if marker.is_file() {
@@ -101,7 +115,7 @@ impl Environment {
     }
 
     /// Builds the wheel, in the profile and in the target folder of this test.
-    pub(crate) fn build(&self) -> PathBuf {
+    fn build(&self) -> PathBuf {
         let folder = self.folder.join("wheels");
         // A wheel of a run that was ended is not this one's.
         let _there_may_be_none = fs::remove_dir_all(&folder);

@@ -1,18 +1,12 @@
-//! Runs the tests of the backend for PyTorch, in the smallest PyTorch that can be had.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
-#[path = "../../ccl/tests/cuda/kernels.rs"]
-mod kernels;
-#[path = "../../kernels/tests/cuda/nvrtc.rs"]
-mod nvrtc;
-mod support;
+//! The tests of the backend for PyTorch, in the smallest PyTorch that can be had.
 
 use std::process::Command;
 use std::sync::OnceLock;
 
-use support::{
-    Environment, PACKAGES, driver, finish, interpreter, package_folder, skip, succeeded,
+use crate::environment::{
+    Environment, built, driver, finish, interpreter, package_folder, skip, succeeded,
 };
+use crate::kernels;
 
 /// What `setup_torch.py` ends with where PyTorch cannot be had.
 const SKIPPED: i32 = 77;
@@ -46,7 +40,7 @@ fn installed() -> Option<&'static Environment> {
     static MADE: OnceLock<Result<Environment, String>> = OnceLock::new();
     let environment = MADE.get_or_init(|| {
         let environment = environment()?;
-        environment.install(&Environment::with(&PACKAGES)?.build());
+        environment.install(built()?.1);
         Ok(environment)
     });
     let report = |missing: &String| skip(&format!("the backend for PyTorch: {missing}"));
