@@ -168,10 +168,7 @@ impl Buffers {
     /// begin behind the misalignment.
     pub fn checked(&mut self, layout: &Layout<'_>) -> [&mut [u8]; 2] {
         let bytes = layout.part_bytes();
-        let receive = self.start(false);
-        // SAFETY: as in `slice`; the two buffers are different memory.
-        let receive = unsafe { std::slice::from_raw_parts_mut(receive, bytes + GUARD_BYTES) };
-        [&mut self.slice(true)[..bytes], receive]
+        self.both(bytes, bytes + GUARD_BYTES)
     }
 
     /// Bytes behind an alignment.
@@ -200,15 +197,20 @@ impl Buffers {
         &mut self.slice(false)[offset..][..bytes]
     }
 
-    /// Fills what `iterations` iterations use with `period`, again and again.
-    pub fn fill(&mut self, layout: &Layout<'_>, iterations: usize, period: &[u8]) {
+    /// Fills what `iterations` iterations use of both buffers with `period`, again and again, and returns it.
+    pub fn fill(
+        &mut self,
+        layout: &Layout<'_>,
+        iterations: usize,
+        period: &[u8],
+    ) -> [&mut [u8]; 2] {
         let part = layout.part_bytes().next_multiple_of(ALIGNMENT_BYTES);
         let used = part.saturating_mul(iterations).min(self.bytes);
-        for send in [true, false] {
-            for part in self.slice(send)[..used].chunks_mut(period.len()) {
-                part.copy_from_slice(&period[..part.len()]);
-            }
+        let mut both = self.both(used, used);
+        for part in both.iter_mut().flat_map(|buffer| buffer.chunks_mut(period.len())) {
+            part.copy_from_slice(&period[..part.len()]);
         }
+        both
     }
 
     /// Copies `from` to `to` within the memory of this rank.
@@ -235,6 +237,15 @@ impl Buffers {
     fn start(&self, send: bool) -> *mut u8 {
         let buffer = if send { &self.send } else { &self.receive };
         buffer.address().wrapping_add(self.misalignment)
+    }
+
+    /// The beginnings of the send buffer and of the receive buffer.
+    fn both(&mut self, send_bytes: usize, receive_bytes: usize) -> [&mut [u8]; 2] {
+        let receive = self.start(false);
+        assert!(receive_bytes <= self.bytes + GUARD_BYTES, "beyond the receive buffer");
+        // SAFETY: as in `slice`, and that long; the two buffers are different memory.
+        let receive = unsafe { std::slice::from_raw_parts_mut(receive, receive_bytes) };
+        [&mut self.slice(true)[..send_bytes], receive]
     }
 
     fn slice(&mut self, send: bool) -> &mut [u8] {

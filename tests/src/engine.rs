@@ -191,7 +191,7 @@ impl<'a> Engine<'a> {
             let counts = self.counts(case, *bytes);
             let phases = (self.benchmark.calls)(&self.place(case, &counts));
             let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
-            self.fill(case, &plan, self.arguments.warm_up);
+            self.fill(case, &plan, self.arguments.warm_up)?;
             (0..self.arguments.warm_up).try_for_each(|turn| self.iteration(&plan, turn))?;
             self.finish()?;
         }
@@ -231,7 +231,7 @@ impl<'a> Engine<'a> {
         form: Form,
     ) -> Outcome<Measurement> {
         let plan = self.plan(case, counts, phases, form);
-        self.fill(case, &plan, self.arguments.iterations.get());
+        self.fill(case, &plan, self.arguments.iterations.get())?;
         let row_bytes = counts.largest() * case.datatype.bytes();
         self.watch.begin(row_bytes, form, self.arguments.iterations.get());
         let timing = self.timed(&plan)?;
@@ -258,9 +258,10 @@ impl<'a> Engine<'a> {
     }
 
     /// Fills what so many iterations use with [ordinary numbers](data::ordinary).
-    fn fill(&mut self, case: Case, plan: &Plan<'_>, iterations: usize) {
+    fn fill(&mut self, case: Case, plan: &Plan<'_>, iterations: usize) -> Outcome<()> {
         let operations = iterations * self.arguments.aggregated.get();
-        self.buffers.fill(&plan.layout, operations, &data::ordinary(case.datatype));
+        let numbers = data::ordinary(case.datatype);
+        self.on_device(Gpu::upload, |buffers| buffers.fill(&plan.layout, operations, &numbers))
     }
 
     /// After a measurement in which cables were cut: goes on without looking at the clock until they
@@ -300,10 +301,10 @@ impl<'a> Engine<'a> {
         let (row, guard) = self.buffers.receive(&plan.layout);
         check::fill_output(row, guard);
         check::fill_input(self.buffers.input(&plan.layout), &pattern, rank);
-        self.move_checked(plan, Gpu::upload)?;
+        self.on_device(Gpu::upload, |buffers| buffers.checked(&plan.layout))?;
         self.operation(plan, 0)?;
         self.finish()?;
-        self.move_checked(plan, Gpu::download)?;
+        self.on_device(Gpu::download, |buffers| buffers.checked(&plan.layout))?;
         let segments = (self.benchmark.expected)(&plan.request.place);
         let wrong = check::wrong_elements(self.buffers.output(&plan.layout), &pattern, &segments);
         let (_, guard) = self.buffers.receive(&plan.layout);

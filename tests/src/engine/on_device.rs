@@ -7,6 +7,7 @@ use ccl::Collective;
 use super::{Case, Engine, Plan};
 use crate::Outcome;
 use crate::benchmark::{Call, request};
+use crate::buffers::Buffers;
 use crate::error::Failure;
 use crate::gpu::Gpu;
 
@@ -64,15 +65,15 @@ impl Engine<'_> {
         finished.map_err(|error| self.failure(error))
     }
 
-    /// Copies what a checked call touches, to or from the device.
-    pub(super) fn move_checked(
+    /// Copies parts of both buffers to or from the device, if there is one.
+    pub(super) fn on_device(
         &mut self,
-        plan: &Plan<'_>,
-        act: impl Fn(&Gpu, usize, [&mut [u8]; 2]) -> Result<(), ccl::Error>,
+        copy: impl Fn(&Gpu, usize, [&mut [u8]; 2]) -> Result<(), ccl::Error>,
+        parts: impl FnOnce(&mut Buffers) -> [&mut [u8]; 2],
     ) -> Outcome<()> {
         let (rank, start) = (self.world.rank().0, self.buffers.misalignment());
+        let parts = parts(&mut self.buffers);
         let Some(gpu) = &self.gpu else { return Ok(()) };
-        act(gpu, start, self.buffers.checked(&plan.layout))
-            .map_err(|error| Failure::Library { rank, error })
+        copy(gpu, start, parts).map_err(|error| Failure::Library { rank, error })
     }
 }
