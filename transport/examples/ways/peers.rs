@@ -19,8 +19,8 @@ const LINES: usize = 8;
 /// Meetings of one probe of the distance, the shortest of which counts.
 const PROBES: usize = 5;
 const PROBE_MEETINGS: usize = 40;
-/// Less than this between two meetings, and the processors share a cache.
-const NEAR_SECONDS: f64 = 110e-9;
+/// Less than this between two meetings, and the processors share a cache: 40 to 60 ns, else 100 and more (AMD Zen 4).
+const NEAR_SECONDS: f64 = 85e-9;
 /// Looks at a flag before the processor is given up.
 const LOOKS: u32 = 500;
 /// How long the other side may be silent.
