@@ -77,6 +77,15 @@ pub trait Link: Send + fmt::Debug {
         false
     }
 
+    /// From now on so many ranks of the host, with this one, send to each other at a time: the more, the less memory each
+    /// had better use before it uses the same again.
+    ///
+    /// # Panics
+    /// This end only receives.
+    fn share(&mut self, writers: usize) {
+        let _ = writers;
+    }
+
     /// Lets the peer read own shared memory in place of a tile with its bytes, and returns the
     /// number of the tile, counted from 1; `None` while all slots are in use. The memory must not
     /// change until [`Self::returned`] reaches that number.

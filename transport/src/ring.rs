@@ -39,7 +39,7 @@ use ccl_core::wire::STAMP_BYTES;
 
 use self::atomics::{AtomicU32, AtomicU64};
 use self::distance::Distance;
-use self::floor::{Floor, REUSED_BYTES};
+use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;
@@ -258,6 +258,10 @@ impl Link for RingLink {
         self.writer().commit(stamp);
         self.ring_bells();
         Ok(())
+    }
+
+    fn share(&mut self, writers: usize) {
+        self.writer().share(writers);
     }
 
     fn is_far(&self) -> bool {

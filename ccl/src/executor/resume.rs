@@ -1,6 +1,6 @@
 //! What a run borrows, apart from how far it has come: a run can be dropped and taken up again.
 
-use ccl_core::program::Program;
+use ccl_core::program::{Lane, Port, Program};
 use ccl_transport::Loan;
 
 use super::{Executor, Run, Task};
@@ -16,6 +16,18 @@ impl Executor {
     pub(crate) fn prepare(&mut self, program: &Program) {
         self.scratch.grow(program.scratch_bytes);
         self.progress.start(program);
+    }
+
+    /// Tells the link to all ranks of the host how many of these send on such links in this program.
+    pub(super) fn share(&mut self, program: &Program) {
+        let is_to_all = |lane: &&Lane| matches!(lane.port, Port::Multicast(_));
+        let senders = 1 + program.receives.iter().filter(is_to_all).count();
+        for lane in program.sends.iter().filter(is_to_all) {
+            let index = lane.port.index(self.links.len() / 2);
+            if let Some(link) = &mut self.links[index] {
+                link.share(senders);
+            }
+        }
     }
 
     /// Lets calls store as usual from now on, or does not any more; see [`Stores::hold`].

@@ -493,3 +493,58 @@ fn broadcast_from(data: &[u8], all: usize, is_far: bool) -> Vec<u8> {
     assert!(result == data);
     std::mem::take(&mut *copied.lock().unwrap())
 }
+
+/// A link on which a rank sends to all others: remembers with how many they share their cache.
+#[derive(Debug)]
+struct Sharing(Arc<Mutex<Vec<usize>>>);
+
+impl Link for Sharing {
+    fn tile_bytes(&self) -> usize {
+        LEAST_TILE_BYTES
+    }
+
+    fn reserve(&mut self, _: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        Ok(None)
+    }
+
+    fn commit(&mut self, _: &Stamp) -> Result<(), TransportError> {
+        unreachable!("nothing is reserved")
+    }
+
+    fn share(&mut self, writers: usize) {
+        self.0.lock().unwrap().push(writers);
+    }
+
+    fn peek(&self) -> Option<Tile<'_>> {
+        None
+    }
+
+    fn release(&mut self) -> Result<(), TransportError> {
+        unreachable!("nothing arrives")
+    }
+}
+
+#[test]
+fn a_link_to_all_is_told_how_many_send_on_such_links() {
+    const RANKS: u32 = 4;
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let mut links: Links = (0..2 * RANKS).map(|_| None).collect();
+    links[RANKS as usize] = Some(Box::new(Sharing(Arc::clone(&told))));
+    let mut executor = Executor::new(Rank(0), links);
+    let topology = Topology::single_host(RANKS, 2);
+    let model = CostModel::default_for(&topology);
+    let cases = [
+        (Collective::AllGather, "direct"),
+        (Collective::AllReduce, "two_shot"),
+        (Collective::Broadcast, "direct"),
+        (Collective::AllToAll, "direct"),
+    ];
+    for (collective, algorithm) in cases {
+        let request = Case::new(collective, RANKS, 1000, 0).request;
+        let choice = choose(&request, &topology, &model, Some(algorithm)).unwrap();
+        let layout = Layout::new(&request, RANKS, choice.partition);
+        let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+        executor.share(&program);
+    }
+    assert_eq!(*told.lock().unwrap(), [4, 4, 1], "an AllToAll has no such link");
+}

@@ -2,11 +2,19 @@
 
 use super::{LINE_BYTES, RingShape};
 
-/// So much is filled, where floors are that long, before their beginning is filled again: twice what the cache of one
-/// core holds. With less, lines are filled again that the reader still has in its own cache, and take up to three times
-/// as long to store as those that have left it; with more, what all ranks of a host use of their floors does not stay in
-/// the cache that they share.
-pub(super) const REUSED_BYTES: usize = 2 << 20;
+/// So much of the floors of all who write to each other is filled, where they are that long, before their beginning is
+/// filled again: of each of two twice what the cache of one core holds. With less, lines are filled again that a reader still
+/// has in its own cache, and take up to three times as long to store as those that have left it; with more, what all ranks of
+/// a host use of their floors does not stay in the cache that they share.
+const ALL_REUSED_BYTES: usize = 4 << 20;
+/// The least of one floor.
+const LEAST_REUSED_BYTES: usize = 512 << 10;
+
+/// How much of a floor is filled before its beginning is, while so many ranks fill theirs. A reader reads those of all others
+/// before it comes to a line again.
+pub(super) fn reused_bytes(writers: usize) -> usize {
+    (ALL_REUSED_BYTES / writers.max(2)).max(LEAST_REUSED_BYTES)
+}
 
 /// Where payloads are put.
 ///
@@ -19,16 +27,18 @@ pub(super) struct Floor {
     /// Behind what was put there last.
     next: usize,
     shape: RingShape,
+    /// See [`reused_bytes`].
+    reused: usize,
 }
 
 impl Floor {
     pub(super) fn new(shape: RingShape) -> Self {
-        Self { next: 0, shape }
+        Self { next: 0, shape, reused: reused_bytes(1) }
     }
 
-    /// Behind what was put there last.
-    pub(super) fn next(self) -> usize {
-        self.next
+    /// From now on so many ranks fill their floors at a time.
+    pub(super) fn share(&mut self, writers: usize) {
+        self.reused = reused_bytes(writers);
     }
 
     /// Where a payload of `bytes` bytes, at most a tile, finds room while others lie there, the oldest of them at `oldest`.
@@ -54,9 +64,11 @@ impl Floor {
         self.next = start + bytes.next_multiple_of(LINE_BYTES);
     }
 
-    /// Begins anew, while nothing lies there.
+    /// Begins anew, while nothing lies there, if enough has been filled.
     pub(super) fn rewind(&mut self) {
-        self.next = 0;
+        if self.next >= self.reused {
+            self.next = 0;
+        }
     }
 
     /// The end of the part of the floor that payloads of this length use.
@@ -65,8 +77,8 @@ impl Floor {
         let all = slots * tile_bytes;
         if slots == 1 || bytes > tile_bytes / 2 {
             all
-        } else if all >= REUSED_BYTES {
-            REUSED_BYTES.max(all / 2)
+        } else if all >= self.reused {
+            self.reused
         } else {
             all / 2
         }
@@ -110,15 +122,34 @@ mod tests {
 
     #[test]
     fn a_floor_is_used_as_far_as_lines_leave_the_caches_of_readers() {
-        let end = |tile_bytes, slots, bytes| {
-            Floor::new(RingShape { tile_bytes, slots, tiles: 9 }).end_for(bytes)
+        let reused = [1, 2, 4, 8, 64].map(|writers| reused_bytes(writers) >> 10);
+        assert_eq!(reused, [2048, 2048, 1024, 512, 512]);
+        for writers in [1, 4, 8] {
+            let all = reused_bytes(writers);
+            let end = |tile_bytes, slots, bytes| {
+                let mut floor = Floor::new(RingShape { tile_bytes, slots, tiles: 9 });
+                floor.share(writers);
+                floor.end_for(bytes)
+            };
+            let tile = all / 4;
+            assert_eq!([tile, tile / 2, 64].map(|bytes| end(tile, 4, bytes)), [all; 3]);
+            assert_eq!(end(tile, 12, tile / 2), all, "they have left the caches by then");
+            assert_eq!(end(tile, 12, tile), 3 * all, "those of the largest size use all of it");
+            assert_eq!(end(tile, 3, tile / 2), 3 * tile / 2, "they stay there in either case");
+            assert_eq!(end(all, 1, 64), all);
+        }
+    }
+
+    #[test]
+    fn a_floor_is_begun_anew_once_enough_is_filled() {
+        let mut floor = Floor::new(RingShape { tile_bytes: 256 << 10, slots: 8, tiles: 9 });
+        floor.share(4);
+        let mut next = || {
+            floor.put(floor.next, 256 << 10);
+            floor.rewind();
+            floor.next >> 10
         };
-        let tile = REUSED_BYTES / 4;
-        assert_eq!([tile, tile / 2, 64].map(|bytes| end(tile, 4, bytes)), [REUSED_BYTES; 3]);
-        assert_eq!(end(tile, 6, tile / 2), REUSED_BYTES, "more than half of it");
-        assert_eq!(end(tile, 12, tile / 2), 6 * tile);
-        assert_eq!(end(tile, 3, tile / 2), 3 * tile / 2, "they stay there in either case");
-        assert_eq!(end(REUSED_BYTES, 1, 64), REUSED_BYTES);
+        assert_eq!([next(), next(), next(), next()], [256, 512, 768, 0]);
     }
 
     proptest! {
@@ -131,6 +162,9 @@ mod tests {
             for (comes, bytes) in moves {
                 let bytes = 1 + bytes % shape.tile_bytes;
                 let oldest = lying.front().map(|(start, _)| *start);
+                if bytes.is_multiple_of(5) {
+                    floor.reused = bytes % 37 * 64;
+                }
                 if !comes {
                     lying.pop_front();
                     if lying.is_empty() && bytes.is_multiple_of(2) {

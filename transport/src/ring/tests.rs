@@ -2,14 +2,13 @@
 
 use ccl_core::collective::Signature;
 
+use super::floor::reused_bytes;
 use super::writer::LOOK_BYTES;
 use super::*;
 use crate::memory;
 
 const TILE_BYTES: usize = 128 << 10;
-/// Tiles that a writer fills before it looks whether it can begin anew; twice as many have room.
-const TILES: usize = REUSED_BYTES / TILE_BYTES;
-const SHAPE: RingShape = RingShape { tile_bytes: TILE_BYTES, slots: 2 * TILES, tiles: 4 * TILES };
+const SHAPE: RingShape = RingShape { tile_bytes: TILE_BYTES, slots: 32, tiles: 64 };
 
 fn stamp() -> Stamp {
     Stamp { sequence: 1, signature: Signature::POINT_TO_POINT }
@@ -33,14 +32,16 @@ fn receive(reader: &mut Reader, bytes: usize, filling: u8) {
 #[test]
 fn what_was_consumed_is_used_again() {
     let ring = memory::ring(SHAPE, 2);
+    // So many are filled before the first place is used again; twice as many have room.
+    let tiles = reused_bytes(1) / TILE_BYTES;
     let mut writer = Writer::new(ring.clone(), vec![0, 1]);
     let mut readers = [0, 1].map(|index| Reader::new(ring.clone(), index));
     let mut places = Vec::new();
-    for filling in 0..3 * TILES as u8 {
+    for filling in 0..3 * tiles as u8 {
         places.push(send(&ring, &mut writer, TILE_BYTES, filling) / TILE_BYTES);
         readers.iter_mut().for_each(|reader| receive(reader, TILE_BYTES, filling));
     }
-    let expected: Vec<_> = (0..TILES).cycle().take(3 * TILES).collect();
+    let expected: Vec<_> = (0..tiles).cycle().take(3 * tiles).collect();
     assert_eq!(places, expected);
 }
 

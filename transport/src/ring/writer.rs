@@ -4,8 +4,7 @@ use std::collections::VecDeque;
 
 use super::atomics::Ordering;
 use super::{
-    Distance, Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, REUSED_BYTES, Ring,
-    cache, loan,
+    Distance, Floor, Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan,
 };
 use crate::{Loan, Stamp, TransportError};
 
@@ -75,6 +74,11 @@ impl Writer {
             distance: Distance::default(),
             reserved: None,
         }
+    }
+
+    /// See [`Link::share`](crate::Link::share).
+    pub(super) fn share(&mut self, writers: usize) {
+        self.floor.share(writers);
     }
 
     /// Whether tiles had better be stored past the caches.
@@ -169,8 +173,7 @@ impl Writer {
         if let Some(Follower { index, released }) = self.readers.get(turn) {
             self.distance.look(self.ring.consumed(*index), *released);
         }
-        let is_empty = self.returned() == self.committed;
-        if is_empty && self.floor.next() >= REUSED_BYTES {
+        if self.returned() == self.committed {
             self.floor.rewind();
         }
     }
