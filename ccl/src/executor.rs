@@ -101,7 +101,6 @@ impl Executor {
             return self.prepare_straight(task.program);
         }
         self.prepare(task.program);
-        self.share(task.program);
         self.divide(&task.program.rails);
         let signature = task.stamp.signature;
         let is_root = signature.collective.is_rooted() && signature.root == self.me.0;

@@ -16,10 +16,11 @@ impl Executor {
     pub(crate) fn prepare(&mut self, program: &Program) {
         self.scratch.grow(program.scratch_bytes);
         self.progress.start(program);
+        self.share(program);
     }
 
     /// Tells the link to all ranks of the host how many of these send on such links in this program.
-    pub(super) fn share(&mut self, program: &Program) {
+    fn share(&mut self, program: &Program) {
         let is_to_all = |lane: &&Lane| matches!(lane.port, Port::Multicast(_));
         let senders = 1 + program.receives.iter().filter(is_to_all).count();
         for lane in program.sends.iter().filter(is_to_all) {

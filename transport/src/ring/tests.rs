@@ -29,20 +29,37 @@ fn receive(reader: &mut Reader, bytes: usize, filling: u8) {
     reader.release();
 }
 
+/// Where so many tiles lie on the floor, counted in tiles, each of which is consumed before the next is sent, while so many
+/// ranks send.
+fn places(tiles: usize, writers: usize) -> Vec<usize> {
+    let (mut writer, mut readers) = memory::multicast(SHAPE, 2);
+    writer.share(writers);
+    let mut place = |index: usize| {
+        let filling = index as u8;
+        let room = writer.reserve(TILE_BYTES).expect("nobody releases too much");
+        let room = room.expect("there is room");
+        room.fill(filling);
+        let place = room.as_ptr().addr();
+        writer.commit(&stamp()).expect("rings do not fail");
+        for reader in &mut readers {
+            let tile = reader.peek().expect("a tile has come");
+            assert!(tile.payload.iter().all(|byte| *byte == filling));
+            reader.release().expect("rings do not fail");
+        }
+        place
+    };
+    let places: Vec<_> = (0..tiles).map(&mut place).collect();
+    places.iter().map(|place| (place - places[0]) / TILE_BYTES).collect()
+}
+
 #[test]
 fn what_was_consumed_is_used_again() {
-    let ring = memory::ring(SHAPE, 2);
-    // So many are filled before the first place is used again; twice as many have room.
-    let tiles = reused_bytes(1) / TILE_BYTES;
-    let mut writer = Writer::new(ring.clone(), vec![0, 1]);
-    let mut readers = [0, 1].map(|index| Reader::new(ring.clone(), index));
-    let mut places = Vec::new();
-    for filling in 0..3 * tiles as u8 {
-        places.push(send(&ring, &mut writer, TILE_BYTES, filling) / TILE_BYTES);
-        readers.iter_mut().for_each(|reader| receive(reader, TILE_BYTES, filling));
+    for writers in [1, 4, 64] {
+        // So many are filled before the first place is used again.
+        let tiles = reused_bytes(writers) / TILE_BYTES;
+        let expected: Vec<_> = (0..tiles).cycle().take(3 * tiles).collect();
+        assert_eq!(places(3 * tiles, writers), expected, "{writers} writers");
     }
-    let expected: Vec<_> = (0..tiles).cycle().take(3 * tiles).collect();
-    assert_eq!(places, expected);
 }
 
 #[test]
