@@ -77,6 +77,7 @@ fn pushes_from_some_to_some() {
     let modules = [Module::Copies, Module::Elements(DataType::Int64)];
     let Some(host) = processor(&modules) else { return };
     assert!(right(suite::pushes_of_some(&host, 0..20)) > 0);
+    assert!(right(suite::pushes_in_pieces(&host, 0..20)) > 0);
 }
 
 #[test]

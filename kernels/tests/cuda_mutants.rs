@@ -26,6 +26,7 @@ enum Finder {
     GivingUp,
     Relays,
     Told,
+    Pieces,
     Pulls,
     Quarrels,
 }
@@ -39,7 +40,7 @@ const PUSH: Finder = Finder::AllReduces(Family::Push, Float32, Operation::Sum);
 use DataType::{
     Bfloat16, Float8E4m3, Float8E5m2, Float16, Float32, Float64, Int8, Int64, Uint8, Uint64,
 };
-use Finder::{Copies, Flags, GivingUp, Pulls, Quarrels, Reduces, Relays, Told};
+use Finder::{Copies, Flags, GivingUp, Pieces, Pulls, Quarrels, Reduces, Relays, Told};
 
 #[rustfmt::skip]
 const LOOPS: [Mutant; 24] = [
@@ -78,7 +79,7 @@ const LOOPS: [Mutant; 24] = [
 ];
 
 #[rustfmt::skip]
-const NUMBERS: [Mutant; 20] = [
+const NUMBERS: [Mutant; 22] = [
     ("NaNs keep their bits", "value != value ? 0x7fc00000u : bits_of(value)", "bits_of(value)", Reduces(Float32)),
     ("NaNs of 64 bits keep their bits", "lanes[0] != lanes[0] ? 0x7ff8000000000000ull : bits_of(lanes[0])", "bits_of(lanes[0])", Reduces(Float64)),
     ("the NaN of an odd lane", "| NOT_A_NUMBER << LANE", "| NOT_A_NUMBER", Reduces(Float16)),
@@ -98,11 +99,13 @@ const NUMBERS: [Mutant; 20] = [
     ("contributions are scaled twice", "scale_unit<T>(unit, arithmetic.scalars[index]) : unit", "scale_unit<T>(scale_unit<T>(unit, arithmetic.scalars[index]), arithmetic.scalars[index]) : unit", Reduces(Bfloat16)),
     ("a quotient loses its sign", "negative ? 0u - magnitude : magnitude", "magnitude", Reduces(Int8)),
     ("a quotient of 64 bits loses its sign", "negative ? 0 - magnitude : magnitude", "magnitude", Reduces(Int64)),
-    ("a mean without division", "divide_unit<T>(unit, arithmetic.divisor)", "unit", Reduces(Uint8)),
+    ("a quotient is one too few", "for (u32 k = 0; k < 2; k++) {\n        const bool more", "for (u32 k = 0; k < 0; k++) {\n        const bool more", Reduces(Uint64)),
+    ("a reciprocal is rounded down", "(by.reciprocal >> 48) + 1", "(by.reciprocal >> 48)", Reduces(Uint8)),
+    ("a mean without division", "divide_unit<T>(unit, arithmetic)", "unit", Reduces(Uint8)),
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 35] = [
+const PROTOCOLS: [Mutant; 41] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
@@ -116,7 +119,7 @@ const PROTOCOLS: [Mutant; 35] = [
     ("the last unit is taken for whole", "bytes = rest < 8 ? rest : 8,", "bytes = 8,", LOW_LATENCY),
     ("a peer gets nothing", "k < p.ranks; k++) {\n        u8 *mailbox", "k + 1 < p.ranks; k++) {\n        u8 *mailbox", LOW_LATENCY),
     ("the abort word is not looked at", "load_volatile(abort) != 0) return false;", "false) return false;", GivingUp),
-    ("inputs are not waited for", "if (goes_on) goes_on = meet_ranks(p, 2 * calls + 1, true);", "", PUSH),
+    ("inputs are not waited for", "goes_on = meet_ranks(p, 2 * calls + 1, true);", "", PUSH),
     ("outputs are not waited for", "goes_on = meet_ranks(p, 2 * calls + 2, false);", "", PUSH),
     ("who has given up says something of the next call", "p.state->calls = GIVEN_UP;", "", GivingUp),
     ("both meetings have one ticket", "2 * calls + 2", "2 * calls + 1", PUSH),
@@ -130,6 +133,12 @@ const PROTOCOLS: [Mutant; 35] = [
     ("a scalar that is not told", "p.arithmetic.scalars[p.rank]);", "p.arithmetic.scalars[peer]);", Told),
     ("who is scaled changes with who is there", "p.arithmetic.scaled >> rank & 1", "p.arithmetic.scaled >> place & 1", Told),
     ("where things are is said once", "if (says_where) {", "if (says_where && ticket == 1) {", Told),
+    ("all pieces are done though one rank has not said so", "all = all && (rank == p.rank || load_aligned<8>(said) == p.pieces);", "", Pieces),
+    ("pieces are done twice", "if (pieces > 1) idle = p.followers;", "", Pieces),
+    ("a kernel too many has nothing to do", "idle = p.followers;", "idle = p.followers + 1;", Pieces),
+    ("who waits for nobody is not counted", "        idle--;\n", "", Pieces),
+    ("the last piece is taken for whole", "rest < p.count ? rest : p.count", "p.count", Pieces),
+    ("all pieces are the first", "first += p.stride;", "first += 0;", Pieces),
     ("full rings are overwritten", "p.outgoing.slots && is_ready && tile >= p.slots", "false", Relays),
     ("a slot too many", "tile + 1 - p.slots", "tile - p.slots", Relays),
     ("an arrival overtakes outputs", "fence_system();\n    store_release(&arrival->ticket, ticket);",
@@ -138,7 +147,7 @@ const PROTOCOLS: [Mutant; 35] = [
     ("a tile is seen as it was, though it is waited for", "load_acquire(counter)", "load_volatile(reinterpret_cast<const u32 *>(counter))", Relays),
     ("a tile overtakes its data", "fence_system();\n            if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_release(p.outgoing.tail, tile + 1);",
      "if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_aligned<8>(reinterpret_cast<u8 *>(p.outgoing.tail), tile + 1);", Relays),
-    ("the counter of calls is behind", "p.state->calls = calls + 1;\n    }", "if (block() == 0) p.state->calls = calls + 1;\n    }", LOW_LATENCY),
+    ("the counter of calls is behind", "p.state->flag = flag;\n        p.state->calls = calls + 1;", "p.state->flag = flag;\n        if (block() == 0) p.state->calls = calls + 1;", LOW_LATENCY),
     ("a tile is announced before it is there", "meet_block(false);\n        if (thread() == 0) {\n            fence_system();", "if (thread() == 0) {\n            fence_system();", Relays),
 ];
 
@@ -189,6 +198,10 @@ fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), 
         }
         Flags => suite::flags_return(&host(&[Module::Copies, elements(Float32)])?, 12),
         Told => suite::pushes_of_some(&host(&[Module::Copies, elements(Int64)])?, 0..30).map(drop),
+        Pieces => {
+            let host = host(&[Module::Copies, elements(Int64)])?;
+            suite::pushes_in_pieces(&host, 0..30).map(drop)
+        }
         Pulls => suite::pulls(&host(&[Module::Copies])?, 0..60).map(drop),
         Quarrels => suite::pulls_in_vain(&host(&[Module::Copies])?, 0..20),
         GivingUp => suite::all_give_up(&host(&[elements(Float32)])?),

@@ -69,6 +69,7 @@ fn all_reduces_by_pushing() {
 fn pushes_from_some_to_some() {
     let Some(interpreter) = interpreter(&[DataType::Int64]) else { return };
     assert!(right(suite::pushes_of_some(&interpreter, 0..6)) > 0);
+    assert!(right(suite::pushes_in_pieces(&interpreter, 0..6)) > 0);
 }
 
 #[test]

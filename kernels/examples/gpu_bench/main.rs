@@ -139,6 +139,8 @@ fn check(device: &Device, small: bool) -> Outcome<()> {
         }
         println!("{family:?}: {scenes} series of AllReduce are right");
     }
+    let scenes = suite::pushes_in_pieces(device, 0..if small { 1 } else { 20 })?;
+    println!("Push: {scenes} series of pushes in pieces are right");
     let scenes = suite::pulls(device, 0..if small { 1 } else { 20 })?;
     suite::pulls_in_vain(device, 0..2)?;
     println!("Pull: {scenes} series of messages are right");

@@ -90,9 +90,11 @@ impl<'a> Ranks<'a> {
             state: self.states[rank].region().address(),
             abort: self.abort.region().address(),
             count: slice(self.count, size, ranks, rank).1 as u64,
-            arithmetic: Arithmetic::default(),
+            reach: self.count as u64,
+            pieces: 1,
             rank: rank as u32,
             ranks: ranks as u32,
+            ..PushParameters::default()
         };
         // SAFETY: as above.
         unsafe { self.gpu.launch(&self.streams[rank], sum(Family::Push), shape, &parameters) }

@@ -36,6 +36,16 @@ pub struct Arithmetic {
     pub scaled: u32,
     /// By what [`Operation::Mean`](super::Operation::Mean) divides; not zero there.
     pub divisor: u32,
+    /// 2⁶⁴ − 1 divided by that.
+    pub reciprocal: u64,
+}
+
+impl Arithmetic {
+    /// For a mean: a division by `divisor`, which is not zero.
+    #[must_use]
+    pub fn mean(divisor: u32) -> Self {
+        Self { divisor, reciprocal: u64::MAX / u64::from(divisor), ..Self::default() }
+    }
 }
 
 /// Sources that are combined in their order, and where the result goes. Sources and destinations
@@ -87,7 +97,7 @@ pub struct CopyParameters {
 pub struct State {
     /// Calls that have finished; of a relay, tiles; of pushes, all bits once one has given up.
     pub calls: u64,
-    /// Flag of the last call of the low-latency protocol.
+    /// Flag of the last call of the low-latency protocol; of pushes, how many of the next have nothing to do.
     pub flag: u32,
     /// Blocks of the call that runs.
     pub finished: u32,
@@ -120,7 +130,7 @@ pub struct LowLatencyParameters {
 }
 
 /// Bytes of what a rank tells another one when it comes, for each block.
-pub const ARRIVAL_BYTES: usize = 32;
+pub const ARRIVAL_BYTES: usize = 64;
 
 /// Of [`Family::Push`](super::Family::Push).
 #[repr(C)]
@@ -138,14 +148,23 @@ pub struct PushParameters {
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
-    /// Elements that this rank combines, if some rank has a source for it and some rank a destination.
+    /// Elements that this rank combines of a piece, if some rank has a source for it and some rank a destination.
     pub count: u64,
+    /// Elements from the first one of this piece to behind the last one of all pieces that follow.
+    pub reach: u64,
+    /// Elements from a piece to the next one.
+    pub stride: u64,
     /// What is done to contributions: of scalars, that of this rank is used and told the others.
     pub arithmetic: Arithmetic,
     /// This rank.
     pub rank: u32,
     /// All ranks, up to [`MOST_RANKS`].
     pub ranks: u32,
+    /// This piece and all that follow, if what this rank has of all of them is where it tells; else 1. If all ranks have the same, this
+    /// kernel does all pieces.
+    pub pieces: u32,
+    /// Pushes behind this one that have nothing to do then.
+    pub followers: u32,
 }
 
 /// Bytes of what a rank tells another one of a message, for each block.
@@ -265,11 +284,11 @@ macro_rules! parameters {
 }
 
 parameters! {
-    ReduceParameters: 8 * 16 + 8 + 72 + 8;
+    ReduceParameters: 8 * 16 + 8 + 80 + 8;
     CopyParameters: 8 * 9 + 16;
     State: 16;
-    LowLatencyParameters: 8 * 10 + 8 * 4 + 72 + 8;
-    PushParameters: 8 * 24 + 8 * 3 + 72 + 8;
+    LowLatencyParameters: 8 * 10 + 8 * 4 + 80 + 8;
+    PushParameters: 8 * 24 + 8 * 5 + 80 + 16;
     PullParameters: 8 * 56 + 8 * 5 + 16;
-    RelayParameters: 8 * 13 + 72;
+    RelayParameters: 8 * 13 + 80;
 }

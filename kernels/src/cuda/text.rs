@@ -11,8 +11,8 @@ const PORT: &str = include_str!("text/port.cuh");
 
 /// What follows the port, in this order.
 const TEXT: [&str; 10] = [
-    include_str!("text/numbers.cuh"),
     include_str!("text/parameters.cuh"),
+    include_str!("text/numbers.cuh"),
     include_str!("text/reduce.cuh"),
     include_str!("text/copy.cuh"),
     include_str!("text/waiting.cuh"),

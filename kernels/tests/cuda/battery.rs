@@ -236,7 +236,7 @@ pub(crate) fn arithmetic(random: &mut Random, datatype: DataType) -> Arithmetic 
     Arithmetic {
         scalars: std::array::from_fn(|_| scalar(random)),
         scaled: random.next() as u32 & 0xff,
-        divisor: random.pick(&DIVISORS),
+        ..Arithmetic::mean(random.pick(&DIVISORS))
     }
 }
 

@@ -31,7 +31,8 @@ impl Device {
         let offset = |buffer: &Buffer| {
             let region = buffer.region();
             let offset = address.checked_sub(region.address())? as usize;
-            (offset <= region.bytes()).then_some(offset)
+            // Buffers lie beside each other.
+            (offset < region.bytes().max(1)).then_some(offset)
         };
         let found = memory.iter().find_map(|buffer| Some((buffer, offset(buffer)?)));
         let (buffer, offset) = found.unwrap_or_else(|| panic!("no memory at {address:#x}"));
@@ -77,12 +78,16 @@ impl Machine for Device {
     }
 
     fn write(&self, address: u64, bytes: &[u8]) {
-        self.at(address, |buffer, offset| buffer.write(offset, bytes));
+        if !bytes.is_empty() {
+            self.at(address, |buffer, offset| buffer.write(offset, bytes));
+        }
     }
 
     fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         let mut found = vec![0; bytes];
-        self.at(address, |buffer, offset| buffer.read(offset, &mut found));
+        if bytes > 0 {
+            self.at(address, |buffer, offset| buffer.read(offset, &mut found));
+        }
         found
     }
 

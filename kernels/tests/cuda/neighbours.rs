@@ -167,9 +167,12 @@ impl<'a> Rank<'a> {
             state: self.states[1].region().address(),
             abort: self.abort.region().address(),
             count: slice(COUNT, size_of::<f32>(), RANKS, self.rank).1 as u64,
+            reach: COUNT as u64,
+            pieces: 1,
             arithmetic: Arithmetic::default(),
             rank: self.rank as u32,
             ranks: RANKS as u32,
+            ..PushParameters::default()
         };
         // SAFETY: as above.
         unsafe { self.gpu.launch(&self.stream, sum(Family::Push), SHAPE, &parameters) }

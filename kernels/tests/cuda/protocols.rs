@@ -35,6 +35,8 @@ pub(crate) struct Scene {
     pub(crate) is_stale: bool,
     /// Whether every rank takes inputs of some ranks only, and stores in outputs of some; pushes only.
     pub(crate) of_some: bool,
+    /// Whether calls are cut into pieces, with a kernel each; pushes only.
+    pub(crate) in_pieces: bool,
     pub(crate) seed: u64,
 }
 
@@ -54,6 +56,33 @@ impl Scene {
 
     fn slot_bytes(&self) -> usize {
         self.largest().next_multiple_of(8) * 2
+    }
+}
+
+/// How a call is cut: elements of all, and from a piece to the next.
+#[derive(Clone, Copy)]
+struct Cut {
+    count: usize,
+    pitch: usize,
+}
+
+impl Cut {
+    /// As long as the call, or at random.
+    fn draw(scene: &Scene, call: usize, random: &mut Random) -> Self {
+        let count = scene.counts[call];
+        let pitch = if scene.in_pieces { count.div_ceil(1 + random.below(4)) } else { count };
+        Self { count, pitch }
+    }
+
+    /// Where pieces begin.
+    fn starts(self) -> impl Iterator<Item = usize> {
+        (0..self.count).step_by(self.pitch)
+    }
+
+    /// The elements of a rank in the piece that begins at `start`: where they begin in it, and how many there are.
+    fn slice(self, start: usize, size: usize, ranks: usize, rank: usize) -> (usize, usize) {
+        let (first, count) = slice(self.pitch, size, ranks, rank);
+        (first, count.min((self.count - start).saturating_sub(first)))
     }
 }
 
@@ -114,14 +143,17 @@ impl Stage {
     fn push_parameters(
         &self,
         scene: &Scene,
-        call: usize,
+        (cut, start, is_mapped): (Cut, usize, bool),
         rank: usize,
         roles: &[Roles],
     ) -> PushParameters {
         let size = scene.datatype.bytes();
-        let slice_of = |k| slice(scene.counts[call], size, scene.ranks, k);
-        let part =
-            |start: u64, k| if k < scene.ranks { start + (slice_of(k).0 * size) as u64 } else { 0 };
+        let slice_of = |k| cut.slice(start, size, scene.ranks, k);
+        let part = |buffer: u64, k| match k < scene.ranks {
+            true => buffer + ((start + slice_of(k).0) * size) as u64,
+            false => 0,
+        };
+        let pieces = if is_mapped && start == 0 { cut.starts().count() } else { 1 };
         let mut arithmetic = Arithmetic { scalars: [u64::MAX / 3; MOST_RANKS], ..self.arithmetic };
         arithmetic.scalars[rank] = self.arithmetic.scalars[rank];
         PushParameters {
@@ -137,9 +169,13 @@ impl Stage {
             state: self.states[rank],
             abort: self.abort,
             count: slice_of(rank).1 as u64,
+            reach: (cut.count - start).saturating_sub(slice_of(rank).0) as u64,
+            stride: cut.pitch as u64,
             arithmetic,
             rank: rank as u32,
             ranks: scene.ranks as u32,
+            pieces: pieces as u32,
+            followers: pieces as u32 - 1,
         }
     }
 
@@ -155,16 +191,19 @@ impl Stage {
         (0..scene.shape.0 as usize * MOST_RANKS).map(ticket).collect()
     }
 
-    fn launch(&self, scene: &Scene, call: usize, rank: usize, roles: &[Roles]) -> Launch {
+    /// The piece that begins at `start`, if there are pieces.
+    fn launch(
+        &self,
+        scene: &Scene,
+        piece: (Cut, usize, bool),
+        rank: usize,
+        roles: &[Roles],
+    ) -> Launch {
         let all = |of: &[u64]| std::array::from_fn(|k| of.get(k).copied().unwrap_or(0));
-        let (stream, count) = (rank as u32, scene.counts[call] as u64);
+        let (stream, count) = (rank as u32, piece.0.count as u64);
         if scene.family == Family::Push {
-            return Launch::new(
-                stream,
-                scene.entry(),
-                scene.shape,
-                &self.push_parameters(scene, call, rank, roles),
-            );
+            let parameters = self.push_parameters(scene, piece, rank, roles);
+            return Launch::new(stream, scene.entry(), scene.shape, &parameters);
         }
         let parameters = LowLatencyParameters {
             input: self.inputs[rank],
@@ -218,8 +257,8 @@ impl Roles {
 /// What the ranks have in the end, who have their contribution in the output before.
 fn results_of(
     scene: &Scene,
-    arithmetic: &Arithmetic,
-    roles: &[Roles],
+    cut: Cut,
+    (arithmetic, roles): (&Arithmetic, &[Roles]),
     contributions: &[Vec<u8>],
 ) -> Vec<Vec<u8>> {
     if !scene.of_some {
@@ -228,9 +267,14 @@ fn results_of(
     }
     let mut results = contributions.to_vec();
     let size = scene.datatype.bytes();
-    for (rank, role) in roles.iter().enumerate() {
-        let (first, count) = slice(contributions[0].len() / size, size, scene.ranks, rank);
-        let range = first * size..(first + count) * size;
+    let all =
+        cut.starts().flat_map(|start| roles.iter().enumerate().map(move |role| (start, role)));
+    for (start, (rank, role)) in all {
+        let (first, count) = cut.slice(start, size, scene.ranks, rank);
+        if count == 0 {
+            continue;
+        }
+        let range = (start + first) * size..(start + first + count) * size;
         let slices: Vec<&[u8]> = contributions.iter().map(|all| &all[range.clone()]).collect();
         let combined = role.combined(scene, arithmetic, &slices);
         for (result, _) in results.iter_mut().zip(&role.gives).filter(|(_, gives)| **gives) {
@@ -261,16 +305,29 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
             .map(|_| elements(&mut random, scene.datatype, scene.counts[call]))
             .collect();
         let roles = Roles::draw(scene, &mut random);
-        let all = results_of(scene, &stage.arithmetic, &roles, &contributions);
+        let cut = Cut::draw(scene, call, &mut random);
+        let are_mapped = random.below(2) == 0;
+        let all = results_of(scene, cut, (&stage.arithmetic, &roles), &contributions);
         for (rank, contribution) in contributions.iter().enumerate() {
             let (ready, kept) = (machine.allocate(bytes), machine.allocate(bytes));
             machine.write(ready, &[contribution.as_slice(), &GUARD].concat());
             let stream = rank as u32;
-            launches.push(copy(stream, ready, stage.inputs[rank], bytes));
+            let is_mapped = !scene.in_pieces || are_mapped || random.below(3) > 0;
             if !scene.in_place {
                 launches.push(copy(stream, ready, stage.outputs[rank], bytes));
             }
-            launches.push(stage.launch(scene, call, rank, &roles));
+            let size = scene.datatype.bytes();
+            for start in cut.starts() {
+                // What is not mapped comes piece by piece, and what is mapped comes at once.
+                let (at, most) = (start * size, cut.pitch * size);
+                let is_last = start + cut.pitch >= cut.count;
+                let part = if is_mapped || is_last { bytes - at } else { most };
+                if start == 0 || !is_mapped {
+                    let from = (ready + at as u64, stage.inputs[rank] + at as u64);
+                    launches.push(copy(stream, from.0, from.1, part));
+                }
+                launches.push(stage.launch(scene, (cut, start, is_mapped), rank, &roles));
+            }
             launches.push(copy(stream, stage.outputs[rank], kept, bytes));
             let result = [all[rank].as_slice(), &GUARD].concat();
             results.push((format!("call {call}, rank {rank}"), kept, result));
@@ -304,8 +361,11 @@ pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), Strin
     let roles = Roles::draw(scene, &mut random);
     // Whoever waits in the first call looks at the abort word there.
     let calls = if scene.family == Family::Push { 2 } else { 1 };
+    let cut = Cut::draw(scene, 0, &mut random);
     let launches: Vec<Launch> = (0..calls)
-        .flat_map(|_| (1..scene.ranks).map(|rank| stage.launch(scene, 0, rank, &roles)))
+        .flat_map(|_| {
+            (1..scene.ranks).map(|rank| stage.launch(scene, (cut, 0, true), rank, &roles))
+        })
         .collect();
     let are_silent = || {
         let first = 2 * scene.state.calls + 1;

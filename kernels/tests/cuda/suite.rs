@@ -44,6 +44,7 @@ fn draw(
         state,
         is_stale: false,
         of_some: false,
+        in_pieces: false,
         seed,
     }
 }
@@ -73,6 +74,20 @@ pub(crate) fn pushes_of_some(
     for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
         let drawn = draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed);
         all_reduce(machine, &Scene { of_some: true, ..drawn })?;
+        scenes += 1;
+    }
+    Ok(scenes)
+}
+
+/// Pushes in pieces, of which all ranks have mapped their buffers in some calls, and some ranks in others.
+pub(crate) fn pushes_in_pieces(
+    machine: &dyn Machine,
+    seeds: std::ops::Range<u64>,
+) -> Result<usize, String> {
+    let mut scenes = 0;
+    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
+        let drawn = draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed);
+        all_reduce(machine, &Scene { of_some: seed % 2 == 0, in_pieces: true, ..drawn })?;
         scenes += 1;
     }
     Ok(scenes)

@@ -73,7 +73,11 @@ impl Call<'_, '_> {
     pub(super) fn push(&self, stream: &Stream, grounds: &[Ground; 2]) -> Result<(), gpu::Error> {
         let entry = self.entry(Family::Push);
         let blocks = self.cast.blocks();
-        for piece in self.cast.pieces(self.exchange.staging_bytes()) {
+        let is_there =
+            |ground: &Ground, blocks| blocks == 0 || matches!(ground, Ground::Mapped(..));
+        let is_mapped = is_there(&grounds[0], blocks.input) && is_there(&grounds[1], blocks.output);
+        let pieces = self.cast.pieces(self.exchange.staging_bytes());
+        for (number, piece) in pieces.iter().copied().enumerate() {
             for block in 0..blocks.input {
                 if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input)
                     && let Some((there, staged)) =
@@ -82,9 +86,17 @@ impl Call<'_, '_> {
                     stream.copy(there, staged)?;
                 }
             }
-            for turn in 0..self.cast.turns() {
+            let turns = self.cast.turns();
+            for turn in 0..turns {
                 let roles = self.cast.roles(&self.work, piece, turn);
-                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
+                let mut part = self.part(&roles, grounds, piece);
+                if number == 0 && is_mapped {
+                    part.pieces = pieces.len();
+                }
+                if number == 0 && turn + 1 == turns {
+                    part.followers = turns * (pieces.len() - 1);
+                }
+                self.exchange.push(stream, entry, &part)?;
             }
             for block in 0..blocks.output {
                 if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output)
@@ -134,6 +146,10 @@ impl Call<'_, '_> {
             sources: told(&grounds[0], &roles.sources),
             destinations: told(&grounds[1], &roles.destinations),
             count: roles.bytes / size,
+            reach: roles.reach / size,
+            stride: piece.pitch / size,
+            pieces: 1,
+            followers: 0,
             largest: roles.largest / size,
             arithmetic: self.work.arithmetic,
         }

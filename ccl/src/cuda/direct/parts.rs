@@ -74,9 +74,7 @@ impl Work {
             Reduction::Builtin(ReduceOp::Avg) if datatype.is_float() => {
                 scaled(reciprocal(datatype, n))
             }
-            Reduction::Builtin(ReduceOp::Avg) => {
-                (Operation::Mean, Arithmetic { divisor: n, ..Arithmetic::default() })
-            }
+            Reduction::Builtin(ReduceOp::Avg) => (Operation::Mean, Arithmetic::mean(n)),
             Reduction::PreMulSum { scalar, .. } => scaled(scalar),
         };
         Self { operation, datatype, arithmetic }
@@ -122,6 +120,8 @@ pub(super) struct Stretch {
     /// Where they begin in a block.
     pub(super) start: usize,
     pub(super) bytes: usize,
+    /// Bytes to the beginning of the next such piece: all are cut into slices as those are that have as many.
+    pub(super) pitch: usize,
 }
 
 /// What a rank says and does in one piece.
@@ -134,6 +134,8 @@ pub(super) struct Roles {
     /// Bytes that this rank combines, and those that any rank combines at most.
     pub(super) bytes: usize,
     pub(super) largest: usize,
+    /// Bytes from the first of these to behind the last one of all pieces that follow.
+    pub(super) reach: usize,
 }
 
 impl Cast {
@@ -153,9 +155,14 @@ impl Cast {
 
     /// How far a buffer with so many blocks reaches.
     pub(super) fn extent(&self, blocks: usize) -> usize {
-        let whole = Stretch { start: 0, bytes: self.request.bytes() };
-        let end = |block| block * self.form.pitch + self.held(blocks, block, whole);
+        let end = |block| block * self.form.pitch + self.held(blocks, block, self.from(0));
         (0..blocks).map(end).max().unwrap_or(0).min(self.form.reach)
+    }
+
+    /// Everything from there on, as one piece.
+    fn from(&self, start: usize) -> Stretch {
+        let bytes = self.request.bytes() - start;
+        Stretch { start, bytes, pitch: bytes }
     }
 
     /// Whether every rank combines a slice of a block, rather than a whole one.
@@ -205,15 +212,14 @@ impl Cast {
         let bytes = self.request.bytes();
         (0..bytes)
             .step_by(most)
-            .map(|start| Stretch { start, bytes: most.min(bytes - start) })
+            .map(|start| Stretch { start, bytes: most.min(bytes - start), pitch: most.min(bytes) })
             .collect()
     }
 
     /// What this rank says and does in a turn for a piece of every block.
     pub(super) fn roles(&self, work: &Work, piece: Stretch, turn: usize) -> Roles {
-        let bytes = piece.bytes;
         let size = work.datatype.bytes();
-        let slice_of = |rank| slice(bytes / size, size, self.ranks, rank);
+        let slice_of = |rank| slice(piece.pitch / size, size, self.ranks, rank);
         let cut = |rank| Some(Spot { block: 0, offset: slice_of(rank).0 * size });
         let block = |block| Some(Spot { block, offset: 0 });
         let root = self.request.root.index();
@@ -239,12 +245,16 @@ impl Cast {
             | Collective::Barrier
             | Collective::PointToPoint => (told(&cut), told(&cut)),
         };
-        let (own, largest) = if self.is_cut() {
-            (slice_of(me).1 * size, slice_of(0).1 * size)
+        let (first, most, rest) = if self.is_cut() {
+            let (first, count) = slice_of(me);
+            (first * size, count * size, self.from(piece.start).bytes)
         } else {
-            (self.held(self.ranks, self.me, piece), bytes)
+            (0, piece.bytes, self.held(self.ranks, me, self.from(piece.start)))
         };
-        Roles { sources, destinations, bytes: own, largest }
+        let reach = rest.saturating_sub(first);
+        let bytes = piece.bytes.saturating_sub(first).min(most).min(reach);
+        let largest = if self.is_cut() { slice_of(0).1 * size } else { piece.bytes };
+        Roles { sources, destinations, bytes, largest: largest.min(piece.bytes), reach }
     }
 }
 

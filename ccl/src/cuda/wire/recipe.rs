@@ -52,7 +52,7 @@ impl Recipe {
     /// What is done where this rank's contribution is source number `own`; `is_last` if no other one is missing.
     pub(super) fn step(&self, own: usize, is_last: bool) -> (Operation, Arithmetic) {
         let operation = if is_last { self.last } else { self.operation };
-        let mut arithmetic = Arithmetic { divisor: self.ranks, ..Arithmetic::default() };
+        let mut arithmetic = Arithmetic::mean(self.ranks);
         if let Some(scalar) = self.scalar {
             arithmetic.scaled = 1 << own;
             arithmetic.scalars[own] = scalar;

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::error::Error;
 use crate::region::Region;
@@ -69,25 +69,33 @@ pub(super) fn region_at<'a>(address: u64, bytes: usize) -> DeviceRegion<'a> {
 pub struct Buffer {
     address: u64,
     bytes: usize,
-    context: Arc<CudaContext>,
+    /// Where the copies of [`Self::write`] and [`Self::read`] are done. The driver's own calls that are said to wait (`cuMemcpyHtoD`,
+    /// `cuMemsetD8`) may return before the device has done what they ask for, and streams that wait for no other do not wait for that.
+    copies: Arc<CudaStream>,
 }
 
 impl Buffer {
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
-        let buffer = Self::unwritten(context, bytes)?;
+    pub(super) fn new(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
+        let buffer = Self::unwritten(copies, bytes)?;
         // SAFETY: the bytes are those just allocated.
-        unsafe { result::memset_d8_sync(buffer.address, 0, bytes.max(1)) }
+        unsafe { result::memset_d8_async(buffer.address, 0, bytes.max(1), copies.cu_stream()) }
             .map_err(Error::driver("zero memory"))?;
+        buffer.arrived()?;
         Ok(buffer)
     }
 
     /// With anything in it.
-    pub(super) fn unwritten(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+    pub(super) fn unwritten(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
+        copies.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
         // SAFETY: on the device every byte is a value, whatever was there before.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = address.map_err(Error::driver("allocate memory of the device"))?;
-        Ok(Self { address, bytes, context: context.clone() })
+        Ok(Self { address, bytes, copies: copies.clone() })
+    }
+
+    /// Waits until the copies so far are done.
+    fn arrived(&self) -> Result<(), Error> {
+        self.copies.synchronize().map_err(Error::driver("wait for a copy"))
     }
 
     /// All of it.
@@ -97,15 +105,15 @@ impl Buffer {
     }
 
     pub(super) fn bind(&self) -> Result<(), Error> {
-        self.context.bind_to_thread().map_err(Error::driver("bind the context"))
+        self.copies.context().bind_to_thread().map_err(Error::driver("bind the context"))
     }
 
     /// The number of its device.
     pub(super) fn ordinal(&self) -> usize {
-        self.context.ordinal()
+        self.copies.context().ordinal()
     }
 
-    /// Copies bytes of the host to `offset`, and waits for it.
+    /// Copies bytes of the host to `offset`, and waits until they are there.
     ///
     /// # Errors
     ///
@@ -116,10 +124,11 @@ impl Buffer {
     /// If they do not fit.
     pub fn write(&self, offset: usize, from: &[u8]) -> Result<(), Error> {
         let target = self.region().part(offset, from.len());
-        self.context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        self.bind()?;
         // SAFETY: the target is inside the buffer, and the copy ends before the call does.
-        unsafe { result::memcpy_htod_sync(target.address, from) }
-            .map_err(Error::driver("copy to the device"))
+        unsafe { result::memcpy_htod_async(target.address, from, self.copies.cu_stream()) }
+            .map_err(Error::driver("copy to the device"))?;
+        self.arrived()
     }
 
     /// Copies bytes at `offset` to the host, and waits for it.
@@ -133,10 +142,11 @@ impl Buffer {
     /// If there are not so many.
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Result<(), Error> {
         let source = self.region().part(offset, to.len());
-        self.context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        self.bind()?;
         // SAFETY: the source is inside the buffer, and the copy ends before the call does.
-        unsafe { result::memcpy_dtoh_sync(to, source.address) }
-            .map_err(Error::driver("copy from the device"))
+        unsafe { result::memcpy_dtoh_async(to, source.address, self.copies.cu_stream()) }
+            .map_err(Error::driver("copy from the device"))?;
+        self.arrived()
     }
 
     /// What another process on this host needs to [import](super::Gpu::import) it.
@@ -145,7 +155,7 @@ impl Buffer {
     ///
     /// The driver refuses it.
     pub fn export(&self) -> Result<Handle, Error> {
-        self.context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        self.bind()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; Handle::BYTES] };
         // SAFETY: the address is the start of an allocation that is not freed.
         unsafe { sys::cuIpcGetMemHandle(&raw mut handle, self.address) }
@@ -157,9 +167,10 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.context.record_err(self.context.bind_to_thread());
+        let context = self.copies.context();
+        context.record_err(context.bind_to_thread());
         // SAFETY: the memory was allocated, and is freed once; the call waits for the device.
-        self.context.record_err(unsafe { result::free_sync(self.address) });
+        context.record_err(unsafe { result::free_sync(self.address) });
     }
 }
 

@@ -35,7 +35,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ccl_core::datatype::DataType;
-use cudarc::driver::{CudaContext, CudaFunction, result, sys};
+use cudarc::driver::{CudaContext, CudaFunction, CudaStream, result, sys};
 use cudarc::nvrtc::Ptx;
 
 use super::{
@@ -65,6 +65,8 @@ pub struct Shape {
 #[derive(Debug)]
 pub struct Gpu {
     context: Arc<CudaContext>,
+    /// For copies that the host waits for.
+    copies: Arc<CudaStream>,
     device: Device,
     processors: u32,
     supply: Supply,
@@ -91,7 +93,8 @@ impl Gpu {
         let architecture = major.unsigned_abs() * 10 + minor.unsigned_abs();
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
-        Ok(Self { context, device, processors, supply, functions: Mutex::default() })
+        let copies = context.new_stream().map_err(Error::driver("make a stream"))?;
+        Ok(Self { context, copies, device, processors, supply, functions: Mutex::default() })
     }
 
     /// How many devices there are.
@@ -224,7 +227,7 @@ impl Gpu {
     ///
     /// There is not so much.
     pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
-        Buffer::new(&self.context, bytes)
+        Buffer::new(&self.copies, bytes)
     }
 
     /// Memory of the device with anything in it. Other than [`Self::allocate`], this waits for no stream.
@@ -233,7 +236,7 @@ impl Gpu {
     ///
     /// There is not so much.
     pub fn reserve(&self, bytes: usize) -> Result<Buffer, Error> {
-        Buffer::unwritten(&self.context, bytes)
+        Buffer::unwritten(&self.copies, bytes)
     }
 
     /// Zeroed memory of the host that the device knows.

@@ -26,7 +26,7 @@ R2CCL_FN void copy_pass(const CopyParameters &p, u32 first, u32 end, u32 own, u3
     const Split parts = split(p.destinations[first], p.bytes, 1, apart);
     const u64 stride = static_cast<u64>(threads()) * VECTOR_BYTES;
     const u64 per_block = static_cast<u64>(threads()) * COPY_IN_FLIGHT;
-    const u64 rounds = parts.vectors / per_block;
+    const u64 rounds = whole_turns(parts.vectors / per_block, all);
     const u64 grid = static_cast<u64>(all) * threads();
     const u64 self = static_cast<u64>(own) * threads() + thread();
     R2CCL_KEEP_LOOP for (u64 round = own; round < rounds; round += all) {

@@ -192,17 +192,34 @@ R2CCL_FN double smaller(double a, double b)
     return a < b ? a : b;
 }
 
+// A magnitude of so many bytes divided by what is not zero.
+template <u32 BYTES> R2CCL_FN u64 divided(u64 magnitude, const Arithmetic &by)
+{
+    // With fewer bits the reciprocal, rounded up, is right for all of them.
+    if (BYTES == 1) return static_cast<u32>(magnitude) * static_cast<u32>((by.reciprocal >> 48) + 1) >> 16;
+    if (BYTES < 8) return static_cast<u32>(magnitude) / by.divisor;
+    // It is rounded down, and so is the product: two too few at most.
+    u64 result = high_product(magnitude, by.reciprocal);
+    u64 rest = magnitude - result * by.divisor;
+    R2CCL_UNROLL for (u32 k = 0; k < 2; k++) {
+        const bool more = rest >= by.divisor;
+        result += more;
+        rest -= more ? by.divisor : 0;
+    }
+    return result;
+}
+
 // Towards zero. Magnitudes are divided, so that divisors beyond a signed type need no other case.
-template <class T> R2CCL_FN T quotient(T value, u32 divisor)
+template <class T> R2CCL_FN T quotient(T value, const Arithmetic &by)
 {
     const bool negative = value < T(0);
     if (sizeof(T) == 8) {
         const u64 wide = static_cast<u64>(value);
-        const u64 magnitude = (negative ? 0 - wide : wide) / divisor;
+        const u64 magnitude = divided<8>(negative ? 0 - wide : wide, by);
         return static_cast<T>(negative ? 0 - magnitude : magnitude);
     }
     const u32 wide = static_cast<u32>(value);
-    const u32 magnitude = (negative ? 0u - wide : wide) / divisor;
+    const u32 magnitude = static_cast<u32>(divided<sizeof(T)>(negative ? 0u - wide : wide, by));
     return static_cast<T>(negative ? 0u - magnitude : magnitude);
 }
 

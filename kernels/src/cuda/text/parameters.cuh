@@ -9,6 +9,7 @@ struct Arithmetic {
     u64 scalars[MOST_RANKS];  // bits of an element each
     u32 scaled;               // bit k: source k is multiplied by scalar k first
     u32 divisor;              // of the kernels named mean
+    u64 reciprocal;           // 2^64 - 1 divided by it
 };
 
 // Sources that are combined in their order, and where the result goes.
@@ -36,7 +37,7 @@ struct CopyParameters {
 // goes on counting. Zero before the first call.
 struct State {
     u64 calls;     // that have finished; of pushes, all bits once one has given up
-    u32 flag;      // of the last call of the low-latency protocol
+    u32 flag;      // of the last call of the low-latency protocol; of pushes, how many of the next have nothing to do
     u32 finished;  // blocks of the call that runs
 };
 
@@ -58,6 +59,8 @@ struct Arrival {
     u64 source;       // what is taken from this rank, or null
     u64 destination;  // where the result goes at this rank, or null
     u64 scalar;       // of this rank's contribution
+    u64 pieces;       // that can be taken and stored from there on
+    u64 unused[3];
 };
 
 struct PushParameters {
@@ -66,9 +69,13 @@ struct PushParameters {
     Arrival *arrivals[MOST_RANKS];   // of all ranks: a row of MOST_RANKS per block; zero at first
     State *state;
     const u32 *abort;                // not zero: give up
-    u64 count;                       // elements that this rank combines
+    u64 count;                       // elements that this rank combines of a piece
+    u64 reach;                       // and of all pieces from this one on, with what lies between them
+    u64 stride;                      // elements from a piece to the next one
     Arithmetic arithmetic;           // the scalar is that of this rank
     u32 rank, ranks;
+    u32 pieces;                      // all from this one on, if this rank has mapped them; else 1
+    u32 followers;                   // kernels that have nothing to do if all pieces are done by this one
 };
 
 // What a rank tells another one of a message to it, and of the message from it.

@@ -111,6 +111,9 @@ R2CCL_FN u64 load_line(const u8 *at, u32 &first, u32 &second)
 // Everything that this thread has seen or done is before what follows, for the whole system.
 R2CCL_FN void fence_system() { __threadfence_system(); }
 
+// The same for this device.
+R2CCL_FN void fence_device() { __threadfence(); }
+
 R2CCL_FN void store_release(u64 *at, u64 value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
@@ -139,6 +142,9 @@ R2CCL_FN float sum(float a, float b) { return __fadd_rn(a, b); }
 R2CCL_FN double sum(double a, double b) { return __dadd_rn(a, b); }
 R2CCL_FN float prod(float a, float b) { return __fmul_rn(a, b); }
 R2CCL_FN double prod(double a, double b) { return __dmul_rn(a, b); }
+
+// The upper half of a product.
+R2CCL_FN u64 high_product(u64 a, u64 b) { return __umul64hi(a, b); }
 
 // A NaN if either is; +0 is larger than -0.
 R2CCL_FN float larger(float a, float b)

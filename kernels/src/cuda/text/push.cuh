@@ -11,6 +11,10 @@
 // before which buffers its peers use. Nobody says it anew before all have come to the second meeting, and
 // they look before. A rank that has given up says nothing any more: a peer that has not may still be in the call that
 // it has left, and would find there what is said of a later one.
+//
+// A call that is too large for staging memory is cut into pieces, with a kernel for each. Every rank whose own inputs and outputs
+// are mapped says so with the first piece. If all say it, that kernel does all pieces between its two meetings, and the kernels
+// of the others, which are launched already, have nothing to do: they count themselves, and end. If one does not, they do their pieces.
 
 namespace r2ccl {
 
@@ -22,6 +26,7 @@ R2CCL_FN void announce(const PushParameters &p, u32 peer, u64 ticket, bool says_
         store_aligned<8>(reinterpret_cast<u8 *>(&arrival->source), p.sources[peer]);
         store_aligned<8>(reinterpret_cast<u8 *>(&arrival->destination), p.destinations[peer]);
         store_aligned<8>(reinterpret_cast<u8 *>(&arrival->scalar), p.arithmetic.scalars[p.rank]);
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->pieces), p.pieces);
     }
     fence_system();
     store_release(&arrival->ticket, ticket);
@@ -50,6 +55,7 @@ R2CCL_FN Operands announced(const PushParameters &p)
     operands.destination_count = 0;
     operands.arithmetic.scaled = 0;
     operands.arithmetic.divisor = p.arithmetic.divisor;
+    operands.arithmetic.reciprocal = p.arithmetic.reciprocal;
     const Arrival *row = p.arrivals[p.rank] + block() * MOST_RANKS;
     R2CCL_KEEP_LOOP for (u32 rank = 0; rank < p.ranks; rank++) {
         u64 source = p.sources[rank], destination = p.destinations[rank];
@@ -72,24 +78,58 @@ R2CCL_FN Operands announced(const PushParameters &p)
     return operands;
 }
 
+// How many pieces this kernel does, after all have said what they have.
+R2CCL_FN u32 agreed_pieces(const PushParameters &p)
+{
+    const Arrival *row = p.arrivals[p.rank] + block() * MOST_RANKS;
+    bool all = true;
+    R2CCL_KEEP_LOOP for (u32 rank = 0; rank < p.ranks; rank++) {
+        const u8 *said = reinterpret_cast<const u8 *>(&row[rank].pieces);
+        all = all && (rank == p.rank || load_aligned<8>(said) == p.pieces);
+    }
+    return all ? p.pieces : 1;
+}
+
+// Combines this rank's part of so many pieces; the last ones may be shorter, or empty.
+template <class T, class Op> R2CCL_FN void reduce_pieces(const PushParameters &p, u32 pieces)
+{
+    const Operands operands = announced(p);
+    // Who has nothing to combine, or nobody to combine it for.
+    if (operands.source_count == 0 || operands.destination_count == 0) return;
+    u64 first = 0;
+    R2CCL_KEEP_LOOP for (u32 piece = 0; piece < pieces && first < p.reach; piece++) {
+        const u64 rest = p.reach - first;
+        reduce_range<T, Op>(operands, first, rest < p.count ? rest : p.count);
+        first += p.stride;
+    }
+}
+
 // In place of the number of calls, once a block of one has given up.
 constexpr u64 GIVEN_UP = ~0ull;
 
 template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
 {
     const u64 calls = p.state->calls;
+    // Of the kernels that follow, so many have nothing to do.
+    u32 idle = p.state->flag;
     // A block of this call may give up while threads of another one look.
     bool goes_on = !meet_block(calls == GIVEN_UP);
-    if (goes_on) goes_on = meet_ranks(p, 2 * calls + 1, true);
-    if (goes_on) {
-        const Operands operands = announced(p);
-        // Who has nothing to combine, or nobody to combine it for.
-        const bool works = operands.source_count > 0 && operands.destination_count > 0;
-        if (works) reduce_range<T, Op>(operands, 0, p.count);
-        goes_on = meet_ranks(p, 2 * calls + 2, false);
+    if (goes_on && idle > 0) {
+        idle--;
+    } else if (goes_on) {
+        goes_on = meet_ranks(p, 2 * calls + 1, true);
+        if (goes_on) {
+            const u32 pieces = agreed_pieces(p);
+            if (pieces > 1) idle = p.followers;
+            reduce_pieces<T, Op>(p, pieces);
+            goes_on = meet_ranks(p, 2 * calls + 2, false);
+        }
     }
     if (!goes_on && thread() == 0) p.state->calls = GIVEN_UP;
-    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) p.state->calls = calls + 1;
+    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) {
+        p.state->flag = idle;
+        p.state->calls = calls + 1;
+    }
 }
 
 }  // namespace r2ccl

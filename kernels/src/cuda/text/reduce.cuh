@@ -40,12 +40,12 @@ template <class T> R2CCL_FN u64 scale_unit(u64 unit, u64 scalar)
     return L::narrow(lanes);
 }
 
-template <class T> R2CCL_FN u64 divide_unit(u64 unit, u32 divisor)
+template <class T> R2CCL_FN u64 divide_unit(u64 unit, const Arithmetic &arithmetic)
 {
     typedef Lanes<T> L;
     typename L::Accumulator lanes[L::COUNT];
     L::widen(unit, lanes);
-    R2CCL_UNROLL for (u32 k = 0; k < L::COUNT; k++) lanes[k] = quotient(lanes[k], divisor);
+    R2CCL_UNROLL for (u32 k = 0; k < L::COUNT; k++) lanes[k] = quotient(lanes[k], arithmetic);
     return L::narrow(lanes);
 }
 
@@ -56,7 +56,7 @@ template <class T, class Op, bool DIVIDES = Op::DIVIDES> struct Ending {
 template <class T, class Op> struct Ending<T, Op, true> {
     static R2CCL_FN u64 end(u64 unit, const Arithmetic &arithmetic)
     {
-        return divide_unit<T>(unit, arithmetic.divisor);
+        return divide_unit<T>(unit, arithmetic);
     }
 };
 
@@ -140,6 +140,10 @@ template <u32 COUNT> R2CCL_FN void load_vectors(Vector *vectors, const u8 *at, u
 struct Split {
     u64 head, vectors, tail;
 };
+
+// Of so many rounds those of which every block has equally many: what is left is shared out vector by vector, so that all
+// blocks end together, and small calls are done by all of them.
+R2CCL_FN u64 whole_turns(u64 rounds, u32 blocks) { return rounds - rounds % blocks; }
 
 // Whether addresses lie at the same place in a vector.
 R2CCL_FN bool is_beside(const u8 *a, const u8 *b)
@@ -226,7 +230,7 @@ template <class T, class Op> R2CCL_FN void reduce_range(const Operands &operands
     const u64 start = first * size, middle = start + parts.head * size;
     const u64 stride = static_cast<u64>(threads()) * VECTOR_BYTES;
     const u64 per_block = static_cast<u64>(threads()) * IN_FLIGHT;
-    const u64 rounds = parts.vectors / per_block;
+    const u64 rounds = whole_turns(parts.vectors / per_block, blocks());
     const u64 grid = static_cast<u64>(blocks()) * threads();
     const u64 self = static_cast<u64>(block()) * threads() + thread();
     R2CCL_KEEP_LOOP for (u64 round = block(); round < rounds; round += blocks()) {

@@ -33,9 +33,10 @@ R2CCL_FN bool is_last_of_grid(State *state)
 {
     meet_block(false);
     if (thread() != 0) return false;
-    fence_system();
+    if (blocks() == 1) return true;
+    fence_device();
     if (count_up(&state->finished) != blocks() - 1) return false;
-    fence_system();
+    fence_device();
     state->finished = 0;
     return true;
 }

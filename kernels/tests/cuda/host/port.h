@@ -168,6 +168,8 @@ inline void fence_system()
     r2ccl_host_forget(host.view);
 }
 
+inline void fence_device() { fence_system(); }
+
 inline void store_release(u64 *at, u64 value)
 {
     host.runner->tear();
@@ -214,6 +216,11 @@ inline float sum(float a, float b) { return a + b; }
 inline double sum(double a, double b) { return a + b; }
 inline float prod(float a, float b) { return a * b; }
 inline double prod(double a, double b) { return a * b; }
+
+inline u64 high_product(u64 a, u64 b)
+{
+    return static_cast<u64>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 
 inline float larger(float a, float b)
 {

@@ -98,7 +98,7 @@ fn act(members: &mut [Member], circle: &[usize]) -> bool {
 /// What a rank has then, and where, if they have `read` this.
 fn result(cast: &Cast, read: &[Vec<Sum>]) -> Vec<(usize, Sum)> {
     let Cast { request, me, ranks, form } = *cast;
-    let whole = Stretch { start: 0, bytes: request.bytes() };
+    let whole = Stretch { start: 0, bytes: request.bytes(), pitch: request.bytes() };
     let (root, own) = (request.root.index(), cast.held(1, 0, whole));
     let all = |at: usize| -> Sum {
         let mut sum: Sum = read.iter().flat_map(|input| input[at].clone()).collect();
