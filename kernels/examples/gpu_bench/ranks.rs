@@ -92,6 +92,7 @@ impl<'a> Ranks<'a> {
             count: slice(self.count, size, ranks, rank).1 as u64,
             reach: self.count as u64,
             pieces: 1,
+            turns: 1,
             rank: rank as u32,
             ranks: ranks as u32,
             ..PushParameters::default()

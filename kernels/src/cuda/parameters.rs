@@ -95,9 +95,9 @@ pub struct CopyParameters {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct State {
-    /// Calls that have finished; of a relay, tiles; of pushes, all bits once one has given up.
+    /// Calls that have finished; of a relay, tiles; of pushes, their steps, and all bits once one has given up.
     pub calls: u64,
-    /// Flag of the last call of the low-latency protocol; of pushes, how many of the next have nothing to do.
+    /// Flag of the last call of the low-latency protocol.
     pub flag: u32,
     /// Blocks of the call that runs.
     pub finished: u32,
@@ -152,19 +152,20 @@ pub struct PushParameters {
     pub count: u64,
     /// Elements from the first one of this piece to behind the last one of all pieces that follow.
     pub reach: u64,
-    /// Elements from a piece to the next one.
-    pub stride: u64,
+    /// Bytes from a piece to the next one.
+    pub stride_bytes: u64,
     /// What is done to contributions: of scalars, that of this rank is used and told the others.
     pub arithmetic: Arithmetic,
     /// This rank.
     pub rank: u32,
     /// All ranks, up to [`MOST_RANKS`].
     pub ranks: u32,
-    /// This piece and all that follow, if what this rank has of all of them is where it tells; else 1. If all ranks have the same, this
-    /// kernel does all pieces.
+    /// Pieces that this kernel does, one with each pair of meetings, or all with one if all ranks have told that they do them. A rank
+    /// that stages has a kernel for each piece and turn.
     pub pieces: u32,
-    /// Pushes behind this one that have nothing to do then.
-    pub followers: u32,
+    /// Turns of each piece: 1, or as many as ranks. Then in turn t rank r takes from rank r + t, and stores it in its own
+    /// destination for that one.
+    pub turns: u32,
 }
 
 /// Bytes of what a rank tells another one of a message, for each block.

@@ -169,6 +169,7 @@ impl<'a> Rank<'a> {
             count: slice(COUNT, size_of::<f32>(), RANKS, self.rank).1 as u64,
             reach: COUNT as u64,
             pieces: 1,
+            turns: 1,
             arithmetic: Arithmetic::default(),
             rank: self.rank as u32,
             ranks: RANKS as u32,

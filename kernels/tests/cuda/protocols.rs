@@ -170,12 +170,12 @@ impl Stage {
             abort: self.abort,
             count: slice_of(rank).1 as u64,
             reach: (cut.count - start).saturating_sub(slice_of(rank).0) as u64,
-            stride: cut.pitch as u64,
+            stride_bytes: (cut.pitch * size) as u64,
             arithmetic,
             rank: rank as u32,
             ranks: scene.ranks as u32,
             pieces: pieces as u32,
-            followers: pieces as u32 - 1,
+            turns: 1,
         }
     }
 
@@ -326,7 +326,10 @@ pub(crate) fn all_reduce(machine: &dyn Machine, scene: &Scene) -> Result<(), Str
                     let from = (ready + at as u64, stage.inputs[rank] + at as u64);
                     launches.push(copy(stream, from.0, from.1, part));
                 }
-                launches.push(stage.launch(scene, (cut, start, is_mapped), rank, &roles));
+                if start == 0 || !is_mapped {
+                    let piece = (cut, start, is_mapped);
+                    launches.push(stage.launch(scene, piece, rank, &roles));
+                }
             }
             launches.push(copy(stream, stage.outputs[rank], kept, bytes));
             let result = [all[rank].as_slice(), &GUARD].concat();

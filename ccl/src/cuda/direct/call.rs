@@ -73,11 +73,17 @@ impl Call<'_, '_> {
     pub(super) fn push(&self, stream: &Stream, grounds: &[Ground; 2]) -> Result<(), gpu::Error> {
         let entry = self.entry(Family::Push);
         let blocks = self.cast.blocks();
+        let pieces = self.cast.pieces(self.exchange.staging_bytes());
         let is_there =
             |ground: &Ground, blocks| blocks == 0 || matches!(ground, Ground::Mapped(..));
-        let is_mapped = is_there(&grounds[0], blocks.input) && is_there(&grounds[1], blocks.output);
-        let pieces = self.cast.pieces(self.exchange.staging_bytes());
-        for (number, piece) in pieces.iter().copied().enumerate() {
+        if is_there(&grounds[0], blocks.input) && is_there(&grounds[1], blocks.output) {
+            let Some(first) = pieces.first() else { return Ok(()) };
+            let roles = self.cast.roles(&self.work, *first, None);
+            let part = self.part(&roles, grounds, *first);
+            let (pieces, turns) = (pieces.len(), self.cast.turns());
+            return self.exchange.push(stream, entry, &Part { pieces, turns, ..part });
+        }
+        for piece in pieces {
             for block in 0..blocks.input {
                 if let (Ground::Staged(side), Some(input)) = (&grounds[0], self.input)
                     && let Some((there, staged)) =
@@ -86,17 +92,9 @@ impl Call<'_, '_> {
                     stream.copy(there, staged)?;
                 }
             }
-            let turns = self.cast.turns();
-            for turn in 0..turns {
-                let roles = self.cast.roles(&self.work, piece, turn);
-                let mut part = self.part(&roles, grounds, piece);
-                if number == 0 && is_mapped {
-                    part.pieces = pieces.len();
-                }
-                if number == 0 && turn + 1 == turns {
-                    part.followers = turns * (pieces.len() - 1);
-                }
-                self.exchange.push(stream, entry, &part)?;
+            for turn in 0..self.cast.turns() {
+                let roles = self.cast.roles(&self.work, piece, Some(turn));
+                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
             }
             for block in 0..blocks.output {
                 if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output)
@@ -147,9 +145,9 @@ impl Call<'_, '_> {
             destinations: told(&grounds[1], &roles.destinations),
             count: roles.bytes / size,
             reach: roles.reach / size,
-            stride: piece.pitch / size,
+            stride_bytes: piece.pitch,
             pieces: 1,
-            followers: 0,
+            turns: 1,
             largest: roles.largest / size,
             arithmetic: self.work.arithmetic,
         }

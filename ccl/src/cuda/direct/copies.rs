@@ -133,11 +133,11 @@ impl Direct {
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
-        let entered = stream.mark()?;
+        let entered = self.events.mark(stream)?;
         let (bytes, input, output) = (request.bytes(), *input, *output);
         let copies = Copies { exchange: &exchange, window: &window, offset, bytes, input, output };
         let enqueued = copies.enqueue(&plan, marks.own, stream);
-        let ended = Arc::new(stream.mark()?);
+        let ended = Arc::new(self.events.mark(stream)?);
         issue.last = Some(Arc::clone(&ended));
         let place = (Arc::clone(&exchange), window);
         let hold = Hold::new(place, (number, marks), Arc::clone(&ended), &self.releases);

@@ -31,7 +31,7 @@ use ccl_core::collective::{Request, Signature};
 use ccl_core::ids::Rank;
 use ccl_core::settings::{CudaCache, CudaPeers, Settings};
 use ccl_kernels::cuda::gpu::{
-    self, DeviceRegion, Exchange, Gpu, Layout, Own, Protocol, Stream, Supply,
+    self, DeviceRegion, EventPool, Exchange, Gpu, Layout, Own, Protocol, Stream, Supply,
 };
 use ccl_kernels::cuda::{MOST_RANKS, Module};
 
@@ -177,6 +177,7 @@ pub(super) struct Direct {
     meeting: Mutex<Meeting>,
     /// What lets streams go that wait for ranks which do not come.
     releases: Arc<Releases>,
+    events: EventPool,
 }
 
 impl Direct {
@@ -237,8 +238,8 @@ impl Direct {
         let meeting = Mutex::new(Meeting::new(host));
         let (gpu, staging) = (Arc::clone(gpu), Arc::clone(staging));
         let members = (0..ranks as u32).map(Rank).collect();
-        let releases = Arc::default();
-        Self { gpu, staging, me, ranks, members, routes, meeting, releases }
+        let (releases, events) = (Arc::default(), EventPool::default());
+        Self { gpu, staging, me, ranks, members, routes, meeting, releases, events }
     }
 
     /// Puts a call on the stream, after all calls before, and says what the driver thread is to do; None if the call
@@ -315,9 +316,9 @@ impl Direct {
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
-        let entered = stream.mark()?;
+        let entered = self.events.mark(stream)?;
         let (protocol, party) = launch()?;
-        let ended = Arc::new(stream.mark()?);
+        let ended = Arc::new(self.events.mark(stream)?);
         issue.last = Some(Arc::clone(&ended));
         let (staging, means) = (Arc::clone(&self.staging), Means::Kernels(protocol, party));
         Ok(Watch { exchange, staging, call, means, members, entered, ended })

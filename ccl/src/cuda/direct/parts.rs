@@ -216,8 +216,8 @@ impl Cast {
             .collect()
     }
 
-    /// What this rank says and does in a turn for a piece of every block.
-    pub(super) fn roles(&self, work: &Work, piece: Stretch, turn: usize) -> Roles {
+    /// What this rank says and does in a turn for a piece of every block; in all turns if none is given.
+    pub(super) fn roles(&self, work: &Work, piece: Stretch, turn: Option<usize>) -> Roles {
         let size = work.datatype.bytes();
         let slice_of = |rank| slice(piece.pitch / size, size, self.ranks, rank);
         let cut = |rank| Some(Spot { block: 0, offset: slice_of(rank).0 * size });
@@ -236,10 +236,13 @@ impl Cast {
             Collective::Gather => (told(&own), told(&|rank| block(rank).filter(|_| is_root))),
             Collective::Scatter => (told(&|rank| block(rank).filter(|_| is_root)), told(&own)),
             // Who takes from this rank, and from whom this one does: nobody from one rank at the same time.
-            Collective::AllToAll => (
-                told(&|rank| block(rank).filter(|_| (rank + turn) % self.ranks == me)),
-                told(&|rank| block((me + turn) % self.ranks).filter(|_| rank == me)),
-            ),
+            Collective::AllToAll => match turn {
+                Some(turn) => (
+                    told(&|rank| block(rank).filter(|_| (rank + turn) % self.ranks == me)),
+                    told(&|rank| block((me + turn) % self.ranks).filter(|_| rank == me)),
+                ),
+                None => (told(&block), told(&block)),
+            },
             Collective::AllReduce
             | Collective::AllToAllV
             | Collective::Barrier
@@ -296,7 +299,7 @@ mod tests {
             let roles: Vec<Roles> = casts
                 .iter()
                 .zip(&works)
-                .map(|(cast, work)| cast.roles(work, *piece, turn))
+                .map(|(cast, work)| cast.roles(work, *piece, Some(turn)))
                 .collect();
             for (rank, role) in roles.iter().enumerate() {
                 assert!(role.bytes <= role.largest && role.largest == roles[0].largest);

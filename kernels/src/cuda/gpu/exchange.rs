@@ -104,12 +104,12 @@ pub struct Part {
     pub count: usize,
     /// Elements from the first of these to behind the last one of all pieces that follow.
     pub reach: usize,
-    /// Elements from a piece to the next one.
-    pub stride: usize,
-    /// This piece and those that follow, if all memory of this rank that others reach in them is where it tells; else 1.
+    /// Bytes from a piece to the next one.
+    pub stride_bytes: usize,
+    /// Pieces that the kernel does, all of which this rank has where it tells, and turns of each.
     pub pieces: usize,
-    /// Pushes behind this one that have nothing to do if it does all pieces.
-    pub followers: usize,
+    /// As many as ranks, if each takes from one rank after the other; else 1.
+    pub turns: usize,
     /// Elements that a rank combines at most: equal on all ranks.
     pub largest: usize,
     /// How contributions are changed.
@@ -271,12 +271,12 @@ impl Exchange {
             abort: self.abort(),
             count: part.count as u64,
             reach: part.reach as u64,
-            stride: part.stride as u64,
+            stride_bytes: part.stride_bytes as u64,
             arithmetic: part.arithmetic,
             rank: self.rank as u32,
             ranks: self.own.layout.ranks as u32,
             pieces: part.pieces as u32,
-            followers: part.followers as u32,
+            turns: part.turns as u32,
         };
         let shape = self.shape((part.largest * datatype.bytes()).div_ceil(LINE_BYTES));
         // SAFETY: as above; what the others tell is memory of theirs that this rank has mapped, for as long as

@@ -27,7 +27,7 @@ pub use memory::{Buffer, DeviceRegion, Handle, Imported, Lent, Pinned};
 pub use messages::{Ground, Messages, Quarrel};
 pub use nic::PinnedFile;
 pub use place::Place;
-pub use stream::{Event, Graph, Stream};
+pub use stream::{Event, EventPool, Graph, Stream};
 pub use supply::{Supply, compile_into};
 
 use std::collections::BTreeMap;

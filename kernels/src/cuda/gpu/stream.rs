@@ -4,12 +4,14 @@ use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, result, sys};
 
 use super::error::Error;
 use super::memory::{DeviceRegion, Pinned};
+
+const WITHOUT_TIME: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 
 /// Work that a device does in order. Streams of a device run side by side.
 #[derive(Clone, Debug)]
@@ -46,7 +48,7 @@ impl Stream {
     /// The driver refuses it.
     pub fn record(&self) -> Result<Event, Error> {
         let flags = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        self.0.record_event(flags).map(Event).map_err(Error::driver("record an event"))
+        self.0.record_event(flags).map(Event::from).map_err(Error::driver("record an event"))
     }
 
     /// Lets later work wait for the event.
@@ -55,7 +57,7 @@ impl Stream {
     ///
     /// The driver refuses it.
     pub fn wait(&self, event: &Event) -> Result<(), Error> {
-        self.0.wait(&event.0).map_err(Error::driver("wait for an event"))
+        self.0.wait(event.recorded()?).map_err(Error::driver("wait for an event"))
     }
 
     /// As [`Self::record`], for an event that tells no time.
@@ -64,8 +66,8 @@ impl Stream {
     ///
     /// The driver refuses it.
     pub fn mark(&self) -> Result<Event, Error> {
-        let flags = Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-        self.0.record_event(flags).map(Event).map_err(Error::driver("record an event"))
+        let flags = Some(WITHOUT_TIME);
+        self.0.record_event(flags).map(Event::from).map_err(Error::driver("record an event"))
     }
 
     /// Copies bytes between any memory that the driver knows: of a device, or pinned.
@@ -241,19 +243,73 @@ unsafe extern "C" fn called(argument: *mut c_void) {
     let _ = catch_unwind(AssertUnwindSafe(act));
 }
 
+/// Events that tell no time and are used again: to make and destroy one takes longer than to record it.
+#[derive(Clone, Debug, Default)]
+pub struct EventPool(Arc<Mutex<Vec<CudaEvent>>>);
+
+impl EventPool {
+    /// Events that are kept for later.
+    const MOST: usize = 64;
+
+    /// As [`Stream::mark`], of a stream of always the same device.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn mark(&self, stream: &Stream) -> Result<Event, Error> {
+        let used = self.events().pop();
+        let event = match used {
+            Some(event) => event.record(&stream.0).map(|()| event),
+            None => stream.0.record_event(Some(WITHOUT_TIME)),
+        };
+        let event = event.map_err(Error::driver("record an event"))?;
+        Ok(Event { event: Some(event), home: Some(self.clone()) })
+    }
+
+    fn events(&self) -> MutexGuard<'_, Vec<CudaEvent>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A moment in a stream.
 #[derive(Debug)]
-pub struct Event(CudaEvent);
+pub struct Event {
+    /// Something until it is dropped.
+    event: Option<CudaEvent>,
+    /// Where it goes then, if not to the driver.
+    home: Option<EventPool>,
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let (Some(event), Some(home)) = (self.event.take(), &self.home) else { return };
+        let mut kept = home.events();
+        if kept.len() < EventPool::MOST {
+            kept.push(event);
+        }
+    }
+}
+
+impl From<CudaEvent> for Event {
+    fn from(event: CudaEvent) -> Self {
+        Self { event: Some(event), home: None }
+    }
+}
 
 impl Event {
+    fn recorded(&self) -> Result<&CudaEvent, Error> {
+        self.event.as_ref().ok_or_else(|| Error::Misuse("the event was dropped".into()))
+    }
+
     /// Whether it has happened.
     ///
     /// # Errors
     ///
     /// Work before it failed.
     pub fn has_happened(&self) -> Result<bool, Error> {
-        self.0.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
-        self.0.try_is_complete().map_err(Error::driver("look at an event"))
+        let event = self.recorded()?;
+        event.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
+        event.try_is_complete().map_err(Error::driver("look at an event"))
     }
 
     /// Waits until it happens.
@@ -262,7 +318,7 @@ impl Event {
     ///
     /// Work before it failed.
     pub fn synchronise(&self) -> Result<(), Error> {
-        self.0.synchronize().map_err(Error::driver("wait for an event"))
+        self.recorded()?.synchronize().map_err(Error::driver("wait for an event"))
     }
 
     /// Seconds from this event to a later one; both have happened.
@@ -271,7 +327,8 @@ impl Event {
     ///
     /// One has not.
     pub fn seconds_until(&self, later: &Self) -> Result<f64, Error> {
-        let milliseconds = self.0.elapsed_ms(&later.0).map_err(Error::driver("compare events"))?;
+        let milliseconds = self.recorded()?.elapsed_ms(later.recorded()?);
+        let milliseconds = milliseconds.map_err(Error::driver("compare events"))?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
 }

@@ -36,8 +36,8 @@ struct CopyParameters {
 // How far a protocol has come: in the memory of this rank's GPU, so that a graph that is replayed
 // goes on counting. Zero before the first call.
 struct State {
-    u64 calls;     // that have finished; of pushes, all bits once one has given up
-    u32 flag;      // of the last call of the low-latency protocol; of pushes, how many of the next have nothing to do
+    u64 calls;     // that have finished; of pushes, their steps, and all bits once one has given up
+    u32 flag;      // of the last call of the low-latency protocol
     u32 finished;  // blocks of the call that runs
 };
 
@@ -71,11 +71,11 @@ struct PushParameters {
     const u32 *abort;                // not zero: give up
     u64 count;                       // elements that this rank combines of a piece
     u64 reach;                       // and of all pieces from this one on, with what lies between them
-    u64 stride;                      // elements from a piece to the next one
+    u64 stride_bytes;                // from a piece to the next one
     Arithmetic arithmetic;           // the scalar is that of this rank
     u32 rank, ranks;
-    u32 pieces;                      // all from this one on, if this rank has mapped them; else 1
-    u32 followers;                   // kernels that have nothing to do if all pieces are done by this one
+    u32 pieces;                      // if all that this rank has in them is mapped; else 1
+    u32 turns;                       // 1, or as many as ranks: in turn t rank r takes from rank r + t, and for itself alone
 };
 
 // What a rank tells another one of a message to it, and of the message from it.

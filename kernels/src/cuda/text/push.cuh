@@ -12,19 +12,39 @@
 // they look before. A rank that has given up says nothing any more: a peer that has not may still be in the call that
 // it has left, and would find there what is said of a later one.
 //
-// A call that is too large for staging memory is cut into pieces, with a kernel for each. Every rank whose own inputs and outputs
-// are mapped says so with the first piece. If all say it, that kernel does all pieces between its two meetings, and the kernels
-// of the others, which are launched already, have nothing to do: they count themselves, and end. If one does not, they do their pieces.
+// A call that is too large for staging memory is cut into *steps*: pieces, and turns of each. A rank whose own inputs and outputs are
+// mapped does all of them with one kernel, and says so in the first step; a rank that stages has a kernel for each. If all have said so, all
+// pieces of a turn are done between its two meetings.
 
 namespace r2ccl {
 
-// Says that this block has come to `ticket`; the first time, also where things are.
-R2CCL_FN void announce(const PushParameters &p, u32 peer, u64 ticket, bool says_where)
+// What is done between two meetings: pieces from `piece` on, in this turn.
+struct Step {
+    u32 piece, pieces, turn;
+};
+
+// In turns everybody takes from one rank, and nobody from the same.
+R2CCL_FN bool is_taken(const PushParameters &p, const Step &step, u32 peer)
+{
+    return p.turns == 1 || (peer + step.turn) % p.ranks == p.rank;
+}
+
+// Where this piece of something begins, if it is somewhere.
+R2CCL_FN u64 from_piece(const PushParameters &p, const Step &step, u64 start)
+{
+    return start ? start + step.piece * p.stride_bytes : 0;
+}
+
+// Says that this block has come to `ticket`; the first time of a step, also where things are.
+R2CCL_FN void announce(const PushParameters &p, u32 peer, u64 ticket, const Step *step)
 {
     Arrival *arrival = p.arrivals[peer] + block() * MOST_RANKS + p.rank;
-    if (says_where) {
-        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->source), p.sources[peer]);
-        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->destination), p.destinations[peer]);
+    if (step) {
+        const u64 source = is_taken(p, *step, peer) ? p.sources[peer] : 0;
+        const u64 destination = p.turns == 1 ? p.destinations[peer] : 0;
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->source), from_piece(p, *step, source));
+        store_aligned<8>(reinterpret_cast<u8 *>(&arrival->destination),
+                         from_piece(p, *step, destination));
         store_aligned<8>(reinterpret_cast<u8 *>(&arrival->scalar), p.arithmetic.scalars[p.rank]);
         store_aligned<8>(reinterpret_cast<u8 *>(&arrival->pieces), p.pieces);
     }
@@ -34,13 +54,13 @@ R2CCL_FN void announce(const PushParameters &p, u32 peer, u64 ticket, bool says_
 
 // Tells this block of all ranks that it has come to `ticket`, and waits for them. Tickets grow, and a
 // counter of 64 bits never returns. False, in all threads, if one gave up.
-R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket, bool says_where)
+R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket, const Step *step)
 {
     bool gave_up = false;
     meet_block(false);
     const u32 peer = thread();
     if (peer < p.ranks && peer != p.rank) {
-        announce(p, peer, ticket, says_where);
+        announce(p, peer, ticket, step);
         const Arrival *arrival = p.arrivals[p.rank] + block() * MOST_RANKS + peer;
         gave_up = !wait_for(&arrival->ticket, ticket, p.abort);
     }
@@ -48,7 +68,7 @@ R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket, bool says_where)
 }
 
 // What this rank combines, in order of rank, and where the result goes, after all have said it.
-R2CCL_FN Operands announced(const PushParameters &p)
+R2CCL_FN Operands announced(const PushParameters &p, const Step &step)
 {
     Operands operands;
     operands.source_count = 0;
@@ -58,7 +78,9 @@ R2CCL_FN Operands announced(const PushParameters &p)
     operands.arithmetic.reciprocal = p.arithmetic.reciprocal;
     const Arrival *row = p.arrivals[p.rank] + block() * MOST_RANKS;
     R2CCL_KEEP_LOOP for (u32 rank = 0; rank < p.ranks; rank++) {
-        u64 source = p.sources[rank], destination = p.destinations[rank];
+        const u32 place = p.turns == 1 ? rank : (rank + step.turn) % p.ranks;
+        u64 source = from_piece(p, step, is_taken(p, step, rank) ? p.sources[rank] : 0);
+        u64 destination = from_piece(p, step, p.destinations[place]);
         u64 scalar = p.arithmetic.scalars[rank];
         if (rank != p.rank) {
             source = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].source));
@@ -66,10 +88,10 @@ R2CCL_FN Operands announced(const PushParameters &p)
             scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));
         }
         if (source) {
-            const u32 place = operands.source_count++;
-            operands.sources[place] = reinterpret_cast<const u8 *>(source);
-            operands.arithmetic.scalars[place] = scalar;
-            operands.arithmetic.scaled |= (p.arithmetic.scaled >> rank & 1) << place;
+            const u32 index = operands.source_count++;
+            operands.sources[index] = reinterpret_cast<const u8 *>(source);
+            operands.arithmetic.scalars[index] = scalar;
+            operands.arithmetic.scaled |= (p.arithmetic.scaled >> rank & 1) << index;
         }
         if (destination)
             operands.destinations[operands.destination_count++] =
@@ -78,7 +100,7 @@ R2CCL_FN Operands announced(const PushParameters &p)
     return operands;
 }
 
-// How many pieces this kernel does, after all have said what they have.
+// How many pieces are done between two meetings, after all have said what they have.
 R2CCL_FN u32 agreed_pieces(const PushParameters &p)
 {
     const Arrival *row = p.arrivals[p.rank] + block() * MOST_RANKS;
@@ -90,17 +112,18 @@ R2CCL_FN u32 agreed_pieces(const PushParameters &p)
     return all ? p.pieces : 1;
 }
 
-// Combines this rank's part of so many pieces; the last ones may be shorter, or empty.
-template <class T, class Op> R2CCL_FN void reduce_pieces(const PushParameters &p, u32 pieces)
+// Combines this rank's part; the last pieces may be shorter, or empty.
+template <class T, class Op> R2CCL_FN void reduce_step(const PushParameters &p, const Step &step)
 {
-    const Operands operands = announced(p);
+    const Operands operands = announced(p, step);
     // Who has nothing to combine, or nobody to combine it for.
     if (operands.source_count == 0 || operands.destination_count == 0) return;
-    u64 first = 0;
-    R2CCL_KEEP_LOOP for (u32 piece = 0; piece < pieces && first < p.reach; piece++) {
-        const u64 rest = p.reach - first;
+    const u64 stride = p.stride_bytes / Lanes<T>::BYTES, done = step.piece * stride;
+    u64 rest = p.reach > done ? p.reach - done : 0, first = 0;
+    R2CCL_KEEP_LOOP for (u32 piece = 0; piece < step.pieces && rest > 0; piece++) {
         reduce_range<T, Op>(operands, first, rest < p.count ? rest : p.count);
-        first += p.stride;
+        first += stride;
+        rest = rest > stride ? rest - stride : 0;
     }
 }
 
@@ -109,27 +132,23 @@ constexpr u64 GIVEN_UP = ~0ull;
 
 template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
 {
-    const u64 calls = p.state->calls;
-    // Of the kernels that follow, so many have nothing to do.
-    u32 idle = p.state->flag;
+    u64 calls = p.state->calls;
     // A block of this call may give up while threads of another one look.
     bool goes_on = !meet_block(calls == GIVEN_UP);
-    if (goes_on && idle > 0) {
-        idle--;
-    } else if (goes_on) {
-        goes_on = meet_ranks(p, 2 * calls + 1, true);
-        if (goes_on) {
-            const u32 pieces = agreed_pieces(p);
-            if (pieces > 1) idle = p.followers;
-            reduce_pieces<T, Op>(p, pieces);
-            goes_on = meet_ranks(p, 2 * calls + 2, false);
-        }
+    Step step{0, 0, 0};
+    R2CCL_KEEP_LOOP while (goes_on && step.piece < p.pieces)
+    {
+        goes_on = meet_ranks(p, 2 * calls + 1, &step);
+        if (!goes_on) break;
+        if (step.pieces == 0) step.pieces = agreed_pieces(p);
+        reduce_step<T, Op>(p, step);
+        goes_on = meet_ranks(p, 2 * calls + 2, nullptr);
+        calls++;
+        step.turn = step.turn + 1 < p.turns ? step.turn + 1 : 0;
+        if (step.turn == 0) step.piece += step.pieces;
     }
     if (!goes_on && thread() == 0) p.state->calls = GIVEN_UP;
-    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) {
-        p.state->flag = idle;
-        p.state->calls = calls + 1;
-    }
+    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) p.state->calls = calls;
 }
 
 }  // namespace r2ccl
