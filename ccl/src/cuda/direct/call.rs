@@ -79,8 +79,10 @@ impl Call<'_, '_> {
         if is_there(&grounds[0], blocks.input) && is_there(&grounds[1], blocks.output) {
             let Some(first) = pieces.first() else { return Ok(()) };
             let roles = self.cast.roles(&self.work, *first, None);
-            let part = self.part(&roles, grounds, *first);
             let (pieces, turns) = (pieces.len(), self.cast.turns());
+            // In turns nobody stores at another rank.
+            let own = (turns > 1).then_some(self.cast.me);
+            let part = self.part((&roles, own), grounds, *first);
             return self.exchange.push(stream, entry, &Part { pieces, turns, ..part });
         }
         for piece in pieces {
@@ -94,7 +96,8 @@ impl Call<'_, '_> {
             }
             for turn in 0..self.cast.turns() {
                 let roles = self.cast.roles(&self.work, piece, Some(turn));
-                self.exchange.push(stream, entry, &self.part(&roles, grounds, piece))?;
+                let part = self.part((&roles, None), grounds, piece);
+                self.exchange.push(stream, entry, &part)?;
             }
             for block in 0..blocks.output {
                 if let (Ground::Staged(side), Some(output)) = (&grounds[1], self.output)
@@ -122,27 +125,35 @@ impl Call<'_, '_> {
         (bytes > 0).then(|| (buffer.part(there, bytes), staged.part(block * piece.bytes, bytes)))
     }
 
-    fn part(&self, roles: &Roles, grounds: &[Ground; 2], piece: Stretch) -> Part {
+    /// With the destinations in the addresses of one rank, if all are for that one.
+    fn part(
+        &self,
+        (roles, at): (&Roles, Option<usize>),
+        grounds: &[Ground; 2],
+        piece: Stretch,
+    ) -> Part {
         let size = self.work.datatype.bytes();
-        let told =
-            |ground: &Ground, spots: &[Option<Spot>; MOST_RANKS]| -> [Option<Told>; MOST_RANKS] {
-                std::array::from_fn(|rank| {
-                    let spot = spots[rank]?;
-                    Some(match ground {
-                        Ground::Staged(side) => {
-                            let offset = spot.block * piece.bytes + spot.offset;
-                            self.exchange.told_staging(*side, rank).at(offset)
-                        }
-                        Ground::Mapped(shown, start) => {
-                            let pitch = self.cast.form.pitch;
-                            shown.told(rank, start + spot.block * pitch + piece.start + spot.offset)
-                        }
-                    })
+        let told = |ground: &Ground,
+                    spots: &[Option<Spot>; MOST_RANKS],
+                    at: Option<usize>|
+         -> [Option<Told>; MOST_RANKS] {
+            std::array::from_fn(|place| {
+                let (spot, rank) = (spots[place]?, at.unwrap_or(place));
+                Some(match ground {
+                    Ground::Staged(side) => {
+                        let offset = spot.block * piece.bytes + spot.offset;
+                        self.exchange.told_staging(*side, rank).at(offset)
+                    }
+                    Ground::Mapped(shown, start) => {
+                        let pitch = self.cast.form.pitch;
+                        shown.told(rank, start + spot.block * pitch + piece.start + spot.offset)
+                    }
                 })
-            };
+            })
+        };
         Part {
-            sources: told(&grounds[0], &roles.sources),
-            destinations: told(&grounds[1], &roles.destinations),
+            sources: told(&grounds[0], &roles.sources, None),
+            destinations: told(&grounds[1], &roles.destinations, at),
             count: roles.bytes / size,
             reach: roles.reach / size,
             stride_bytes: piece.pitch,

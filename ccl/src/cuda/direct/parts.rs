@@ -256,8 +256,9 @@ impl Cast {
         };
         let reach = rest.saturating_sub(first);
         let bytes = piece.bytes.saturating_sub(first).min(most).min(reach);
-        let largest = if self.is_cut() { slice_of(0).1 * size } else { piece.bytes };
-        Roles { sources, destinations, bytes, largest: largest.min(piece.bytes), reach }
+        // The last piece has as many blocks as the others: some ranks do all pieces with one kernel.
+        let largest = if self.is_cut() { slice_of(0).1 * size } else { piece.pitch };
+        Roles { sources, destinations, bytes, largest, reach }
     }
 }
 

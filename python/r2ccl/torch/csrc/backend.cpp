@@ -437,7 +437,7 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
   if (place == ranks.end()) {
     return nullptr;
   }
-  const auto part = options ? options : options_->clone();
+  const auto part = options ? options : c10::make_intrusive<Options>(*options_);
   const auto own = c10::make_intrusive<c10d::PrefixStore>(
       c10::str("split/", splits_[part->group_name]++), store->clone());
   return c10::make_intrusive<R2cclBackend>(own, static_cast<int>(place - ranks.begin()),

@@ -73,9 +73,10 @@ class R2cclBackend : public c10d::Backend {
   Work gather(std::vector<Tensors>& outputs,
               Tensors& inputs,
               const c10d::GatherOptions& options) override;
+  // Without `override`: older versions of PyTorch do not have it.
   Work gather_into_tensor(at::Tensor& output,
                           at::Tensor& input,
-                          const c10d::GatherOptions& options) override;
+                          const c10d::GatherOptions& options);
   Work scatter(Tensors& outputs,
                std::vector<Tensors>& inputs,
                const c10d::ScatterOptions& options) override;

@@ -50,7 +50,8 @@ class DeviceWork : public Expiring {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;
-  std::chrono::milliseconds getTimeout() const override;
+  // Without `override`: older versions of PyTorch do not have it.
+  std::chrono::milliseconds getTimeout() const;
 
  private:
   // Whether it has ended well or badly, as far as that is known.

@@ -100,7 +100,8 @@ ccl_redop_t logical(const c10d::ReduceOp& op, const char* call) {
 }
 
 double factor_of(const c10d::ReduceOp& op) {
-  const auto* supplement = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+  // By its old name, which newer versions of PyTorch have too.
+  const auto* supplement = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK_VALUE(supplement != nullptr, "r2ccl: PREMUL_SUM without a factor");
   const auto& tensor = supplement->tensor_factor;
   return tensor.defined() ? tensor.item<double>() : supplement->double_factor;

@@ -66,7 +66,8 @@ class Operation : public Expiring {
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   uint64_t getSequencenumber() const override;
-  std::chrono::milliseconds getTimeout() const override;
+  // Without `override`: older versions of PyTorch do not have it.
+  std::chrono::milliseconds getTimeout() const;
 
  private:
   using Follower = std::function<void(const std::exception_ptr&)>;
