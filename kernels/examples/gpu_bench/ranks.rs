@@ -166,10 +166,9 @@ pub(crate) fn low_latency(gpu: &Gpu, bars: &Bars, ranks: usize, bytes: usize) ->
     let label = format!("AllReduce with low latency, {ranks} ranks, {} KiB", bytes / KIB);
     let group = Ranks::new(gpu, ranks, bytes, 2 * ranks * 2 * bytes).map_err(described)?;
     gpu.prepare(sum(Family::LowLatency).module()).map_err(described)?;
-    // As the library does it: a thread has two units of eight bytes before there is another block.
-    let units = bytes / 8;
-    let blocks = if units <= 2048 { 1 } else { units.div_ceil(1024) as u32 };
-    let shape = Shape { blocks, threads: units.clamp(32, 1024) as u32 };
+    // A thread has a unit of eight bytes, as long as there are few blocks.
+    let blocks = (bytes / 8).div_ceil(512).clamp(1, 16) as u32;
+    let shape = Shape { blocks, threads: 512 };
     let calls = bars.calls();
     let capture = |rank: usize| {
         let describe = || (0..calls).try_for_each(|_| group.low_latency(rank, shape));

@@ -151,7 +151,7 @@ impl Wire {
         is_over: &dyn Fn() -> bool,
     ) -> Result<Self, Error> {
         let (obstacle, needs_flush) = (offer.obstacle.clone(), offer.needs_flush);
-        let stream = gpu.side_stream().map_err(from_device)?;
+        let stream = gpu.stream().map_err(from_device)?;
         let ring = Arc::new(Mutex::new(offer.connect(next, is_over)?));
         let watched = Arc::downgrade(&ring);
         let _guardian = Guardian::start(move || {

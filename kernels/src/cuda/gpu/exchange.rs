@@ -23,9 +23,6 @@ const LINE_BYTES: usize = 16;
 /// Threads of a block, at least: more than there are ranks.
 const LEAST_THREADS: u32 = 32;
 const MOST_THREADS: u32 = 512;
-/// Of a kernel with low latency, and units that a thread has before there is another block: blocks have to meet, which takes as long.
-const SMALL_THREADS: u32 = 1024;
-const SMALL_UNITS: u32 = 2;
 /// Parts of a region begin at multiples of this.
 const ALIGNMENT: usize = 256;
 
@@ -143,7 +140,7 @@ impl Own {
     pub fn new(gpu: &Gpu, layout: Layout) -> Result<Self, Error> {
         assert!((2..=MOST_RANKS).contains(&layout.ranks), "{} ranks", layout.ranks);
         let region = Shared::new(gpu.allocate(layout.bytes())?);
-        let look = (gpu.pin(Looked::bytes(layout.ranks))?, gpu.side_stream()?);
+        let look = (gpu.pin(Looked::bytes(layout.ranks))?, gpu.stream()?);
         let (abort, quarrels) = (gpu.pin(size_of::<u32>())?, gpu.pin(Quarrel::BYTES)?);
         Ok(Self { layout, region, abort, quarrels, look })
     }
@@ -249,7 +246,7 @@ impl Exchange {
             rank: self.rank as u32,
             ranks: self.own.layout.ranks as u32,
         };
-        let shape = self.small_shape(bytes.div_ceil(LINE_BYTES / 2));
+        let shape = self.shape(bytes.div_ceil(LINE_BYTES / 2));
         // SAFETY: regions of all ranks are mapped as long as this lives, and freeing waits for the device;
         // whoever made the input and the output answers for them.
         unsafe { self.gpu.launch(stream, entry, shape, &parameters) }
@@ -354,15 +351,6 @@ impl Exchange {
 
     pub(super) fn quarrels(&self) -> &Pinned {
         &self.own.quarrels
-    }
-
-    /// Threads for so many units of a call with low latency.
-    fn small_shape(&self, units: usize) -> Shape {
-        let units = u32::try_from(units.max(1)).unwrap_or(u32::MAX / 2);
-        let threads = units.next_power_of_two().clamp(LEAST_THREADS, SMALL_THREADS);
-        let is_alone = units <= SMALL_UNITS * SMALL_THREADS;
-        let blocks = if is_alone { 1 } else { units.div_ceil(threads).min(self.blocks) };
-        Shape { blocks, threads }
     }
 
     /// Threads for so many pieces of work.

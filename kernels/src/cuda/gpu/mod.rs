@@ -57,7 +57,7 @@ const VECTOR_BYTES: u64 = 16;
 pub struct Shape {
     /// Blocks of the grid.
     pub blocks: u32,
-    /// Threads of each block, at most 512, or 1024 with low latency.
+    /// Threads of each block, at most 512.
     pub threads: u32,
 }
 
@@ -93,7 +93,7 @@ impl Gpu {
         let architecture = major.unsigned_abs() * 10 + minor.unsigned_abs();
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
-        let copies = Stream::aside(&context)?.0;
+        let copies = context.new_stream().map_err(Error::driver("make a stream"))?;
         Ok(Self { context, copies, device, processors, supply, functions: Mutex::default() })
     }
 
@@ -158,16 +158,6 @@ impl Gpu {
     /// The driver refuses it.
     pub fn stream(&self) -> Result<Stream, Error> {
         Stream::new(&self.context)
-    }
-
-    /// A stream beside those that wait for each other. Streams of different priorities share no queue of the device: work of this one,
-    /// which has the highest, does not stand behind what waits for it.
-    ///
-    /// # Errors
-    ///
-    /// The driver refuses it.
-    pub fn side_stream(&self) -> Result<Stream, Error> {
-        Stream::aside(&self.context)
     }
 
     /// A stream that another library has made; null is the default stream. It is not destroyed.

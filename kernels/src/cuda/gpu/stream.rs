@@ -22,15 +22,6 @@ impl Stream {
         context.new_stream().map(Self).map_err(Error::driver("make a stream"))
     }
 
-    /// With the highest priority.
-    pub(super) fn aside(context: &Arc<CudaContext>) -> Result<Self, Error> {
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
-        let range = result::stream::get_priority_range();
-        let (_, greatest) = range.map_err(Error::driver("ask for the priorities of streams"))?;
-        let stream = context.new_stream_with_priority(greatest);
-        stream.map(Self).map_err(Error::driver("make a stream"))
-    }
-
     /// A stream of somebody else.
     ///
     /// # Safety

@@ -47,47 +47,29 @@ R2CCL_FN bool receive(const u8 *line, u32 flag, const u32 *abort, u64 &unit)
     }
 }
 
-// What the threads of a call share.
-struct Mail {
-    u64 box;
-    u32 flag;
-};
-
-// This rank's unit `index`, as it takes part.
-template <class T, class Op> R2CCL_FN u64 contribution(const LowLatencyParameters &p, u64 index)
-{
-    const u64 offset = index * 8, rest = p.count * Lanes<T>::BYTES - offset;
-    const u64 unit = load_unit(p.input + offset, rest < 8 ? rest : 8);
-    return Fold<T, Op>::contribution(unit, p.rank, p.arithmetic);
-}
-
-// Sends a unit to all others.
+// Unit `index` of the call: sends this rank's, and combines those of all. False if it gave up.
 template <class T, class Op>
-R2CCL_FN void send_unit(const LowLatencyParameters &p, const Mail &mail, u64 index)
-{
-    const u64 own = contribution<T, Op>(p, index), line = index * LINE_BYTES;
-    R2CCL_KEEP_LOOP for (u32 k = 1; k < p.ranks; k++) {
-        u8 *mailbox = p.mailboxes[(p.rank + k) % p.ranks];
-        store_line(mailbox + mail.box + p.rank * p.slot_bytes + line, own, mail.flag);
-    }
-}
-
-// Combines a unit of all. False if it gave up.
-template <class T, class Op>
-R2CCL_FN bool combine_unit(const LowLatencyParameters &p, const Mail &mail, u64 index)
+R2CCL_FN bool exchange_unit(const LowLatencyParameters &p, u64 box, u32 flag, u64 index)
 {
     typedef Fold<T, Op> F;
     const u64 offset = index * 8, rest = p.count * Lanes<T>::BYTES - offset;
+    const u64 bytes = rest < 8 ? rest : 8, line = index * LINE_BYTES;
+    const u64 own = F::contribution(load_unit(p.input + offset, bytes), p.rank, p.arithmetic);
+    R2CCL_KEEP_LOOP for (u32 k = 1; k < p.ranks; k++) {
+        u8 *mailbox = p.mailboxes[(p.rank + k) % p.ranks];
+        store_line(mailbox + box + p.rank * p.slot_bytes + line, own, flag);
+    }
     F fold;
-    const u8 *mailbox = p.mailboxes[p.rank] + mail.box + index * LINE_BYTES;
+    const u8 *mailbox = p.mailboxes[p.rank] + box + line;
     R2CCL_KEEP_LOOP for (u32 rank = 0; rank < p.ranks; rank++) {
-        u64 unit;
-        if (rank == p.rank) unit = contribution<T, Op>(p, index);
-        else if (!receive(mailbox + rank * p.slot_bytes, mail.flag, p.abort, unit)) return false;
+        u64 unit = own;
+        const bool is_here =
+            rank == p.rank || receive(mailbox + rank * p.slot_bytes, flag, p.abort, unit);
+        if (!is_here) return false;
         if (rank == 0) fold.begin(unit);
         else fold.extend(unit);
     }
-    store_unit(p.output + offset, fold.end(p.arithmetic), rest < 8 ? rest : 8);
+    store_unit(p.output + offset, fold.end(p.arithmetic), bytes);
     return true;
 }
 
@@ -101,17 +83,16 @@ R2CCL_FN void empty_box(const LowLatencyParameters &p, u64 box)
 template <class T, class Op> R2CCL_FN void low_latency(const LowLatencyParameters &p)
 {
     const u64 calls = p.state->calls;
-    const Mail mail{calls % 2 * p.ranks * p.slot_bytes, next_flag(p.state->flag)};
+    const u32 flag = next_flag(p.state->flag);
+    const u64 box = calls % 2 * p.ranks * p.slot_bytes;
     const u64 units = (p.count * Lanes<T>::BYTES + 7) / 8;
     const u64 grid = static_cast<u64>(blocks()) * threads();
     const u64 self = static_cast<u64>(block()) * threads() + thread();
-    // All are on the way before the first one is waited for.
-    R2CCL_KEEP_LOOP for (u64 unit = self; unit < units; unit += grid) send_unit<T, Op>(p, mail, unit);
     R2CCL_KEEP_LOOP for (u64 unit = self; unit < units; unit += grid)
-        if (!combine_unit<T, Op>(p, mail, unit)) break;
+        if (!exchange_unit<T, Op>(p, box, flag, unit)) break;
     if (is_last_of_grid(p.state)) {
-        if (mail.flag >= LAST_FLAG - 1) empty_box(p, mail.box);
-        p.state->flag = mail.flag;
+        if (flag >= LAST_FLAG - 1) empty_box(p, box);
+        p.state->flag = flag;
         p.state->calls = calls + 1;
     }
 }

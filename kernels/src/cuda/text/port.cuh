@@ -214,8 +214,8 @@ R2CCL_BYTE_FLOATS(e5m2, "e5m2")
 }  // namespace r2ccl
 
 // A kernel with one parameter, a structure that is passed by value.
-#define R2CCL_KERNEL(NAME, THREADS, PARAMETERS, BODY)                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                          \
+#define R2CCL_KERNEL(NAME, PARAMETERS, BODY)                                                       \
+    extern "C" __global__ void __launch_bounds__(512)                                              \
         NAME(const __grid_constant__ r2ccl::PARAMETERS parameters)                                 \
     {                                                                                              \
         BODY(parameters);                                                                          \

@@ -287,7 +287,7 @@ inline u32 narrow_brains(const float *numbers)
 }  // namespace r2ccl
 
 // A kernel is a function for one thread.
-#define R2CCL_KERNEL(NAME, THREADS, PARAMETERS, BODY)                                              \
+#define R2CCL_KERNEL(NAME, PARAMETERS, BODY)                                                       \
     extern "C" void NAME(const void *parameters)                                                   \
     {                                                                                              \
         BODY(*static_cast<const r2ccl::PARAMETERS *>(parameters));                                 \
