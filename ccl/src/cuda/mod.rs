@@ -13,6 +13,7 @@ mod digest;
 mod direct;
 mod error;
 mod pieces;
+mod sentinel;
 mod staging;
 mod uneven;
 mod wire;

@@ -15,6 +15,7 @@ use ccl_kernels::cuda::gpu::{self, DeviceRegion, Event, Gpu, Pinned, Stream};
 use super::direct::overdue;
 use super::error::error as from_device;
 use super::pieces::{Piece, Stretch};
+use super::sentinel::Sentinel;
 use super::uneven::{Aside, Census};
 use crate::driver::lock;
 use crate::operation::{Operation, OperationOn};
@@ -31,6 +32,9 @@ pub(crate) struct Staging {
     slots: [Pinned; SLOTS],
     /// One word: the number of the last piece that is over.
     over: Pinned,
+    /// The numbers of the last calls to which streams have come, and that have ended on them: written by the streams.
+    seen: Pinned,
+    sentinel: Sentinel,
     failure: Mutex<Option<Error>>,
     /// For how long streams are waited for, once no further call may come.
     patience: OnceLock<Duration>,
@@ -43,6 +47,8 @@ impl Staging {
         Ok(Self {
             slots,
             over: pin(size_of::<u32>())?,
+            seen: pin(2 * size_of::<u32>())?,
+            sentinel: Sentinel::new(gpu).map_err(from_device)?,
             failure: Mutex::default(),
             patience: OnceLock::new(),
         })
@@ -69,8 +75,35 @@ impl Staging {
         lock(&self.failure).get_or_insert_with(|| error.clone());
     }
 
+    /// What is wrong with the device, as far as that is known. It never waits for the driver.
+    pub(super) fn broken(&self) -> Option<Error> {
+        self.sentinel.failure()
+    }
+
     fn part(&self, slot: usize, stretch: Stretch) -> DeviceRegion<'_> {
         self.slots[slot].region().part(stretch.offset, stretch.bytes)
+    }
+}
+
+/// A moment in the streams of a communicator that the driver thread sees without asking the driver. Its calls follow each other, whichever streams
+/// they are on, so numbers only grow.
+#[derive(Debug)]
+pub(super) struct Milestone {
+    staging: Arc<Staging>,
+    offset: usize,
+    number: u32,
+}
+
+impl Milestone {
+    /// Whether it has happened.
+    pub(super) fn has_happened(&self) -> bool {
+        let seen = self.staging.seen.word(self.offset).load(Ordering::Acquire);
+        seen.wrapping_sub(self.number) < 1 << 31
+    }
+
+    /// What is wrong with the device, as far as that is known.
+    pub(super) fn broken(&self) -> Option<Error> {
+        self.staging.broken()
     }
 }
 
@@ -106,8 +139,6 @@ impl Gate {
 pub(crate) struct Turn {
     staging: Arc<Staging>,
     gate: Arc<Gate>,
-    /// Happens when the stream has come; fails if the device does.
-    entered: Event,
     number: u32,
 }
 
@@ -116,7 +147,7 @@ impl Turn {
     pub(crate) fn begin(&self, call: &str, fault: &dyn Fn() -> Option<Error>) -> Result<(), Error> {
         let mut first_look = None;
         let hopeless = || {
-            let failed = || self.entered.has_happened().err().map(from_device);
+            let failed = || self.staging.broken();
             fault().or_else(failed).or_else(|| self.staging.is_overdue(call, &mut first_look))
         };
         // What has ended the communicator may have let the stream come here with nothing.
@@ -191,6 +222,8 @@ pub(crate) struct Issue {
     staging: Arc<Staging>,
     /// How many pieces there were.
     number: u32,
+    /// How many calls there were whose moments are seen.
+    seen: u32,
     next_slot: usize,
     /// When the result of the last piece in each slot was copied out.
     ends: [Option<Arc<Event>>; SLOTS],
@@ -202,7 +235,7 @@ pub(crate) struct Issue {
 impl Issue {
     pub(crate) fn new(staging: Arc<Staging>) -> Self {
         let (ends, aside) = ([const { None }; SLOTS], Aside::default());
-        Self { staging, number: 0, next_slot: 0, ends, last: None, aside }
+        Self { staging, number: 0, seen: 0, next_slot: 0, ends, last: None, aside }
     }
 
     /// Lets the stream fill the next slot, and gives what is left to do for the stream and the driver.
@@ -232,10 +265,26 @@ impl Issue {
         let gate = Arc::new(Gate::default());
         let opened = Arc::clone(&gate);
         stream.call(move || opened.open())?;
-        let entered = stream.mark()?;
         self.number = self.number.wrapping_add(1);
         let (staging, number) = (Arc::clone(&self.staging), self.number);
-        Ok(Turn { staging, gate, entered, number })
+        Ok(Turn { staging, gate, number })
+    }
+
+    /// The moment in which a stream comes to a call, which begins here.
+    pub(super) fn enter(&mut self, stream: &Stream) -> Result<Milestone, gpu::Error> {
+        self.seen = self.seen.wrapping_add(1);
+        self.moment(stream, 0)
+    }
+
+    /// The moment in which that call has ended on the stream.
+    pub(super) fn leave(&self, stream: &Stream) -> Result<Milestone, gpu::Error> {
+        self.moment(stream, size_of::<u32>())
+    }
+
+    fn moment(&self, stream: &Stream, offset: usize) -> Result<Milestone, gpu::Error> {
+        let (staging, number) = (Arc::clone(&self.staging), self.seen);
+        stream.write_word(&staging.seen, offset, number)?;
+        Ok(Milestone { staging, offset, number })
     }
 
     /// Lets the stream come to a call that works on memory where it is, and wait for its end. The memory stays as long,

@@ -133,12 +133,12 @@ impl Direct {
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
-        let entered = self.events.mark(stream)?;
+        let entered = issue.enter(stream)?;
         let (bytes, input, output) = (request.bytes(), *input, *output);
         let copies = Copies { exchange: &exchange, window: &window, offset, bytes, input, output };
         let enqueued = copies.enqueue(&plan, marks.own, stream);
-        let ended = Arc::new(self.events.mark(stream)?);
-        issue.last = Some(Arc::clone(&ended));
+        let ended = Arc::new(issue.leave(stream)?);
+        issue.last = Some(Arc::new(self.events.mark(stream)?));
         let place = (Arc::clone(&exchange), window);
         let hold = Hold::new(place, (number, marks), Arc::clone(&ended), &self.releases);
         // What waits already is let go with what is held.

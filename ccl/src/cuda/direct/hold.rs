@@ -11,10 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{Event, Exchange, Moment};
+use ccl_kernels::cuda::gpu::{Exchange, Moment};
 use ccl_transport::clock;
 
 use super::windows::Shared;
+use crate::cuda::staging::Milestone;
 use crate::driver::lock;
 
 /// Between two attempts to let a stream go.
@@ -33,7 +34,7 @@ struct Held {
     /// How many such calls there were, with this one.
     number: u64,
     marks: Marks,
-    ended: Arc<Event>,
+    ended: Arc<Milestone>,
     releases: Arc<Releases>,
 }
 
@@ -48,7 +49,7 @@ impl Hold {
     pub(super) fn new(
         (exchange, window): (Arc<Exchange>, Arc<Shared>),
         (number, marks): (u64, Marks),
-        ended: Arc<Event>,
+        ended: Arc<Milestone>,
         releases: &Arc<Releases>,
     ) -> Self {
         let releases = Arc::clone(releases);
@@ -79,7 +80,7 @@ impl Drop for Hold {
 impl Held {
     fn is_over(&self) -> bool {
         // On a device that has failed nothing waits.
-        self.ended.has_happened().unwrap_or(true)
+        self.ended.has_happened()
     }
 }
 

@@ -316,10 +316,11 @@ impl Direct {
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
-        let entered = self.events.mark(stream)?;
+        let entered = issue.enter(stream)?;
         let (protocol, party) = launch()?;
-        let ended = Arc::new(self.events.mark(stream)?);
-        issue.last = Some(Arc::clone(&ended));
+        let ended = Arc::new(issue.leave(stream)?);
+        // Behind the moment: that of the next call, on whichever stream, comes later.
+        issue.last = Some(Arc::new(self.events.mark(stream)?));
         let (staging, means) = (Arc::clone(&self.staging), Means::Kernels(protocol, party));
         Ok(Watch { exchange, staging, call, means, members, entered, ended })
     }

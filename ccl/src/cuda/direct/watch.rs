@@ -12,11 +12,11 @@ use ccl_transport::clock;
 use super::hold::{Absent, Hold};
 use crate::cuda::deadline::Deadline;
 use crate::cuda::error::error as from_device;
-use crate::cuda::staging::Staging;
+use crate::cuda::staging::{Milestone, Staging};
 use crate::cuda::uneven::Party;
 
-/// Looks at an event before the first pause: few, because every look keeps who makes calls from the driver.
-const LOOKS: u32 = 8;
+/// Looks before the first pause.
+const LOOKS: u32 = 64;
 const LEAST_PAUSE: Duration = Duration::from_micros(20);
 const MOST_PAUSE: Duration = Duration::from_millis(1);
 /// How long a device may take to say who has come.
@@ -41,9 +41,9 @@ pub(crate) struct Watch {
     /// The ranks of the exchange, in its order.
     pub(super) members: Arc<[Rank]>,
     /// Happens when the stream comes to the call.
-    pub(super) entered: Event,
+    pub(super) entered: Milestone,
     /// Happens when the call is over.
-    pub(super) ended: Arc<Event>,
+    pub(super) ended: Arc<Milestone>,
 }
 
 impl Watch {
@@ -74,11 +74,11 @@ impl Watch {
         let Self { means, entered, ended, .. } = self;
         let is_copied = matches!(means, Means::Copies(_));
         drop(means);
-        if is_copied && entered.has_happened().unwrap_or(false) {
+        if is_copied && entered.has_happened() {
             let is_over = patience(LOOK_TIME);
             let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
             // What went wrong is known.
-            let _left = until(&ended, silent);
+            let _left = until(&*ended, silent);
         }
     }
 
@@ -89,14 +89,14 @@ impl Watch {
         deadline: &Deadline,
     ) -> Result<(), Error> {
         // Of calls that follow each other closely, most are over when their turn comes.
-        if !self.ended.has_happened().map_err(from_device)? {
+        if !self.ended.has_happened() {
             let mut first_look = None;
             until(&self.entered, || {
                 fault().or_else(|| self.staging.is_overdue(self.call, &mut first_look))
             })?;
         }
         deadline.begin();
-        until(&self.ended, || {
+        until(&*self.ended, || {
             let quarrel = || fault().or_else(|| self.quarrel());
             quarrel().or_else(|| {
                 let late = self.late(deadline)?;
@@ -146,11 +146,7 @@ impl Watch {
 
     /// What ends a call that something else waits for: it looks without waiting.
     pub(super) fn look(&self, deadline: &Deadline) -> Option<Error> {
-        match self.entered.has_happened().map_err(from_device) {
-            Ok(true) => self.late(deadline),
-            Ok(false) => None,
-            Err(error) => Some(error),
-        }
+        if self.entered.has_happened() { self.late(deadline) } else { self.entered.broken() }
     }
 
     /// Who has not come, if it is too late.
@@ -192,11 +188,40 @@ fn patience(time: Duration) -> impl Fn() -> bool {
     move || clock::now().saturating_duration_since(begin) > time
 }
 
-/// Waits for an event, until `hopeless` returns an error or the device does.
-fn until(event: &Event, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
+/// What is waited for: seen without the driver, or, where a call has failed already, by asking it.
+trait Awaited {
+    fn has_happened(&self) -> Result<bool, Error>;
+
+    /// What the device says if it is asked now and then.
+    fn broken(&self) -> Option<Error>;
+}
+
+impl Awaited for Milestone {
+    fn has_happened(&self) -> Result<bool, Error> {
+        Ok(Self::has_happened(self))
+    }
+
+    fn broken(&self) -> Option<Error> {
+        Self::broken(self)
+    }
+}
+
+impl Awaited for Event {
+    fn has_happened(&self) -> Result<bool, Error> {
+        Self::has_happened(self).map_err(from_device)
+    }
+
+    fn broken(&self) -> Option<Error> {
+        None
+    }
+}
+
+/// Waits for a moment, until `hopeless` returns an error or the device does.
+fn until(awaited: &impl Awaited, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
     let (mut looks, mut pause) = (0, LEAST_PAUSE);
-    while !event.has_happened().map_err(from_device)? {
-        if let Some(error) = hopeless() {
+    while !awaited.has_happened()? {
+        let broken = if pause < MOST_PAUSE { None } else { awaited.broken() };
+        if let Some(error) = broken.or_else(&mut hopeless) {
             return Err(error);
         }
         if looks < LOOKS {

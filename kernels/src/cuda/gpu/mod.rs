@@ -48,8 +48,9 @@ use supply::Device;
 const OLDEST_DRIVER: i32 = 13_000;
 /// Threads of a block of loops over elements.
 const LOOP_THREADS: u32 = 512;
-/// Blocks of such a loop per processor of the device.
-const BLOCKS_PER_PROCESSOR: u32 = 4;
+/// Blocks of such a loop per processor of the device, at most: more than run at once, so that those that end are followed by others, and all
+/// processors end together.
+const BLOCKS_PER_PROCESSOR: u32 = 32;
 const VECTOR_BYTES: u64 = 16;
 
 /// How many threads run a kernel.

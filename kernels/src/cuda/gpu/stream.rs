@@ -144,6 +144,19 @@ impl Stream {
             .map_err(Error::driver("wait for a word"))
     }
 
+    /// Writes the word at `offset` when the work so far has ended. Whoever sees it sees everything that this work has written.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it, for example because the device cannot do it.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such word.
+    pub fn write_word(&self, pinned: &Pinned, offset: usize, value: u32) -> Result<(), Error> {
+        self.write_mark(pinned.region().part(offset, size_of::<u32>()), value)
+    }
+
     /// Writes a word when the work so far has ended. Whoever sees it sees everything that this work has written.
     pub(super) fn write_mark(&self, word: DeviceRegion<'_>, value: u32) -> Result<(), Error> {
         check_word(word);
@@ -248,9 +261,6 @@ unsafe extern "C" fn called(argument: *mut c_void) {
 pub struct EventPool(Arc<Mutex<Vec<CudaEvent>>>);
 
 impl EventPool {
-    /// Events that are kept for later.
-    const MOST: usize = 64;
-
     /// As [`Stream::mark`], of a stream of always the same device.
     ///
     /// # Errors
@@ -283,10 +293,7 @@ pub struct Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let (Some(event), Some(home)) = (self.event.take(), &self.home) else { return };
-        let mut kept = home.events();
-        if kept.len() < EventPool::MOST {
-            kept.push(event);
-        }
+        home.events().push(event);
     }
 }
 
