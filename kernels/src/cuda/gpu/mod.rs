@@ -48,9 +48,10 @@ use supply::Device;
 const OLDEST_DRIVER: i32 = 13_000;
 /// Threads of a block of loops over elements.
 const LOOP_THREADS: u32 = 512;
-/// Blocks of such a loop per processor of the device, at most: more than run at once, so that those that end are followed by others, and all
-/// processors end together.
-const BLOCKS_PER_PROCESSOR: u32 = 32;
+/// Blocks of a reduction per processor of the device, at most: as many as run at once.
+const REDUCING_BLOCKS: u32 = 4;
+/// Blocks of a copy, which is faster with more of them than run at once.
+const COPYING_BLOCKS: u32 = 32;
 const VECTOR_BYTES: u64 = 16;
 
 /// How many threads run a kernel.
@@ -384,7 +385,7 @@ impl Gpu {
             destination_count: destinations.len() as u32,
             unused: 0,
         };
-        let shape = self.loop_shape(source.bytes() as u64);
+        let shape = self.loop_shape(source.bytes() as u64, COPYING_BLOCKS);
         // SAFETY: whoever made the regions answers for them.
         unsafe { self.launch(stream, Entry::Copy, shape, &parameters) }
     }
@@ -447,13 +448,15 @@ impl Gpu {
         let parameters = ReduceParameters { operands, count: (bytes / datatype.bytes()) as u64 };
         let entry = Entry::Elements { family: Family::Reduce, operation, datatype };
         // SAFETY: whoever made the regions answers for them.
-        unsafe { self.launch(stream, entry, self.loop_shape(bytes as u64), &parameters) }
+        unsafe {
+            self.launch(stream, entry, self.loop_shape(bytes as u64, REDUCING_BLOCKS), &parameters)
+        }
     }
 
-    /// As many blocks as there is work for, and no more than run well together.
-    fn loop_shape(&self, bytes: u64) -> Shape {
+    /// As many blocks as there is work for, and no more for each processor.
+    fn loop_shape(&self, bytes: u64, most: u32) -> Shape {
         let per_block = VECTOR_BYTES * u64::from(LOOP_THREADS);
-        let most = u64::from(self.processors * BLOCKS_PER_PROCESSOR);
+        let most = u64::from(self.processors * most);
         let blocks = bytes.div_ceil(per_block).clamp(1, most);
         Shape { blocks: blocks as u32, threads: LOOP_THREADS }
     }

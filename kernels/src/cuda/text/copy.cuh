@@ -15,7 +15,7 @@ R2CCL_FN void copy_vectors(const CopyParameters &p, u32 first, u32 end, u64 offs
     load_vectors<COUNT>(vectors, p.source + offset, stride);
     R2CCL_KEEP_LOOP for (u32 d = first; d < end; d++)
         R2CCL_UNROLL for (u32 u = 0; u < COUNT; u++)
-            store(p.destinations[d] + offset + u * stride, vectors[u]);
+            store_once(p.destinations[d] + offset + u * stride, vectors[u]);
 }
 
 // Copies to destinations `first..end`, which lie beside each other, by so many blocks, of which this is

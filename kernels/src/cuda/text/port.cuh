@@ -77,8 +77,16 @@ R2CCL_FN Vector load_shared(const u8 *at)
     return vector;
 }
 
-// A vector that this kernel does not read again.
 R2CCL_FN void store(u8 *at, Vector vector)
+{
+    asm volatile("st.global.v2.u64 [%0], {%1, %2};"
+                 :
+                 : "l"(at), "l"(vector.units[0]), "l"(vector.units[1])
+                 : "memory");
+}
+
+// A vector that makes room for others first.
+R2CCL_FN void store_once(u8 *at, Vector vector)
 {
     asm volatile("st.global.cs.v2.u64 [%0], {%1, %2};"
                  :

@@ -135,6 +135,8 @@ inline void store(u8 *at, Vector vector)
     store_part(at + 8, &vector.units[1], 8);
 }
 
+inline void store_once(u8 *at, Vector vector) { store(at, vector); }
+
 // Half a line at a time, in either order, and another thread may come between.
 inline void store_line(u8 *at, u64 unit, u32 flag)
 {
