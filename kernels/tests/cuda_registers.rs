@@ -36,7 +36,7 @@ const MOST_THREADS: u32 = 512;
 /// Of a processor, which a block has to fit into.
 const REGISTERS: u32 = 65_536;
 /// Stored and loaded by one thread of any kernel.
-const MOST_SPILLED_BYTES: u32 = 120;
+const MOST_SPILLED_BYTES: u32 = 400;
 
 /// What one kernel needs.
 #[derive(Clone, Debug, Default)]
