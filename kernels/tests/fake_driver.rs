@@ -53,6 +53,11 @@ const MODULES: [Module; 6] = [
 
 /// Does it in a program that finds the driver, with so many devices.
 fn inside(test: &str, devices: usize, act: impl FnOnce()) {
+    inside_where(test, devices, &[], act);
+}
+
+/// As [`inside`], with settings of the driver.
+fn inside_where(test: &str, devices: usize, settings: &[(&str, &str)], act: impl FnOnce()) {
     if env::var_os(INSIDE).is_some() {
         thread::spawn(end_at_the_deadline);
         return act();
@@ -62,7 +67,9 @@ fn inside(test: &str, devices: usize, act: impl FnOnce()) {
         let missing = "CUDA devices that are interpreters: pip cannot install NVRTC";
         return REPORTED.call_once(|| skip(missing));
     };
-    let status = start(test, &kernels).env("FAKECUDA_DEVICES", devices.to_string()).status();
+    let mut command = start(test, &kernels);
+    command.env("FAKECUDA_DEVICES", devices.to_string()).envs(settings.iter().copied());
+    let status = command.status();
     assert!(status.expect("the test can be started again").success(), "{test}");
 }
 
@@ -198,6 +205,25 @@ fn graphs_are_replayed() {
         assert_eq!(words(&kept, 100), [7.0f32.to_bits(); 100]);
         let broken = stream.capture(|| stream.synchronise());
         assert!(matches!(broken, Err(Error::Driver { .. })), "a capture cannot wait");
+    });
+}
+
+#[test]
+fn what_was_written_is_there_however_late_a_driver_is() {
+    let test = "what_was_written_is_there_however_late_a_driver_is";
+    inside_where(test, 1, &[("FAKECUDA_LATE", "1")], || {
+        let gpu = gpu(0);
+        let (stream, pinned) = (gpu.stream().unwrap(), gpu.pin(64).unwrap());
+        for round in 1..20u32 {
+            let buffer = gpu.allocate(64).unwrap();
+            stream.copy(buffer.region(), pinned.region()).unwrap();
+            stream.synchronise().unwrap();
+            assert_eq!(pinned.word(0).load(Ordering::Acquire), 0, "zeros");
+            buffer.write(0, &round.to_le_bytes()).unwrap();
+            stream.copy(buffer.region(), pinned.region()).unwrap();
+            stream.synchronise().unwrap();
+            assert_eq!(pinned.word(0).load(Ordering::Acquire), round);
+        }
     });
 }
 

@@ -14,6 +14,7 @@ use crate::event::Event;
 use crate::graph::Graph;
 use crate::stream::Stream;
 use crate::work::Work;
+use crate::{bell, settings};
 
 /// The default stream under its other name.
 const LEGACY_STREAM: usize = 1;
@@ -148,6 +149,29 @@ pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
     }
     let after = others.into_iter().map(|other| (Arc::clone(&other), other.entered())).collect();
     stream.push(work, after)
+}
+
+/// Whether a thread has the driver for itself.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
+/// Waits until nobody has the driver for itself: what every call begins with.
+pub(crate) fn enter() {
+    if IS_TAKEN.load(Ordering::Acquire) {
+        bell::wait_until(|| !IS_TAKEN.load(Ordering::Acquire));
+    }
+}
+
+/// Does something that waits for the device, and for which a late driver keeps all others away.
+pub(crate) fn alone<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    if !settings::is_late() {
+        return act();
+    }
+    let (take, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+    bell::wait_until(|| IS_TAKEN.compare_exchange(false, true, take, relaxed).is_ok());
+    let done = device().and_then(finish).and_then(|()| act());
+    IS_TAKEN.store(false, Ordering::Release);
+    bell::ring();
+    done
 }
 
 /// Waits for all work of a device.

@@ -1,5 +1,6 @@
 //! What the environment says, and the clock.
 
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// How many devices there are.
@@ -8,6 +9,10 @@ pub(crate) const DEVICES: &str = "FAKECUDA_DEVICES";
 pub(crate) const SEED: &str = "FAKECUDA_SEED";
 /// Whether accesses of more than 8 bytes are torn: `1` for yes.
 pub(crate) const TORN: &str = "FAKECUDA_TORN";
+
+/// Whether what real drivers do late is done late here: `1` for yes. Copies and fills that are said to wait return before small ones from
+/// ordinary memory are done, and who loads kernels waits for the device and keeps all others from the driver meanwhile.
+const LATE: &str = "FAKECUDA_LATE";
 
 /// What is exported as a dma-buf: `0`: nothing, `sealed`: memory that processors cannot map.
 const DMABUF: &str = "FAKECUDA_DMABUF";
@@ -31,6 +36,12 @@ pub(crate) fn dmabufs() -> DmaBufs {
         Ok("sealed") => DmaBufs::Sealed,
         Ok(_) | Err(_) => DmaBufs::Open,
     }
+}
+
+/// Whether it does late what real drivers do late.
+pub(crate) fn is_late() -> bool {
+    static IS_LATE: OnceLock<bool> = OnceLock::new();
+    *IS_LATE.get_or_init(|| number(LATE) == Some(1))
 }
 
 /// A number in the environment.

@@ -16,6 +16,9 @@ const STEP: u64 = 20_000;
 /// As many while nothing does: who waits leaves the processors to those it waits for.
 const LOOK: u64 = 1_000;
 
+/// Pauses of work that is late.
+const LINGERING: usize = 50;
+
 /// Threads of the largest grid that can wait for itself.
 pub(crate) const RESIDENT_THREADS: u32 = 16 * 2048;
 
@@ -87,6 +90,8 @@ pub(crate) enum Work {
         argument: usize,
     },
     Graph(Arc<Graph>),
+    /// Nothing, for a while.
+    Linger,
 }
 
 impl Work {
@@ -113,6 +118,7 @@ impl Work {
             }
             Self::Call { function, argument } => outside::call(*function, *argument),
             Self::Graph(graph) => return graph.run(device),
+            Self::Linger => (0..LINGERING).for_each(|_| bell::pause()),
         }
         Ok(())
     }

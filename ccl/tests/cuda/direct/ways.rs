@@ -5,7 +5,7 @@ use ccl::{Communicator, DataType};
 
 use super::{SOME, STAGING_BYTES, assert_direct, member, prepared};
 use crate::calls::changing;
-use crate::ranks::{KERNELS, processes_with};
+use crate::ranks::{KERNELS, processes_where, processes_with};
 use crate::{Member, all_reduce, config, download, skip, words};
 
 #[test]
@@ -20,6 +20,27 @@ fn the_way_changes_between_calls_without_harm() {
         },
     );
 }
+/// Nothing of CUDA is asked by the thread for which streams wait: a driver that loads kernels may answer only when they have come past.
+#[test]
+fn kernels_are_loaded_while_many_calls_are_under_way() {
+    processes_where(
+        "direct::ways::kernels_are_loaded_while_many_calls_are_under_way",
+        2,
+        &[],
+        &[("FAKECUDA_LATE", "1")],
+        |rank, size, id| {
+            let member = member(rank as usize, (rank, size), &id, "1");
+            let data = member.upload(&words([1; 900]));
+            let calls = 60;
+            for _ in 0..calls {
+                member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            }
+            member.stream.synchronise().unwrap();
+            assert!(download(&data) == words([2i64.pow(calls); 900]));
+        },
+    );
+}
+
 #[test]
 fn memory_that_was_freed_is_not_told_again() {
     processes_with(

@@ -19,6 +19,9 @@ const PIN_FLAGS: c_uint = 7;
 /// Portable, mapped, input and output, read-only.
 const REGISTER_FLAGS: c_uint = 15;
 
+/// Copies of ordinary memory that are no larger are done by a driver after it has read them.
+const LATE_BYTES: usize = 64 << 10;
+
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
 const DMABUF: c_uint = 1;
 /// Of the host: what is exported are whole pages.
@@ -58,10 +61,15 @@ fn copy(to: u64, from: u64, bytes: usize, number: usize, direction: Direction) -
     if knows_target || is_capturing { Ok(()) } else { stream.finish() }
 }
 
-/// A copy that has ended when the call returns.
+/// A copy that has ended when the call returns; if it is late, all but a small one from ordinary memory to a device.
 fn copy_now(to: u64, from: u64, bytes: usize, direction: Direction) -> Result<()> {
+    let is_ordinary = direction == Direction::ToDevice && !objects().allocations.has(from, bytes);
+    let is_late = settings::is_late() && is_ordinary && bytes <= LATE_BYTES;
+    if is_late {
+        driver::push(&stream(0)?, Work::Linger)?;
+    }
     copy(to, from, bytes, 0, direction)?;
-    stream(0)?.finish()
+    if is_late { Ok(()) } else { stream(0)?.finish() }
 }
 
 fn fill(to: u64, element: u32, element_bytes: usize, count: usize, number: usize) -> Result<()> {
@@ -76,7 +84,12 @@ fn fill(to: u64, element: u32, element_bytes: usize, count: usize, number: usize
     driver::push(&stream, Work::Fill { to, element, element_bytes, count })
 }
 
+/// A fill that has ended when the call returns, but if it is late.
 fn fill_now(to: u64, element: u32, element_bytes: usize, count: usize) -> Result<()> {
+    if settings::is_late() {
+        driver::push(&stream(0)?, Work::Linger)?;
+        return fill(to, element, element_bytes, count, 0);
+    }
     fill(to, element, element_bytes, count, 0)?;
     stream(0)?.finish()
 }

@@ -17,6 +17,7 @@ macro_rules! entry_points {
         $(
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> u32 {
+                $crate::driver::enter();
                 $crate::outside::answer(|| -> $crate::codes::Result<()> { $body })
             }
         )*

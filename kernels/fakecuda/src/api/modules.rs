@@ -81,7 +81,7 @@ fn resident_blocks(function: &Function, threads: c_int, shared: usize) -> Result
 
 entry_points! {
     fn cuModuleLoadData(module: Out<usize>, image: In<c_char>) {
-        module.put(load_image(image)?)
+        module.put(driver::alone(|| load_image(image))?)
     }
 
     fn cuModuleLoadDataEx(
@@ -92,7 +92,7 @@ entry_points! {
         values: usize,
     ) {
         let _ = (count, options, values);
-        module.put(load_image(image)?)
+        module.put(driver::alone(|| load_image(image))?)
     }
 
     fn cuModuleLoad(module: Out<usize>, name: In<c_char>) {
