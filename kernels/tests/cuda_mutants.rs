@@ -131,7 +131,7 @@ const PROTOCOLS: [Mutant; 43] = [
     ("an output that is not told", "p.turns == 1 ? p.destinations[peer]", "p.turns == 1 ? p.destinations[p.rank]", PUSH),
     ("the scalar of another rank", "            scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));\n", "", Told),
     ("a scalar that is not told", "p.arithmetic.scalars[p.rank]);", "p.arithmetic.scalars[peer]);", Told),
-    ("who is scaled changes with who is there", "p.arithmetic.scaled >> rank & 1", "p.arithmetic.scaled >> index & 1", Told),
+    ("who is scaled changes with who is there", "p.arithmetic.scaled >> rank & 1", "p.arithmetic.scaled >> slot & 1", Told),
     ("where things are is said once", "    if (step) {", "    if (step && ticket == 1) {", Told),
     ("all pieces are done though one rank has not said so", "all = all && (rank == p.rank || load_aligned<8>(said) == p.pieces);", "", Pieces),
     ("pieces are done twice", "step.piece += step.pieces;", "step.piece++;", Pieces),

@@ -88,10 +88,10 @@ R2CCL_FN Operands announced(const PushParameters &p, const Step &step)
             scalar = load_aligned<8>(reinterpret_cast<const u8 *>(&row[rank].scalar));
         }
         if (source) {
-            const u32 index = operands.source_count++;
-            operands.sources[index] = reinterpret_cast<const u8 *>(source);
-            operands.arithmetic.scalars[index] = scalar;
-            operands.arithmetic.scaled |= (p.arithmetic.scaled >> rank & 1) << index;
+            const u32 slot = operands.source_count++;
+            operands.sources[slot] = reinterpret_cast<const u8 *>(source);
+            operands.arithmetic.scalars[slot] = scalar;
+            operands.arithmetic.scaled |= (p.arithmetic.scaled >> rank & 1) << slot;
         }
         if (destination)
             operands.destinations[operands.destination_count++] =
