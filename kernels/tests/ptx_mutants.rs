@@ -62,7 +62,7 @@ const MUTANTS: [Mutant; 22] = [
     ("half of a vector is stored twice",
      "st.global.v2.u64", "st.global.v2.u64 [$1], {$2, $2};", Reduces(Int32)),
     ("a vector goes to the next place",
-     "st.global.v2.u64", "st.global.v2.u64 [$1+16], {$2, $3};", Copies),
+     "st.global.cs.v2.u64", "st.global.cs.v2.u64 [$1+16], {$2, $3};", Copies),
     ("bytes at the ends are left out",
      "st.global.u8", "", Copies),
     ("bytes at the ends are written as two",
