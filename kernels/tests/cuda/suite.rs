@@ -49,6 +49,20 @@ fn draw(
     }
 }
 
+/// A scene for every seed and number of ranks.
+fn all_scenes(
+    machine: &dyn Machine,
+    seeds: std::ops::Range<u64>,
+    scene: impl Fn(usize, u64) -> Scene,
+) -> Result<usize, String> {
+    let mut scenes = 0;
+    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
+        all_reduce(machine, &scene(ranks, seed))?;
+        scenes += 1;
+    }
+    Ok(scenes)
+}
+
 /// One scene per number of ranks for this kernel.
 pub(crate) fn all_reduces(
     machine: &dyn Machine,
@@ -57,12 +71,12 @@ pub(crate) fn all_reduces(
     operation: Operation,
     seeds: std::ops::Range<u64>,
 ) -> Result<usize, String> {
-    let mut scenes = 0;
-    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
-        all_reduce(machine, &draw(family, datatype, operation, ranks, seed))?;
-        scenes += 1;
-    }
-    Ok(scenes)
+    all_scenes(machine, seeds, |ranks, seed| draw(family, datatype, operation, ranks, seed))
+}
+
+/// A push of which every part is told: whose inputs, whose outputs, and by what each is multiplied.
+fn push(ranks: usize, seed: u64) -> Scene {
+    draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed)
 }
 
 /// Pushes that take the inputs of some ranks, and store in the outputs of some.
@@ -70,13 +84,8 @@ pub(crate) fn pushes_of_some(
     machine: &dyn Machine,
     seeds: std::ops::Range<u64>,
 ) -> Result<usize, String> {
-    let mut scenes = 0;
-    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
-        let drawn = draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed);
-        all_reduce(machine, &Scene { of_some: true, ..drawn })?;
-        scenes += 1;
-    }
-    Ok(scenes)
+    let scene = |ranks, seed| Scene { of_some: true, ..push(ranks, seed) };
+    all_scenes(machine, seeds, scene)
 }
 
 /// Pushes in pieces, of which all ranks have mapped their buffers in some calls, and some ranks in others.
@@ -84,13 +93,9 @@ pub(crate) fn pushes_in_pieces(
     machine: &dyn Machine,
     seeds: std::ops::Range<u64>,
 ) -> Result<usize, String> {
-    let mut scenes = 0;
-    for (seed, ranks) in seeds.flat_map(|seed| (2..=8).map(move |ranks| (seed, ranks))) {
-        let drawn = draw(Family::Push, DataType::Int64, Operation::Scaled, ranks, seed);
-        all_reduce(machine, &Scene { of_some: seed % 2 == 0, in_pieces: true, ..drawn })?;
-        scenes += 1;
-    }
-    Ok(scenes)
+    let scene =
+        |ranks, seed| Scene { of_some: seed % 2 == 0, in_pieces: true, ..push(ranks, seed) };
+    all_scenes(machine, seeds, scene)
 }
 
 /// Small calls up to the last flag, then one that reads lines of long ago.

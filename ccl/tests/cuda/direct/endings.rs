@@ -1,6 +1,10 @@
 //! What ends calls that kernels do.
 
+use std::sync::atomic::Ordering;
+
+use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
+use ccl_kernels::cuda::{Arithmetic, Operation};
 
 use super::{member, prepared, request};
 use crate::calls::{without_rank_one, without_the_last};
@@ -24,6 +28,39 @@ fn a_rank_that_dies_is_named_with_low_latency() {
 #[test]
 fn a_rank_that_dies_is_named_in_a_push() {
     a_rank_dies("direct::endings::a_rank_that_dies_is_named_in_a_push", 2000);
+}
+
+/// A kernel of the program reaches for memory of another device, before a call that is on the stream already.
+fn a_device_fails(test: &str, call: impl Fn(&Buffer) -> cuda::Operation<'_> + Copy) {
+    processes_with(test, 2, &[], |rank, size, id| {
+        let member = member(rank as usize, (rank, size), &id, "1");
+        let data = member.upload(&words(vec![1; 2000]));
+        let member = prepared(member, &[DataType::Int64], &[data.region()]);
+        let (gpu, word) = (member.gpu(), member.gpu().pin(4).unwrap());
+        member.stream.wait_for_word(&word, 0, 1).unwrap();
+        let elsewhere = cuda::open(0).unwrap().allocate(64).unwrap();
+        if rank == 1 {
+            let (sum, own) = ((Operation::Sum, DataType::Int64), data.region().part(0, 64));
+            let sources = [elsewhere.region(), own];
+            gpu.reduce(&member.stream, sum, Arithmetic::default(), &sources, &[own]).unwrap();
+        }
+        member.cuda.enqueue(call(&data), &member.stream).unwrap();
+        word.word(0).store(1, Ordering::Release);
+        let error = member.cuda.wait().unwrap_err().to_string();
+        let expected = if rank == 1 { "CUDA_ERROR_ILLEGAL_ADDRESS" } else { "rank 1" };
+        assert!(error.contains(expected), "{error}");
+    });
+}
+
+#[test]
+fn a_device_that_fails_ends_a_call_of_kernels() {
+    a_device_fails("direct::endings::a_device_that_fails_ends_a_call_of_kernels", all_reduce);
+}
+
+#[test]
+fn a_device_that_fails_ends_a_call_through_the_host() {
+    const TEST: &str = "direct::endings::a_device_that_fails_ends_a_call_through_the_host";
+    a_device_fails(TEST, |_| OperationOn::Barrier);
 }
 
 #[test]
