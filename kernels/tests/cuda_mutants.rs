@@ -105,23 +105,26 @@ const NUMBERS: [Mutant; 22] = [
 ];
 
 #[rustfmt::skip]
-const PROTOCOLS: [Mutant; 43] = [
+const PROTOCOLS: [Mutant; 46] = [
     ("one flag is looked at", "first == flag && second == flag", "first == flag", LOW_LATENCY),
     ("no flag is looked at", "first == flag && second == flag", "true", LOW_LATENCY),
     ("one box", "calls % 2 * p.ranks * p.slot_bytes", "0", LOW_LATENCY),
     ("the flag of an empty line", "flag == LAST_FLAG ? 1 : flag + 1", "flag + 1", Flags),
     ("boxes are never emptied", "if (flag >= LAST_FLAG - 1) empty_box(p, box);", "", Flags),
     ("one box is never emptied", "flag >= LAST_FLAG - 1", "flag >= LAST_FLAG", Flags),
-    ("half a box is emptied", "at < p.ranks * p.slot_bytes", "at < p.slot_bytes", Flags),
-    ("every block counts the call", "if (count_up(&state->finished) != blocks() - 1) return false;", "count_up(&state->finished);", LOW_LATENCY),
-    ("finished blocks are not forgotten", "state->finished = 0;", "", LOW_LATENCY),
-    ("a call ends before its threads", "meet_block(false);\n    if (thread() != 0) return false;", "if (thread() != 0) return false;", LOW_LATENCY),
+    ("half a box is emptied", "line < p.ranks * units", "line < units", Flags),
+    ("the lines of all blocks are emptied", "line % units / p.most_threads % p.most_blocks == block()", "true", Flags),
+    ("the first block empties its lines only", "line % units / p.most_threads % p.most_blocks == block()", "line % units / p.most_threads % p.most_blocks == 0", Flags),
+    ("lines far behind are not emptied", "line % units / p.most_threads % p.most_blocks == block()", "line % units / p.most_threads == block()", Flags),
+    ("all blocks have one count", "    State *const state = p.state + block();\n    const u64 calls = state->calls;", "    State *const state = p.state;\n    const u64 calls = state->calls;", LOW_LATENCY),
+    ("all blocks of a push have one count", "    State *const state = p.state + block();\n    u64 calls = state->calls;", "    State *const state = p.state;\n    u64 calls = state->calls;", PUSH),
+    ("a call ends before its threads", "meet_block(false);\n    if (thread() != 0) return;", "if (thread() != 0) return;", LOW_LATENCY),
     ("the last unit is taken for whole", "bytes = rest < 8 ? rest : 8,", "bytes = 8,", LOW_LATENCY),
     ("a peer gets nothing", "k < p.ranks; k++) {\n        u8 *mailbox", "k + 1 < p.ranks; k++) {\n        u8 *mailbox", LOW_LATENCY),
     ("the abort word is not looked at", "load_volatile(abort) != 0) return false;", "false) return false;", GivingUp),
     ("inputs are not waited for", "goes_on = meet_ranks(p, 2 * calls + 1, &step);", "", PUSH),
     ("outputs are not waited for", "goes_on = meet_ranks(p, 2 * calls + 2, nullptr);", "", PUSH),
-    ("who has given up says something of the next call", "p.state->calls = GIVEN_UP;", "", GivingUp),
+    ("who has given up says something of the next call", "goes_on ? calls : GIVEN_UP", "calls", GivingUp),
     ("both meetings have one ticket", "2 * calls + 2", "2 * calls + 1", PUSH),
     ("one peer is not waited for", "peer < p.ranks &&", "peer + 1 < p.ranks &&", PUSH),
     ("a block arrives before its threads", "meet_block(false);\n    const u32 peer", "const u32 peer", PUSH),
@@ -149,7 +152,7 @@ const PROTOCOLS: [Mutant; 43] = [
     ("a tile is seen as it was, though it is waited for", "load_acquire(counter)", "load_volatile(reinterpret_cast<const u32 *>(counter))", Relays),
     ("a tile overtakes its data", "fence_system();\n            if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_release(p.outgoing.tail, tile + 1);",
      "if (p.incoming.slots) store_release(p.incoming.head, tile + 1);\n            if (p.outgoing.slots) store_aligned<8>(reinterpret_cast<u8 *>(p.outgoing.tail), tile + 1);", Relays),
-    ("the counter of calls is behind", "p.state->flag = flag;\n        p.state->calls = calls + 1;", "p.state->flag = flag;\n        if (block() == 0) p.state->calls = calls + 1;", LOW_LATENCY),
+    ("the counter of calls is behind", "state->flag = flag;\n    state->calls = calls + 1;", "state->flag = flag;\n    if (block() == 0) state->calls = calls + 1;", LOW_LATENCY),
     ("a tile is announced before it is there", "meet_block(false);\n        if (thread() == 0) {\n            fence_system();", "if (thread() == 0) {\n            fence_system();", Relays),
 ];
 

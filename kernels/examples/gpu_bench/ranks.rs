@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ccl_core::datatype::DataType;
 use ccl_kernels::cuda::gpu::{Buffer, Error, Event, Gpu, Graph, Pinned, Shape, Stream};
 use ccl_kernels::cuda::{
-    ARRIVAL_BYTES, Arithmetic, Entry, Family, LowLatencyParameters, MOST_BLOCKS, MOST_RANKS,
-    Operation, PushParameters, State, slice,
+    ARRIVAL_BYTES, Arithmetic, Entry, Family, LOW_LATENCY_THREADS, LowLatencyParameters,
+    MOST_BLOCKS, MOST_RANKS, Operation, PushParameters, State, slice,
 };
 
 use crate::bars::{Bar, Bars};
@@ -46,7 +46,7 @@ impl<'a> Ranks<'a> {
             input.write(0, &(rank as f32 + 1.0).to_le_bytes().repeat(bytes / 4))?;
         }
         let (outputs, meetings) = (buffers(bytes)?, buffers(meeting_bytes)?);
-        let states = buffers(size_of::<State>())?;
+        let states = buffers(MOST_BLOCKS * size_of::<State>())?;
         let (abort, gate) = (gpu.pin(4)?, Gate::new(gpu)?);
         let count = bytes / 4;
         Ok(Self { gpu, streams, inputs, outputs, meetings, states, abort, gate, count })
@@ -56,7 +56,7 @@ impl<'a> Ranks<'a> {
         std::array::from_fn(|k| buffers.get(k).map_or(0, |buffer| buffer.region().address()))
     }
 
-    fn low_latency(&self, rank: usize, shape: Shape) -> Result<(), Error> {
+    fn low_latency(&self, rank: usize, most_threads: u32) -> Result<(), Error> {
         let parameters = LowLatencyParameters {
             input: self.inputs[rank].region().address(),
             output: self.outputs[rank].region().address(),
@@ -68,8 +68,12 @@ impl<'a> Ranks<'a> {
             arithmetic: Arithmetic::default(),
             rank: rank as u32,
             ranks: self.streams.len() as u32,
+            most_blocks: 16,
+            most_threads,
         };
         let entry = sum(Family::LowLatency);
+        let (blocks, threads) = parameters.shape(DataType::Float32);
+        let shape = Shape { blocks, threads };
         // SAFETY: the memory outlives the calls, which `run` waits for.
         unsafe { self.gpu.launch(&self.streams[rank], entry, shape, &parameters) }
     }
@@ -161,17 +165,29 @@ fn sum(family: Family) -> Entry {
     Entry::Elements { family, operation: Operation::Sum, datatype: DataType::Float32 }
 }
 
-/// AllReduce of small messages: every rank is a graph of many calls.
+/// AllReduce of small messages: every rank is a graph of many calls. Other sizes of blocks than those of the library are
+/// there to be compared.
 pub(crate) fn low_latency(gpu: &Gpu, bars: &Bars, ranks: usize, bytes: usize) -> Outcome<()> {
-    let label = format!("AllReduce with low latency, {ranks} ranks, {} KiB", bytes / KIB);
+    [LOW_LATENCY_THREADS, 256, 512]
+        .into_iter()
+        .try_for_each(|threads| low_latency_in_blocks(gpu, bars, (ranks, bytes), threads))
+}
+
+fn low_latency_in_blocks(
+    gpu: &Gpu,
+    bars: &Bars,
+    (ranks, bytes): (usize, usize),
+    most_threads: u32,
+) -> Outcome<()> {
+    let label = format!(
+        "AllReduce with low latency, {ranks} ranks, {} KiB, {most_threads} threads a block",
+        bytes / KIB
+    );
     let group = Ranks::new(gpu, ranks, bytes, 2 * ranks * 2 * bytes).map_err(described)?;
     gpu.prepare(sum(Family::LowLatency).module()).map_err(described)?;
-    // A thread has a unit of eight bytes, as long as there are few blocks.
-    let blocks = (bytes / 8).div_ceil(512).clamp(1, 16) as u32;
-    let shape = Shape { blocks, threads: 512 };
     let calls = bars.calls();
     let capture = |rank: usize| {
-        let describe = || (0..calls).try_for_each(|_| group.low_latency(rank, shape));
+        let describe = || (0..calls).try_for_each(|_| group.low_latency(rank, most_threads));
         group.streams[rank].capture(describe)
     };
     let graphs: Vec<Graph> =
@@ -179,6 +195,7 @@ pub(crate) fn low_latency(gpu: &Gpu, bars: &Bars, ranks: usize, bytes: usize) ->
     let microseconds = group.seconds(|rank| graphs[rank].launch())? / calls as f64 * 1e6;
     group.check(&label)?;
     let bar = match ranks {
+        _ if most_threads != LOW_LATENCY_THREADS => None,
         2 if bytes <= 16 * KIB => Some(Bar::AtMost(3.0)),
         8 if bytes <= 16 * KIB => Some(Bar::AtMost(5.0)),
         _ => None,

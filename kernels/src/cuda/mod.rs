@@ -10,8 +10,8 @@ mod parameters;
 mod text;
 
 pub use parameters::{
-    ARRIVAL_BYTES, Arithmetic, CopyParameters, LETTER_BYTES, LowLatencyParameters, MOST_BLOCKS,
-    MOST_RANKS, Operands, Parameters, PullParameters, PushParameters, QUARREL_NUMBERS,
-    ReduceParameters, RelayParameters, Ring, State, slice,
+    ARRIVAL_BYTES, Arithmetic, CopyParameters, LETTER_BYTES, LOW_LATENCY_THREADS,
+    LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, Operands, Parameters, PullParameters,
+    PushParameters, QUARREL_NUMBERS, ReduceParameters, RelayParameters, Ring, State, slice,
 };
 pub use text::{Entry, Family, Module, Operation};

@@ -2,6 +2,8 @@
 //!
 //! Addresses are those of the device, as numbers: only a launch can say whether they are valid.
 
+use ccl_core::datatype::DataType;
+
 /// Sources or destinations of a kernel, and ranks of a protocol, at most.
 pub const MOST_RANKS: usize = 8;
 
@@ -91,7 +93,7 @@ pub struct CopyParameters {
     pub unused: u32,
 }
 
-/// How far a protocol has come, in the memory of the rank's device. Zero before the first call.
+/// How far a block has come with a protocol, in the memory of the rank's device. Zero before the first call.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct State {
@@ -99,8 +101,8 @@ pub struct State {
     pub calls: u64,
     /// Flag of the last call of the low-latency protocol.
     pub flag: u32,
-    /// Blocks of the call that runs.
-    pub finished: u32,
+    /// Nothing.
+    pub unused: u32,
 }
 
 /// Of [`Family::LowLatency`](super::Family::LowLatency).
@@ -113,7 +115,7 @@ pub struct LowLatencyParameters {
     pub output: u64,
     /// Of all ranks: two boxes of `ranks` slots. Zero before the first call.
     pub mailboxes: [u64; MOST_RANKS],
-    /// Address of this rank's [`State`].
+    /// Address of this rank's [`State`]s, one for each of `most_blocks`.
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
@@ -127,7 +129,27 @@ pub struct LowLatencyParameters {
     pub rank: u32,
     /// All ranks, from 2 to [`MOST_RANKS`].
     pub ranks: u32,
+    /// Blocks of the largest call. Equal on all ranks in all calls, as the next.
+    pub most_blocks: u32,
+    /// Threads of a block, which has as many if there are others.
+    pub most_threads: u32,
 }
+
+impl LowLatencyParameters {
+    /// Blocks and threads for elements of this type: a thread for every unit of eight bytes, as far as there may be so many.
+    #[must_use]
+    pub fn shape(&self, datatype: DataType) -> (u32, u32) {
+        const LEAST_THREADS: u64 = 32;
+        let units = (self.count * datatype.bytes() as u64).div_ceil(8);
+        let most = u64::from(self.most_threads);
+        let threads = units.next_power_of_two().clamp(LEAST_THREADS.min(most), most);
+        let blocks = units.div_ceil(threads).clamp(1, u64::from(self.most_blocks));
+        (blocks as u32, threads as u32)
+    }
+}
+
+/// Threads of a block of a call with low latency, at most: few, so that what they look at comes to them at once.
+pub const LOW_LATENCY_THREADS: u32 = 128;
 
 /// Bytes of what a rank tells another one when it comes, for each block.
 pub const ARRIVAL_BYTES: usize = 64;
@@ -144,7 +166,7 @@ pub struct PushParameters {
     /// Of all ranks: [`MOST_BLOCKS`] rows of [`MOST_RANKS`] places of [`ARRIVAL_BYTES`]. Zero before the
     /// first call.
     pub arrivals: [u64; MOST_RANKS],
-    /// Address of this rank's [`State`].
+    /// Address of this rank's [`State`]s, one per block.
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
@@ -197,7 +219,7 @@ pub struct PullParameters {
     pub letters: [u64; MOST_RANKS],
     /// Address of [`QUARREL_NUMBERS`] 64-bit numbers for each rank. Zero before the first call.
     pub quarrels: u64,
-    /// Address of this rank's [`State`].
+    /// Address of this rank's [`State`]s, one per block.
     pub state: u64,
     /// Address of a 32-bit word: not zero means give up.
     pub abort: u64,
@@ -288,7 +310,7 @@ parameters! {
     ReduceParameters: 8 * 16 + 8 + 80 + 8;
     CopyParameters: 8 * 9 + 16;
     State: 16;
-    LowLatencyParameters: 8 * 10 + 8 * 4 + 80 + 8;
+    LowLatencyParameters: 8 * 10 + 8 * 4 + 80 + 16;
     PushParameters: 8 * 24 + 8 * 5 + 80 + 16;
     PullParameters: 8 * 56 + 8 * 5 + 16;
     RelayParameters: 8 * 13 + 80;

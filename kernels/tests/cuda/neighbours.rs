@@ -117,7 +117,7 @@ impl<'a> Rank<'a> {
         (own, other, seen): (Vec<Buffer>, Vec<Imported>, [u64; 2]),
     ) -> Result<Self, Error> {
         gpu.prepare(Module::Elements(DataType::Float32))?;
-        let state = || gpu.allocate(size_of::<State>());
+        let state = || gpu.allocate(SHAPE.blocks as usize * size_of::<State>());
         let (stream, states, abort) = (gpu.stream()?, [state()?, state()?], gpu.pin(4)?);
         Ok(Self { gpu, rank, stream, own, other, seen, states, abort })
     }
@@ -144,6 +144,8 @@ impl<'a> Rank<'a> {
             arithmetic: Arithmetic::default(),
             rank: self.rank as u32,
             ranks: RANKS as u32,
+            most_blocks: SHAPE.blocks,
+            most_threads: SHAPE.threads,
         };
         // SAFETY: both processes keep the memory until both are through.
         unsafe { self.gpu.launch(&self.stream, sum(Family::LowLatency), SHAPE, &parameters) }

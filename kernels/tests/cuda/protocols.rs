@@ -22,7 +22,7 @@ pub(crate) struct Scene {
     pub(crate) datatype: DataType,
     pub(crate) operation: Operation,
     pub(crate) ranks: usize,
-    /// Blocks and threads of every rank.
+    /// Blocks and threads of every rank, at most.
     pub(crate) shape: (u32, u32),
     /// Elements of each call.
     pub(crate) counts: Vec<usize>,
@@ -115,11 +115,12 @@ impl Stage {
             Family::Reduce | Family::Relay => unreachable!("no AllReduce"),
         };
         let meetings = (0..scene.ranks).map(|_| machine.allocate(meeting_bytes)).collect();
-        let states = (0..scene.ranks).map(|_| machine.allocate(size_of::<State>())).collect();
+        let state_bytes = scene.state.bytes().repeat(scene.shape.0 as usize);
+        let states = (0..scene.ranks).map(|_| machine.allocate(state_bytes.len())).collect();
         let abort = machine.allocate(4);
         let arithmetic = arithmetic(random, scene.datatype);
         let stage = Self { inputs, outputs, meetings, states, abort, arithmetic };
-        stage.states.iter().for_each(|&state| machine.write(state, scene.state.bytes()));
+        stage.states.iter().for_each(|&states| machine.write(states, &state_bytes));
         if scene.is_stale {
             stage.fill_boxes(machine, scene);
         }
@@ -179,16 +180,19 @@ impl Stage {
         }
     }
 
-    /// What the others have said to rank 0: their tickets; nothing where messages have low latency.
-    fn arrivals_at_rank_zero(&self, machine: &dyn Machine, scene: &Scene) -> Vec<u64> {
+    /// What the others have said to rank 0, to each of its blocks: who, the ticket, and where the first source is; nothing where
+    /// messages have low latency.
+    fn said_to_rank_zero(&self, machine: &dyn Machine, scene: &Scene) -> Vec<(usize, u64, u64)> {
         if scene.family != Family::Push {
             return Vec::new();
         }
-        let ticket = |place: usize| {
-            let bytes = machine.read(self.meetings[0] + (place * ARRIVAL_BYTES) as u64, 8);
+        let number = |place: usize, at: usize| {
+            let offset = place * ARRIVAL_BYTES + at * size_of::<u64>();
+            let bytes = machine.read(self.meetings[0] + offset as u64, size_of::<u64>());
             u64::from_le_bytes(bytes.try_into().unwrap_or_default())
         };
-        (0..scene.shape.0 as usize * MOST_RANKS).map(ticket).collect()
+        let places = 0..scene.shape.0 as usize * MOST_RANKS;
+        places.map(|place| (place % MOST_RANKS, number(place, 0), number(place, 1))).collect()
     }
 
     /// The piece that begins at `start`, if there are pieces.
@@ -203,7 +207,10 @@ impl Stage {
         let (stream, count) = (rank as u32, piece.0.count as u64);
         if scene.family == Family::Push {
             let parameters = self.push_parameters(scene, piece, rank, roles);
-            return Launch::new(stream, scene.entry(), scene.shape, &parameters);
+            // Calls have more blocks and fewer, the same on all ranks.
+            let (blocks, threads) = scene.shape;
+            let shape = (1 + piece.0.count as u32 % blocks, threads);
+            return Launch::new(stream, scene.entry(), shape, &parameters);
         }
         let parameters = LowLatencyParameters {
             input: self.inputs[rank],
@@ -216,8 +223,11 @@ impl Stage {
             arithmetic: self.arithmetic,
             rank: rank as u32,
             ranks: scene.ranks as u32,
+            most_blocks: scene.shape.0,
+            most_threads: scene.shape.1,
         };
-        Launch::new(stream, scene.entry(), scene.shape, &parameters)
+        let shape = parameters.shape(scene.datatype);
+        Launch::new(stream, scene.entry(), shape, &parameters)
     }
 }
 
@@ -365,15 +375,19 @@ pub(crate) fn gives_up(machine: &dyn Machine, scene: &Scene) -> Result<(), Strin
     // Whoever waits in the first call looks at the abort word there.
     let calls = if scene.family == Family::Push { 2 } else { 1 };
     let cut = Cut::draw(scene, 0, &mut random);
+    // Each begins one element behind the one before.
     let launches: Vec<Launch> = (0..calls)
-        .flat_map(|_| {
-            (1..scene.ranks).map(|rank| stage.launch(scene, (cut, 0, true), rank, &roles))
-        })
+        .flat_map(|call| (1..scene.ranks).map(move |rank| (call, rank)))
+        .map(|(call, rank)| stage.launch(scene, (cut, call, true), rank, &roles))
         .collect();
     let are_silent = || {
-        let first = 2 * scene.state.calls + 1;
-        let said = stage.arrivals_at_rank_zero(machine, scene);
-        said.iter().all(|ticket| *ticket <= first).then_some(()).ok_or("a rank goes on")
+        let ticket = 2 * scene.state.calls + 1;
+        let is_first = |(rank, said, source): &(usize, u64, u64)| {
+            let told = || stage.push_parameters(scene, (cut, 0, true), *rank, &roles).sources[0];
+            (*said, *source) == (0, 0) || (*said, *source) == (ticket, told())
+        };
+        let said = stage.said_to_rank_zero(machine, scene);
+        said.iter().all(is_first).then_some(()).ok_or("a rank goes on")
     };
     let outcome = end_when_told(machine, &launches, (stage.abort, &are_silent), scene.seed);
     outcome.map_err(|wrong| format!("{wrong}: {scene:?}"))

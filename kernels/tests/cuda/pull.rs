@@ -82,13 +82,14 @@ impl Stage {
             outputs: anywhere(all(buffer_bytes)),
             staging: all(scene.ranks * scene.staging_bytes as usize),
             letters: all(MOST_BLOCKS * MOST_RANKS * LETTER_BYTES),
-            states: all(size_of::<State>()),
+            states: all(MOST_BLOCKS * size_of::<State>()),
             quarrels: all(MOST_RANKS * QUARREL_BYTES),
             abort: machine.allocate(4),
         };
         // Beyond what 32 bits count.
         let state = State { calls: (1 << 32) - 2, ..State::default() };
-        stage.states.iter().for_each(|&address| machine.write(address, state.bytes()));
+        let states = state.bytes().repeat(MOST_BLOCKS);
+        stage.states.iter().for_each(|&address| machine.write(address, &states));
         stage
     }
 

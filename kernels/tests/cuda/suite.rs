@@ -27,7 +27,7 @@ fn draw(
     let state = match (family, near_end) {
         (Family::LowLatency, true) => {
             let flag = LAST_FLAG - random.below(4) as u32;
-            State { calls: random.next() >> 8, flag, finished: 0 }
+            State { calls: random.next() >> 8, flag, unused: 0 }
         }
         (_, true) => State { calls: (1 << 31) - 2, ..State::default() },
         (_, false) => State::default(),
@@ -101,11 +101,11 @@ pub(crate) fn pushes_in_pieces(
 /// Small calls up to the last flag, then one that reads lines of long ago.
 pub(crate) fn flags_return(machine: &dyn Machine, seeds: u64) -> Result<(), String> {
     for seed in 0..seeds {
-        // Two calls at least: each empties one box.
-        for before in 2..6 {
+        // Two calls at least: each empties one box. Some have a single block, and some all of them, but not all of their lines.
+        for (before, count) in (2..6).flat_map(|before| [1, 70].map(|count| (before, count))) {
             let drawn = draw(Family::LowLatency, DataType::Float32, Operation::Sum, 3, seed);
-            let counts = [vec![1; before], vec![100, 80, 100]].concat();
-            let state = State { calls: 7 + seed, flag: LAST_FLAG - before as u32, finished: 0 };
+            let counts = [vec![count; before], vec![100, 80, 100]].concat();
+            let state = State { calls: 7 + seed, flag: LAST_FLAG - before as u32, unused: 0 };
             all_reduce(machine, &Scene { counts, state, is_stale: true, ..drawn })?;
         }
     }

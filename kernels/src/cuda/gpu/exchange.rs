@@ -15,8 +15,8 @@ use super::messages::Quarrel;
 use super::stream::{Event, Stream};
 use super::{Gpu, Shape};
 use crate::cuda::{
-    ARRIVAL_BYTES, Arithmetic, Entry, Family, LETTER_BYTES, LowLatencyParameters, MOST_BLOCKS,
-    MOST_RANKS, PushParameters, State,
+    ARRIVAL_BYTES, Arithmetic, Entry, Family, LETTER_BYTES, LOW_LATENCY_THREADS,
+    LowLatencyParameters, MOST_BLOCKS, MOST_RANKS, PushParameters, State,
 };
 
 const LINE_BYTES: usize = 16;
@@ -39,7 +39,7 @@ pub struct Layout {
 
 impl Layout {
     const STATES: usize = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
-    pub(super) const LETTERS: usize = Self::STATES + ALIGNMENT;
+    pub(super) const LETTERS: usize = Self::STATES + 3 * Protocol::STATE_BYTES;
     pub(super) const MARKS: usize = Self::LETTERS + MOST_BLOCKS * MOST_RANKS * LETTER_BYTES;
     const MAILBOXES: usize = Self::MARKS + MARK_BYTES.next_multiple_of(ALIGNMENT);
 
@@ -79,6 +79,16 @@ pub enum Protocol {
     Push,
     /// Messages, from mapped memory.
     Pull,
+}
+
+impl Protocol {
+    /// Of the states of all blocks.
+    const STATE_BYTES: usize = MOST_BLOCKS * size_of::<State>();
+
+    /// Where its states are, beginning with that of the first block.
+    fn states(self) -> usize {
+        Layout::STATES + self as usize * Self::STATE_BYTES
+    }
 }
 
 /// An address of memory of this rank, as another rank has mapped it.
@@ -245,8 +255,11 @@ impl Exchange {
             arithmetic,
             rank: self.rank as u32,
             ranks: self.own.layout.ranks as u32,
+            most_blocks: self.blocks,
+            most_threads: LOW_LATENCY_THREADS,
         };
-        let shape = self.shape(bytes.div_ceil(LINE_BYTES / 2));
+        let (blocks, threads) = parameters.shape(datatype);
+        let shape = Shape { blocks, threads };
         // SAFETY: regions of all ranks are mapped as long as this lives, and freeing waits for the device;
         // whoever made the input and the output answers for them.
         unsafe { self.gpu.launch(stream, entry, shape, &parameters) }
@@ -375,16 +388,11 @@ impl Exchange {
     }
 
     pub(super) fn state(&self, protocol: Protocol) -> u64 {
-        let offset = match protocol {
-            Protocol::LowLatency => 0,
-            Protocol::Push => size_of::<State>(),
-            Protocol::Pull => 2 * size_of::<State>(),
-        };
-        self.own.region.region().address() + (Layout::STATES + offset) as u64
+        self.own.region.region().address() + protocol.states() as u64
     }
 }
 
-/// What is copied from a region to see who has come: all states, the arrivals and letters at the first block,
+/// What is copied from a region to see who has come: the states of the first block, the arrivals and letters at the first block,
 /// and the first line of every slot of both boxes. Marks have a place here too.
 struct Looked<'a> {
     pinned: &'a Pinned,
@@ -409,10 +417,17 @@ impl Looked<'_> {
             let from = Layout::MAILBOXES + slot * layout.slot_bytes();
             (from, Self::LINES + slot * LINE_BYTES, LINE_BYTES)
         };
-        let states = (Layout::STATES, 0, Self::ARRIVALS);
+        let states = [Protocol::LowLatency, Protocol::Push, Protocol::Pull]
+            .map(|protocol| (protocol.states(), Self::state(protocol), size_of::<State>()));
         let arrivals = (0, Self::ARRIVALS, MOST_RANKS * ARRIVAL_BYTES);
         let letters = (Layout::LETTERS, Self::LETTERS, MOST_RANKS * LETTER_BYTES);
-        [states, arrivals, letters].into_iter().chain((0..2 * layout.ranks).map(line)).collect()
+        let meetings = [arrivals, letters].into_iter();
+        states.into_iter().chain(meetings).chain((0..2 * layout.ranks).map(line)).collect()
+    }
+
+    /// Where the state of a protocol is here.
+    fn state(protocol: Protocol) -> usize {
+        protocol as usize * size_of::<State>()
     }
 
     fn word(&self, offset: usize) -> u32 {
@@ -421,20 +436,17 @@ impl Looked<'_> {
 
     fn has_come(&self, protocol: Protocol, rank: usize) -> bool {
         let number = |offset| self.pinned.counter(offset).load(Ordering::SeqCst);
+        let calls = number(Self::state(protocol));
         match protocol {
             Protocol::LowLatency => {
-                let (calls, flag) = (number(0), self.word(8));
+                let flag = self.word(Self::state(protocol) + 8);
                 let slot = (calls % 2) as usize * self.ranks + rank;
                 self.word(Self::LINES + slot * LINE_BYTES + 4) == flag.wrapping_add(1).max(1)
             }
             Protocol::Push => {
-                let calls = number(size_of::<State>());
                 number(Self::ARRIVALS + rank * ARRIVAL_BYTES) > calls.saturating_mul(2)
             }
-            Protocol::Pull => {
-                let calls = number(2 * size_of::<State>());
-                number(Self::LETTERS + rank * LETTER_BYTES + Self::CALL) > calls
-            }
+            Protocol::Pull => number(Self::LETTERS + rank * LETTER_BYTES + Self::CALL) > calls,
         }
     }
 }

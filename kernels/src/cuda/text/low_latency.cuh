@@ -6,6 +6,9 @@
 // waits for anything but the data. Flags are compared for equality: a line of an earlier call that
 // arrives again is not taken for a new one.
 //
+// A line belongs to a block, however many there are: that of unit u to block u / most_threads, modulo most_blocks. So
+// blocks need not meet, and all that follows is said of a block of every rank.
+//
 // There are two boxes, used in turn. A rank that is two calls ahead cannot exist: to finish a call it
 // needs lines that this rank sends only after it has finished the one before.
 //
@@ -73,28 +76,33 @@ R2CCL_FN bool exchange_unit(const LowLatencyParameters &p, u64 box, u32 flag, u6
     return true;
 }
 
-// Forgets all flags of a box of this rank.
+// Forgets all flags of this block in a box of this rank.
 R2CCL_FN void empty_box(const LowLatencyParameters &p, u64 box)
 {
-    R2CCL_KEEP_LOOP for (u64 at = 0; at < p.ranks * p.slot_bytes; at += LINE_BYTES)
-        store_line(p.mailboxes[p.rank] + box + at, 0, 0);
+    const u64 units = p.slot_bytes / LINE_BYTES;
+    R2CCL_KEEP_LOOP for (u64 line = 0; line < p.ranks * units; line++) {
+        const bool is_own = line % units / p.most_threads % p.most_blocks == block();
+        if (is_own) store_line(p.mailboxes[p.rank] + box + line * LINE_BYTES, 0, 0);
+    }
 }
 
 template <class T, class Op> R2CCL_FN void low_latency(const LowLatencyParameters &p)
 {
-    const u64 calls = p.state->calls;
-    const u32 flag = next_flag(p.state->flag);
+    State *const state = p.state + block();
+    const u64 calls = state->calls;
+    const u32 flag = next_flag(state->flag);
     const u64 box = calls % 2 * p.ranks * p.slot_bytes;
     const u64 units = (p.count * Lanes<T>::BYTES + 7) / 8;
     const u64 grid = static_cast<u64>(blocks()) * threads();
     const u64 self = static_cast<u64>(block()) * threads() + thread();
     R2CCL_KEEP_LOOP for (u64 unit = self; unit < units; unit += grid)
         if (!exchange_unit<T, Op>(p, box, flag, unit)) break;
-    if (is_last_of_grid(p.state)) {
-        if (flag >= LAST_FLAG - 1) empty_box(p, box);
-        p.state->flag = flag;
-        p.state->calls = calls + 1;
-    }
+    // All threads have looked at the state, and have what the lines said.
+    meet_block(false);
+    if (thread() != 0) return;
+    if (flag >= LAST_FLAG - 1) empty_box(p, box);
+    state->flag = flag;
+    state->calls = calls + 1;
 }
 
 }  // namespace r2ccl

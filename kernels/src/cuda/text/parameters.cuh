@@ -33,24 +33,27 @@ struct CopyParameters {
     u32 unused;
 };
 
-// How far a protocol has come: in the memory of this rank's GPU, so that a graph that is replayed
-// goes on counting. Zero before the first call.
+// How far a block has come with a protocol: in the memory of this rank's GPU, so that a graph that is
+// replayed goes on counting. Zero before the first call. Blocks do not wait for each other: each counts
+// the calls that had so many blocks, and what it shares with other ranks it shares with the same block of theirs.
 struct State {
-    u64 calls;     // that have finished; of pushes, their steps, and all bits once one has given up
-    u32 flag;      // of the last call of the low-latency protocol
-    u32 finished;  // blocks of the call that runs
+    u64 calls;   // that have finished; of pushes, their steps, and all bits once one has given up
+    u32 flag;    // of the last call of the low-latency protocol
+    u32 unused;
 };
 
 struct LowLatencyParameters {
     const u8 *input;
     u8 *output;
     u8 *mailboxes[MOST_RANKS];  // of all ranks: two boxes of a slot per rank; zero before the first call
-    State *state;
+    State *state;               // one per block
     const u32 *abort;           // not zero: give up
     u64 count;                  // elements; not zero
     u64 slot_bytes;             // two for each byte of the largest call, whole lines of 16
     Arithmetic arithmetic;
     u32 rank, ranks;
+    u32 most_blocks;            // of a call; equal on all ranks, as the next
+    u32 most_threads;           // of a block, which has as many if there are others
 };
 
 // What a rank tells another one when it comes. Addresses are those of who is told.
@@ -67,7 +70,7 @@ struct PushParameters {
     u64 sources[MOST_RANKS];         // for each rank: what it takes from this one, as it has mapped it
     u64 destinations[MOST_RANKS];    // and where its result goes at this one
     Arrival *arrivals[MOST_RANKS];   // of all ranks: a row of MOST_RANKS per block; zero at first
-    State *state;
+    State *state;                    // one per block
     const u32 *abort;                // not zero: give up
     u64 count;                       // elements that this rank combines of a piece
     u64 reach;                       // and of all pieces from this one on, with what lies between them
@@ -100,7 +103,7 @@ struct PullParameters {
     u8 *staging[MOST_RANKS];         // pieces; null: the sources are whole
     Letter *letters[MOST_RANKS];     // of all ranks: a row of MOST_RANKS per block; zero at first
     u64 *quarrels;                   // for each rank that sends not what is expected: what it says; zero at first
-    State *state;
+    State *state;                    // one per block
     const u32 *abort;                // not zero: give up
     u64 staging_bytes;               // for each rank; a whole vector for each of its parts at least
     u64 part_bytes;                  // of a message that is moved by a block, if there are enough blocks

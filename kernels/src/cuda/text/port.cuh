@@ -120,9 +120,6 @@ R2CCL_FN u64 load_line(const u8 *at, u32 &first, u32 &second)
 // Everything that this thread has seen or done is before what follows, for the whole system.
 R2CCL_FN void fence_system() { __threadfence_system(); }
 
-// The same for this device.
-R2CCL_FN void fence_device() { __threadfence(); }
-
 R2CCL_FN void store_release(u64 *at, u64 value)
 {
     asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(at), "l"(value) : "memory");
@@ -136,9 +133,6 @@ R2CCL_FN u64 load_acquire(const u64 *at)
 }
 
 R2CCL_FN u32 load_volatile(const u32 *at) { return *static_cast<const volatile u32 *>(at); }
-
-// The number before one was added; for the blocks of one kernel.
-R2CCL_FN u32 count_up(u32 *at) { return atomicAdd(at, 1u); }
 
 // ---- Numbers: one rounding per operation, and subnormals are numbers
 

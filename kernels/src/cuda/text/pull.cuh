@@ -173,14 +173,16 @@ R2CCL_FN bool pull_rounds(const PullParameters &p, u64 call)
 
 R2CCL_FN void pull(const PullParameters &p)
 {
-    const u64 call = p.state->calls + 1;
+    State *const state = p.state + block();
+    const u64 call = state->calls + 1;
     if (has_part(p, p.received[p.rank])) {
         const Share own = share(p, p.received[p.rank]);
         copy_alone(p.destinations[p.rank] + own.first,
                    reinterpret_cast<const u8 *>(p.sources[p.rank]) + own.first, own.bytes);
     }
     pull_rounds(p, call);
-    if (is_last_of_grid(p.state)) p.state->calls = call;
+    // All threads have met since they have looked at it.
+    if (thread() == 0) state->calls = call;
 }
 
 }  // namespace r2ccl

@@ -4,12 +4,12 @@
 // its own input alone.
 //
 // Block b of every rank meets block b of all others before, when all inputs are ready, and after,
-// when all outputs are written and no input is needed. All ranks launch equally many blocks, and all
+// when all outputs are written and no input is needed; blocks of a rank do not meet. All ranks launch equally many blocks, and all
 // blocks of all ranks must be able to run together.
 //
 // Where the others read and write is said by those whose memory it is, when they come: a rank need not know
 // before which buffers its peers use. Nobody says it anew before all have come to the second meeting, and
-// they look before. A rank that has given up says nothing any more: a peer that has not may still be in the call that
+// they look before. A block that has given up says nothing any more: one of a peer that has not may still be in the call that
 // it has left, and would find there what is said of a later one.
 //
 // A call that is too large for staging memory is cut into *steps*: pieces, and turns of each. A rank whose own inputs and outputs are
@@ -127,14 +127,14 @@ template <class T, class Op> R2CCL_FN void reduce_step(const PushParameters &p, 
     }
 }
 
-// In place of the number of calls, once a block of one has given up.
+// In place of the number of calls, once the block has given up.
 constexpr u64 GIVEN_UP = ~0ull;
 
 template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
 {
-    u64 calls = p.state->calls;
-    // A block of this call may give up while threads of another one look.
-    bool goes_on = !meet_block(calls == GIVEN_UP);
+    State *const state = p.state + block();
+    u64 calls = state->calls;
+    bool goes_on = calls != GIVEN_UP;
     Step step{0, 0, 0};
     R2CCL_KEEP_LOOP while (goes_on && step.piece < p.pieces)
     {
@@ -147,8 +147,8 @@ template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
         step.turn = step.turn + 1 < p.turns ? step.turn + 1 : 0;
         if (step.turn == 0) step.piece += step.pieces;
     }
-    if (!goes_on && thread() == 0) p.state->calls = GIVEN_UP;
-    if (is_last_of_grid(p.state) && p.state->calls != GIVEN_UP) p.state->calls = calls;
+    // All threads have met since they have looked at it.
+    if (thread() == 0) state->calls = goes_on ? calls : GIVEN_UP;
 }
 
 }  // namespace r2ccl

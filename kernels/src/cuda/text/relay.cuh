@@ -52,7 +52,8 @@ template <class T, class Op> R2CCL_FN void relay(const RelayParameters &p)
             if (p.outgoing.slots) store_release(p.outgoing.tail, tile + 1);
         }
     }
-    if (is_last_of_grid(p.state)) p.state->calls = tile;
+    // All threads have met since they have looked at it, if there was a tile.
+    if (thread() == 0) p.state->calls = tile;
 }
 
 }  // namespace r2ccl

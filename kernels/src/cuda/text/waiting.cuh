@@ -1,4 +1,4 @@
-// What the protocols share: waits that end when somebody gives up, and the count of calls.
+// What the protocols share: waits that end when somebody gives up.
 //
 // A call that has given up leaves its memory in any state; whoever sets the abort word makes
 // mailboxes, arrivals and states anew before the next call.
@@ -24,20 +24,6 @@ R2CCL_FN bool wait_for(const u64 *counter, u64 value, const u32 *abort)
     Patience patience{abort};
     while (load_acquire(counter) < value)
         if (!patience.goes_on()) return false;
-    return true;
-}
-
-// Whether this is the thread that comes last of the grid: everything that all threads of all blocks
-// have read and written is done. The blocks of a call must all come here, once.
-R2CCL_FN bool is_last_of_grid(State *state)
-{
-    meet_block(false);
-    if (thread() != 0) return false;
-    if (blocks() == 1) return true;
-    fence_device();
-    if (count_up(&state->finished) != blocks() - 1) return false;
-    fence_device();
-    state->finished = 0;
     return true;
 }
 

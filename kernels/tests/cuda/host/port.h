@@ -170,8 +170,6 @@ inline void fence_system()
     r2ccl_host_forget(host.view);
 }
 
-inline void fence_device() { fence_system(); }
-
 inline void store_release(u64 *at, u64 value)
 {
     host.runner->tear();
@@ -192,11 +190,6 @@ inline u64 load_acquire(const u64 *at)
 inline u32 load_volatile(const u32 *at)
 {
     return is_allowed(at, 4, "load of a word") ? __atomic_load_n(at, __ATOMIC_RELAXED) : 1;
-}
-
-inline u32 count_up(u32 *at)
-{
-    return is_allowed(at, 4, "count") ? __atomic_fetch_add(at, 1, __ATOMIC_RELAXED) : 0;
 }
 
 // ---- Numbers; the compiler must not fuse multiplication and addition
