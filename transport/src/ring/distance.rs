@@ -18,6 +18,10 @@ const FAR: Duration = Duration::from_nanos(75);
 const MOST_EVIDENCE: u8 = 4;
 /// With so much evidence the readers are far, and near with as much for that.
 const ENOUGH: u8 = 3;
+/// Bytes from one look at the readers to the next, if all have said the same of late.
+pub(super) const PAUSE_BYTES: usize = 256 << 10;
+/// And if they have not. To be wrong takes ten times as long as to store what the readers get.
+pub(super) const DOUBT_BYTES: usize = 32 << 10;
 
 /// What the writer of a ring thinks of its readers.
 #[derive(Debug, Default)]
@@ -38,12 +42,23 @@ impl Distance {
         self.looks
     }
 
-    /// Fetches what a reader has written here. If that is what was `known` there is nothing to fetch, and nothing to learn.
-    pub(super) fn look(&mut self, written: &AtomicU64, known: u64) {
+    /// Bytes until the next look.
+    pub(super) fn pause_bytes(&self) -> usize {
+        match self.evidence {
+            0 | MOST_EVIDENCE => PAUSE_BYTES,
+            _ => DOUBT_BYTES,
+        }
+    }
+
+    /// Fetches what a reader has written here. If that is what was `known` there is nothing to fetch, and nothing to learn:
+    /// false.
+    pub(super) fn look(&mut self, written: &AtomicU64, known: u64) -> bool {
         self.looks = self.looks.wrapping_add(1);
-        if let Some(took) = time(written, known) {
+        let took = time(written, known);
+        if let Some(took) = took {
             self.judge(took);
         }
+        took.is_some()
     }
 
     fn judge(&mut self, took: Duration) {
@@ -92,6 +107,17 @@ mod tests {
         assert!(!after(&[NEAR; 100]));
         assert!(!after(&[FAR, FAR]));
         assert!(after(&[FAR]));
+    }
+
+    #[test]
+    fn a_look_that_says_something_else_is_soon_followed_by_others() {
+        let mut distance = Distance::default();
+        let pauses = [NEAR, FAR, FAR, FAR, FAR, FAR, NEAR, FAR].map(|look| {
+            distance.judge(look);
+            distance.pause_bytes()
+        });
+        let (long, short) = (PAUSE_BYTES, DOUBT_BYTES);
+        assert_eq!(pauses, [long, short, short, short, long, long, short, long]);
     }
 
     #[test]

@@ -8,9 +8,6 @@ use super::{
 };
 use crate::{Loan, Stamp, TransportError};
 
-/// Bytes from one look at the readers to the next.
-pub(super) const LOOK_BYTES: usize = 256 << 10;
-
 /// Where a payload lies.
 #[derive(Clone, Copy, Debug)]
 enum Place {
@@ -50,7 +47,7 @@ pub(super) struct Writer {
     /// Payloads on the floor that were not all released when we last looked: number of the tile, and where
     /// it begins.
     lying: VecDeque<(u64, usize)>,
-    /// Bytes put on the floor since we looked at the readers.
+    /// Bytes put on the floor since we have seen how far a reader is.
     unseen: usize,
     distance: Distance,
     reserved: Option<Reserved>,
@@ -107,7 +104,7 @@ impl Writer {
 
     pub(super) fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
         assert!(bytes <= self.ring.shape.tile_bytes, "{bytes} bytes in a smaller tile");
-        if bytes > INLINE_BYTES && self.unseen >= LOOK_BYTES {
+        if bytes > INLINE_BYTES && self.unseen >= self.distance.pause_bytes() {
             self.look_around();
         }
         if self.place(bytes).is_none() {
@@ -166,12 +163,13 @@ impl Writer {
     }
 
     /// Sees how far one of the readers is, who take turns, and begins anew with the floor if nothing lies there: what was used
-    /// just now is still in a cache.
+    /// just now is still in a cache. A writer that waits for its readers looks until one has released something.
     fn look_around(&mut self) {
-        self.unseen = 0;
         let turn = self.distance.looks() % self.readers.len().max(1);
-        if let Some(Follower { index, released }) = self.readers.get(turn) {
-            self.distance.look(self.ring.consumed(*index), *released);
+        if let Some(Follower { index, released }) = self.readers.get(turn)
+            && self.distance.look(self.ring.consumed(*index), *released)
+        {
+            self.unseen = 0;
         }
         if self.returned() == self.committed {
             self.floor.rewind();
