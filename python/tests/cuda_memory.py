@@ -32,6 +32,12 @@ class Device:
         _succeed(self.driver.cuCtxSetCurrent(context))
         self.ordinal = ordinal
 
+    def neighbours(self) -> int:
+        """How many devices there are besides."""
+        count = ctypes.c_int()
+        _succeed(self.driver.cuDeviceGetCount(ctypes.byref(count)))
+        return count.value - 1
+
     def stream(self) -> int:
         """The handle of a new stream that waits for no other."""
         handle = ctypes.c_void_p()
