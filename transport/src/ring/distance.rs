@@ -6,6 +6,7 @@
 //! next. So the writer measures now and then how long a line takes that a reader has just written: the one with what it has
 //! released, which has to be fetched anyway.
 
+use std::mem;
 use std::time::Duration;
 
 use super::atomics::{AtomicU64, Ordering};
@@ -50,9 +51,9 @@ impl Distance {
         }
     }
 
-    /// Fetches what a reader has written here. If that is what was `known` there is nothing to fetch, and nothing to learn:
-    /// false.
-    pub(super) fn look(&mut self, written: &AtomicU64, known: u64) -> bool {
+    /// Fetches what a reader has written here, which is `known` then. If it was known already there is nothing to fetch, and
+    /// nothing to learn: false.
+    pub(super) fn look(&mut self, written: &AtomicU64, known: &mut u64) -> bool {
         self.looks = self.looks.wrapping_add(1);
         let took = time(written, known);
         if let Some(took) = took {
@@ -74,15 +75,16 @@ impl Distance {
     }
 }
 
-/// How long it takes to fetch this word; `None` if nobody has written it, so that it need not be fetched.
-fn time(word: &AtomicU64, known: u64) -> Option<Duration> {
+/// How long it takes to fetch this word; `None` if nobody has written it since it was fetched, so that it need not be.
+fn time(word: &AtomicU64, known: &mut u64) -> Option<Duration> {
     let began = clock::now();
     let value = word.load(Ordering::Acquire);
     let between = clock::now();
     let again = word.load(Ordering::Acquire);
     // What the clock takes, and a word that is here.
     let own = clock::now() - between;
-    (value != known && again == value).then(|| (between - began).saturating_sub(own))
+    let is_new = value != mem::replace(known, again);
+    (is_new && again == value).then(|| (between - began).saturating_sub(own))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -122,8 +124,10 @@ mod tests {
 
     #[test]
     fn only_what_a_reader_has_written_is_timed() {
-        let word = AtomicU64::new(7);
-        assert_eq!(time(&word, 7), None);
-        assert!(time(&word, 6).is_some());
+        let (word, mut known) = (AtomicU64::new(7), 7);
+        assert_eq!(time(&word, &mut known), None);
+        word.store(8, Ordering::Release);
+        assert!(time(&word, &mut known).is_some());
+        assert_eq!(time(&word, &mut known), None, "it has been fetched");
     }
 }

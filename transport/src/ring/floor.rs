@@ -64,9 +64,14 @@ impl Floor {
         self.next = start + bytes.next_multiple_of(LINE_BYTES);
     }
 
-    /// Begins anew, while nothing lies there, if enough has been filled.
+    /// Whether so much has been filled that its beginning had better be filled again.
+    pub(super) fn is_filled(self) -> bool {
+        self.next >= self.reused
+    }
+
+    /// Begins anew, while nothing lies there, if it is filled.
     pub(super) fn rewind(&mut self) {
-        if self.next >= self.reused {
+        if self.is_filled() {
             self.next = 0;
         }
     }
