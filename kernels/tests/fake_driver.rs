@@ -8,6 +8,8 @@
 mod access;
 mod cuda;
 mod inputs;
+#[path = "fake_driver/meetings.rs"]
+mod meetings;
 #[path = "cuda/nvrtc.rs"]
 mod nvrtc;
 
@@ -17,15 +19,13 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
+use std::sync::Once;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::datatype::DataType;
-use ccl_kernels::cuda::gpu::{
-    Buffer, Error, Exchange, Gpu, Handle, Layout, Moment, Own, Supply, Target, compile_into,
-};
+use ccl_kernels::cuda::gpu::{Buffer, Error, Gpu, Handle, Supply, Target, compile_into};
 use ccl_kernels::cuda::{Arithmetic, Family, Module, Operation};
 use cudarc::driver::sys;
 
@@ -249,64 +249,6 @@ fn streams_wait_for_events_and_hosts_for_both() {
             assert!(start.seconds_until(&end).unwrap() >= 0.0);
         }
         gpu.synchronise().unwrap();
-    });
-}
-
-/// Two ranks of this process, each with a device.
-fn two_ranks() -> [Exchange; 2] {
-    let gpus = [0, 1].map(|ordinal| Arc::new(gpu(ordinal)));
-    let layout = Layout { ranks: 2, small_bytes: 64, staging_bytes: 4096 };
-    let owns = gpus.each_ref().map(|gpu| Own::new(gpu, layout).expect("the driver does it"));
-    let invitations = owns.each_ref().map(|own| own.invitation().expect("the driver does it"));
-    let [first, second] = owns;
-    let of = |rank: usize, own: Own| {
-        let gpu = Arc::clone(&gpus[rank]);
-        let mut mapped = vec![None, None];
-        mapped[1 - rank] = Some(gpu.map(&invitations[1 - rank]).expect("the driver does it"));
-        let seen = invitations.iter().map(|invitation| invitation.address).collect();
-        Exchange::new(gpu, own, rank, 1, (mapped, seen))
-    };
-    [of(0, first), of(1, second)]
-}
-
-#[test]
-fn streams_meet_by_marks() {
-    inside("streams_meet_by_marks", 2, || {
-        let ranks = two_ranks();
-        let streams = [0, 1].map(|ordinal| gpu(ordinal).stream().unwrap());
-        let looked = |rank: usize| {
-            ranks[rank].look_at_marks().unwrap().synchronise().unwrap();
-            let marks = [Moment::Ready, Moment::Taken].map(|moment| ranks[rank].marks(moment)[0]);
-            (marks, ranks[rank].gone())
-        };
-        let meet = |rank: usize, moment, mark| {
-            ranks[rank].meet(&streams[rank], moment, mark).unwrap();
-            streams[rank].mark().unwrap()
-        };
-        for mark in [5, 6] {
-            for moment in [Moment::Ready, Moment::Taken] {
-                let waiting = meet(0, moment, mark);
-                assert!(!waiting.has_happened().unwrap(), "nobody has come");
-                meet(1, moment, mark).synchronise().unwrap();
-                waiting.synchronise().unwrap();
-            }
-        }
-        assert_eq!(looked(0), ([(1, 6), (1, 6)], vec![]));
-        // Marks that differ let nobody pass.
-        let waiting = [meet(0, Moment::Ready, 7), meet(1, Moment::Ready, 8)];
-        let told = || [looked(0).0[0], looked(1).0[0]];
-        while told() != [(1, 8), (0, 7)] {
-            thread::yield_now();
-        }
-        assert!(waiting.iter().all(|event| !event.has_happened().unwrap()));
-        // Whoever lets its own stream go says so before anything of that stream is seen.
-        ranks[0].let_go(7).unwrap();
-        waiting[0].synchronise().unwrap();
-        assert_eq!((looked(0).1, looked(1).1), (vec![], vec![0]));
-        assert!(!waiting[1].has_happened().unwrap());
-        ranks[1].let_go(8).unwrap();
-        waiting[1].synchronise().unwrap();
-        assert_eq!(looked(0).1, [1]);
     });
 }
 

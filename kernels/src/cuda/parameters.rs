@@ -99,6 +99,8 @@ pub struct CopyParameters {
 pub struct State {
     /// Calls that have finished; of a relay, tiles; of pushes, their steps, and all bits once one has given up.
     pub calls: u64,
+    /// The flag, ticket or number of the call that the others are to come to; zero while the block is in none.
+    pub awaited: u64,
     /// Flag of the last call of the low-latency protocol.
     pub flag: u32,
     /// Nothing.
@@ -309,7 +311,7 @@ macro_rules! parameters {
 parameters! {
     ReduceParameters: 8 * 16 + 8 + 80 + 8;
     CopyParameters: 8 * 9 + 16;
-    State: 16;
+    State: 24;
     LowLatencyParameters: 8 * 10 + 8 * 4 + 80 + 16;
     PushParameters: 8 * 24 + 8 * 5 + 80 + 16;
     PullParameters: 8 * 56 + 8 * 5 + 16;

@@ -27,7 +27,7 @@ fn draw(
     let state = match (family, near_end) {
         (Family::LowLatency, true) => {
             let flag = LAST_FLAG - random.below(4) as u32;
-            State { calls: random.next() >> 8, flag, unused: 0 }
+            State { calls: random.next() >> 8, flag, ..State::default() }
         }
         (_, true) => State { calls: (1 << 31) - 2, ..State::default() },
         (_, false) => State::default(),
@@ -105,7 +105,8 @@ pub(crate) fn flags_return(machine: &dyn Machine, seeds: u64) -> Result<(), Stri
         for (before, count) in (2..6).flat_map(|before| [1, 70].map(|count| (before, count))) {
             let drawn = draw(Family::LowLatency, DataType::Float32, Operation::Sum, 3, seed);
             let counts = [vec![count; before], vec![100, 80, 100]].concat();
-            let state = State { calls: 7 + seed, flag: LAST_FLAG - before as u32, unused: 0 };
+            let state =
+                State { calls: 7 + seed, flag: LAST_FLAG - before as u32, ..State::default() };
             all_reduce(machine, &Scene { counts, state, is_stale: true, ..drawn })?;
         }
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{Event, Exchange, Protocol};
+use ccl_kernels::cuda::gpu::{Event, Exchange, Laggards, Protocol};
 use ccl_transport::clock;
 
 use super::hold::{Absent, Hold};
@@ -160,7 +160,8 @@ impl Watch {
         }
         let absent = match &self.means {
             Means::Kernels(protocol, _) => {
-                Absent { late: self.exchange.awaited(*protocol), ..Absent::default() }
+                let Laggards { late, slow } = self.exchange.awaited(*protocol);
+                Absent { late, slow, ..Absent::default() }
             }
             Means::Copies(hold) => hold.awaited(),
         };

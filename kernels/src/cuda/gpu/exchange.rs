@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::error::Error;
+use super::looked::{Laggards, Looked};
 use super::mapped::{Invitation, Mapped, Shared};
 use super::marks::MARK_BYTES;
 use super::memory::{DeviceRegion, Pinned};
@@ -39,9 +40,9 @@ pub struct Layout {
 
 impl Layout {
     const STATES: usize = MOST_BLOCKS * MOST_RANKS * ARRIVAL_BYTES;
-    pub(super) const LETTERS: usize = Self::STATES + 3 * Protocol::STATE_BYTES;
+    pub(super) const LETTERS: usize = Self::STATES + Protocol::ALL.len() * Protocol::STATE_BYTES;
     pub(super) const MARKS: usize = Self::LETTERS + MOST_BLOCKS * MOST_RANKS * LETTER_BYTES;
-    const MAILBOXES: usize = Self::MARKS + MARK_BYTES.next_multiple_of(ALIGNMENT);
+    pub(super) const MAILBOXES: usize = Self::MARKS + MARK_BYTES.next_multiple_of(ALIGNMENT);
 
     /// Bytes of a region.
     #[must_use]
@@ -50,7 +51,7 @@ impl Layout {
     }
 
     /// Data and flags.
-    fn slot_bytes(&self) -> usize {
+    pub(super) fn slot_bytes(&self) -> usize {
         2 * self.small_bytes
     }
 
@@ -82,11 +83,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
+    /// In the order of their states.
+    const ALL: [Self; 3] = [Self::LowLatency, Self::Push, Self::Pull];
     /// Of the states of all blocks.
     const STATE_BYTES: usize = MOST_BLOCKS * size_of::<State>();
 
     /// Where its states are, beginning with that of the first block.
-    fn states(self) -> usize {
+    pub(super) fn states(self) -> usize {
         Layout::STATES + self as usize * Self::STATE_BYTES
     }
 }
@@ -133,8 +136,7 @@ pub struct Own {
     region: Shared,
     abort: Pinned,
     quarrels: Pinned,
-    /// Where a look at the region lies, and the stream on which it is taken.
-    look: (Pinned, Stream),
+    looked: Looked,
 }
 
 impl Own {
@@ -150,9 +152,9 @@ impl Own {
     pub fn new(gpu: &Gpu, layout: Layout) -> Result<Self, Error> {
         assert!((2..=MOST_RANKS).contains(&layout.ranks), "{} ranks", layout.ranks);
         let region = Shared::new(gpu.allocate(layout.bytes())?);
-        let look = (gpu.pin(Looked::bytes(layout.ranks))?, gpu.stream()?);
+        let looked = Looked::new(gpu, layout.ranks)?;
         let (abort, quarrels) = (gpu.pin(size_of::<u32>())?, gpu.pin(Quarrel::BYTES)?);
-        Ok(Self { layout, region, abort, quarrels, look })
+        Ok(Self { layout, region, abort, quarrels, looked })
     }
 
     /// What others need to map the region.
@@ -303,20 +305,14 @@ impl Exchange {
     ///
     /// The driver refuses it.
     pub fn look(&self) -> Result<Event, Error> {
-        let (pinned, stream) = &self.own.look;
-        let region = self.own.region.region();
-        for (from, to, bytes) in Looked::pieces(&self.own.layout) {
-            stream.copy(region.part(from, bytes), pinned.region().part(to, bytes))?;
-        }
-        stream.mark()
+        self.own.looked.look(self.own.region.region(), &self.own.layout)
     }
 
-    /// The ranks that have not come, after the look has happened.
+    /// For whom the call waits, after the look has happened; nobody if it is over.
     #[must_use]
-    pub fn awaited(&self, protocol: Protocol) -> Vec<usize> {
-        let looked = Looked { pinned: &self.own.look.0, ranks: self.own.layout.ranks };
+    pub fn awaited(&self, protocol: Protocol) -> Laggards {
         let others = (0..self.own.layout.ranks).filter(|rank| *rank != self.rank);
-        others.filter(|rank| !looked.has_come(protocol, *rank)).collect()
+        self.own.looked.awaited(protocol, &self.own.layout, others)
     }
 
     /// Begins to look at all marks, and nothing else.
@@ -325,20 +321,17 @@ impl Exchange {
     ///
     /// The driver refuses it.
     pub fn look_at_marks(&self) -> Result<Event, Error> {
-        let (pinned, stream) = &self.own.look;
-        let there = self.own.region.region().part(Layout::MARKS, MARK_BYTES);
-        stream.copy(there, pinned.region().part(Looked::MARKS, MARK_BYTES))?;
-        stream.mark()
+        self.own.looked.look_at_marks(self.own.region.region())
     }
 
     /// What that has found, after it has happened.
     pub(super) fn looked_mark(&self, offset: usize) -> u32 {
-        self.own.look.0.word(Looked::MARKS + offset).load(Ordering::SeqCst)
+        self.own.looked.mark(offset)
     }
 
     /// A stream that never waits.
     pub(super) fn side_stream(&self) -> &Stream {
-        &self.own.look.1
+        self.own.looked.stream()
     }
 
     pub(super) fn gpu(&self) -> &Gpu {
@@ -389,64 +382,5 @@ impl Exchange {
 
     pub(super) fn state(&self, protocol: Protocol) -> u64 {
         self.own.region.region().address() + protocol.states() as u64
-    }
-}
-
-/// What is copied from a region to see who has come: the states of the first block, the arrivals and letters at the first block,
-/// and the first line of every slot of both boxes. Marks have a place here too.
-struct Looked<'a> {
-    pinned: &'a Pinned,
-    ranks: usize,
-}
-
-impl Looked<'_> {
-    const ARRIVALS: usize = 3 * size_of::<State>();
-    const LETTERS: usize = Self::ARRIVALS + MOST_RANKS * ARRIVAL_BYTES;
-    const MARKS: usize = Self::LETTERS + MOST_RANKS * LETTER_BYTES;
-    const LINES: usize = Self::MARKS + MARK_BYTES;
-    /// Where the number of the call is in a letter.
-    const CALL: usize = 5 * size_of::<u64>();
-
-    fn bytes(ranks: usize) -> usize {
-        Self::LINES + 2 * ranks * LINE_BYTES
-    }
-
-    /// From where in the region to where here, and how many bytes.
-    fn pieces(layout: &Layout) -> Vec<(usize, usize, usize)> {
-        let line = |slot: usize| {
-            let from = Layout::MAILBOXES + slot * layout.slot_bytes();
-            (from, Self::LINES + slot * LINE_BYTES, LINE_BYTES)
-        };
-        let states = [Protocol::LowLatency, Protocol::Push, Protocol::Pull]
-            .map(|protocol| (protocol.states(), Self::state(protocol), size_of::<State>()));
-        let arrivals = (0, Self::ARRIVALS, MOST_RANKS * ARRIVAL_BYTES);
-        let letters = (Layout::LETTERS, Self::LETTERS, MOST_RANKS * LETTER_BYTES);
-        let meetings = [arrivals, letters].into_iter();
-        states.into_iter().chain(meetings).chain((0..2 * layout.ranks).map(line)).collect()
-    }
-
-    /// Where the state of a protocol is here.
-    fn state(protocol: Protocol) -> usize {
-        protocol as usize * size_of::<State>()
-    }
-
-    fn word(&self, offset: usize) -> u32 {
-        self.pinned.word(offset).load(Ordering::SeqCst)
-    }
-
-    fn has_come(&self, protocol: Protocol, rank: usize) -> bool {
-        let number = |offset| self.pinned.counter(offset).load(Ordering::SeqCst);
-        let calls = number(Self::state(protocol));
-        match protocol {
-            Protocol::LowLatency => {
-                let flag = self.word(Self::state(protocol) + 8);
-                let slot = (calls % 2) as usize * self.ranks + rank;
-                self.word(Self::LINES + slot * LINE_BYTES + 4) == flag.wrapping_add(1).max(1)
-            }
-            Protocol::Push => {
-                number(Self::ARRIVALS + rank * ARRIVAL_BYTES) > calls.saturating_mul(2)
-            }
-            Protocol::Pull => number(Self::LETTERS + rank * LETTER_BYTES + Self::CALL) > calls,
-        }
     }
 }

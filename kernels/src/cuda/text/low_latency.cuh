@@ -91,6 +91,7 @@ template <class T, class Op> R2CCL_FN void low_latency(const LowLatencyParameter
     State *const state = p.state + block();
     const u64 calls = state->calls;
     const u32 flag = next_flag(state->flag);
+    if (thread() == 0) state->awaited = flag;
     const u64 box = calls % 2 * p.ranks * p.slot_bytes;
     const u64 units = (p.count * Lanes<T>::BYTES + 7) / 8;
     const u64 grid = static_cast<u64>(blocks()) * threads();
@@ -103,6 +104,7 @@ template <class T, class Op> R2CCL_FN void low_latency(const LowLatencyParameter
     if (flag >= LAST_FLAG - 1) empty_box(p, box);
     state->flag = flag;
     state->calls = calls + 1;
+    state->awaited = 0;
 }
 
 }  // namespace r2ccl

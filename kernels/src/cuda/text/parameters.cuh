@@ -37,8 +37,9 @@ struct CopyParameters {
 // replayed goes on counting. Zero before the first call. Blocks do not wait for each other: each counts
 // the calls that had so many blocks, and what it shares with other ranks it shares with the same block of theirs.
 struct State {
-    u64 calls;   // that have finished; of pushes, their steps, and all bits once one has given up
-    u32 flag;    // of the last call of the low-latency protocol
+    u64 calls;    // that have finished; of pushes, their steps, and all bits once one has given up
+    u64 awaited;  // the flag, ticket or number of the call that others are to come to; zero in none
+    u32 flag;     // of the last call of the low-latency protocol
     u32 unused;
 };
 

@@ -175,6 +175,7 @@ R2CCL_FN void pull(const PullParameters &p)
 {
     State *const state = p.state + block();
     const u64 call = state->calls + 1;
+    if (thread() == 0) state->awaited = call;
     if (has_part(p, p.received[p.rank])) {
         const Share own = share(p, p.received[p.rank]);
         copy_alone(p.destinations[p.rank] + own.first,
@@ -182,7 +183,9 @@ R2CCL_FN void pull(const PullParameters &p)
     }
     pull_rounds(p, call);
     // All threads have met since they have looked at it.
-    if (thread() == 0) state->calls = call;
+    if (thread() != 0) return;
+    state->calls = call;
+    state->awaited = 0;
 }
 
 }  // namespace r2ccl

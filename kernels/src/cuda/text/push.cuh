@@ -59,6 +59,7 @@ R2CCL_FN bool meet_ranks(const PushParameters &p, u64 ticket, const Step *step)
     bool gave_up = false;
     meet_block(false);
     const u32 peer = thread();
+    if (peer == 0) p.state[block()].awaited = ticket;
     if (peer < p.ranks && peer != p.rank) {
         announce(p, peer, ticket, step);
         const Arrival *arrival = p.arrivals[p.rank] + block() * MOST_RANKS + peer;
@@ -148,7 +149,9 @@ template <class T, class Op> R2CCL_FN void push(const PushParameters &p)
         if (step.turn == 0) step.piece += step.pieces;
     }
     // All threads have met since they have looked at it.
-    if (thread() == 0) state->calls = goes_on ? calls : GIVEN_UP;
+    if (thread() != 0) return;
+    state->calls = goes_on ? calls : GIVEN_UP;
+    state->awaited = 0;
 }
 
 }  // namespace r2ccl
