@@ -4,7 +4,7 @@
 //! every line and the place of something else. What fits is found in them by the application, and by the next call. How much
 //! fits, nobody says: other processes use the last cache too, those of other virtual machines among them, and so do
 //! the slots of the links. So far below the share of a rank everything is stored in the caches, far above nothing is,
-//! and in between a [trial](Trial) tells which is faster. A rank tries on its own. What it compares is the time that its
+//! and in between a [trial](Trial) tells whether the usual way for such calls is slower than the other one. A rank tries on its own. What it compares is the time that its
 //! own processor works, because how long a call waits depends on all ranks.
 
 use std::collections::HashMap;
@@ -16,9 +16,6 @@ use ccl_kernels::Region;
 use smallvec::SmallVec;
 
 use crate::trial::{Trial, Turn, Way};
-
-/// The way that is [tried](Trial) beside stores through the caches.
-const PAST: Way = Way::Other;
 
 /// How much the last caches hold.
 #[derive(Clone, Copy, Debug)]
@@ -46,10 +43,11 @@ impl Caches {
         if collective == Collective::Broadcast { self.share } else { self.exceeding_bytes() }
     }
 
-    /// Whether there is something to try, where a collective stores nothing in the caches from `limit` on. A machine was
-    /// seen that is faster past its caches from half of the share on, and there is no telling how many others use them.
+    /// Whether there is something to try, where a collective usually stores nothing in the caches from `limit` bytes on. A
+    /// machine was seen that is faster past its caches from half of the share on while others use them, and through them up to
+    /// two shares while nobody does, and there is no telling who does.
     fn are_in_doubt(self, bytes: usize, limit: usize) -> bool {
-        (self.share / 4..limit).contains(&bytes)
+        (self.share / 4..limit.saturating_mul(3)).contains(&bytes)
     }
 }
 
@@ -72,9 +70,9 @@ impl Call {
         Self { collective, is_in_place: bytes < all, is_root: false, bytes }
     }
 
-    fn kind(self) -> Kind {
+    fn kind(self, usually: Past) -> Kind {
         let Self { collective, is_in_place, is_root, bytes } = self;
-        Kind { collective, is_in_place, is_root, size: bytes.max(1).ilog2() }
+        Kind { collective, is_in_place, is_root, size: bytes.max(1).ilog2(), usually }
     }
 }
 
@@ -86,6 +84,19 @@ struct Kind {
     is_root: bool,
     /// Bytes, rounded down to a power of two.
     size: u32,
+    /// What is done without a trial.
+    usually: Past,
+}
+
+/// Whether results are stored past the caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Past(bool);
+
+impl Past {
+    /// On one of the two ways of a [trial](Trial), if this is the usual one.
+    fn by(self, way: Way) -> Self {
+        Self(self.0 == (way == Way::Usual))
+    }
 }
 
 /// Counts how long a call works.
@@ -126,27 +137,28 @@ impl Stores {
         self.is_held = is_held;
     }
 
-    /// Decides on the stores of a call that begins. None of its kind stores in the caches from `limit` bytes on.
+    /// Decides on the stores of a call that begins. Its kind usually stores nothing in the caches from `limit` bytes on.
     pub(crate) fn begin(&mut self, call: Call, limit: usize) {
-        self.pass = call.bytes >= limit;
+        let usually = Past(call.bytes >= limit);
+        self.pass = usually.0;
         self.meter = None;
         // Of two groups of messages one may send what the other receives.
         let is_comparable = call.collective != Collective::PointToPoint && !self.is_held;
         if !is_comparable || !self.caches.are_in_doubt(call.bytes, limit) {
             return;
         }
-        let kind = call.kind();
+        let kind = call.kind(usually);
         let trial = self.trials.entry(kind).or_default();
         let (way, is_tried) = match trial.turn() {
             Turn::Go(way) => (way, !trial.is_settled()),
             Turn::Decide => {
                 let times = trial.times();
                 let way = trial.decide([times]);
-                tracing::debug!(?kind, past_caches = way == PAST, ?times, "stores compared");
+                tracing::debug!(?kind, past_caches = usually.by(way).0, ?times, "stores compared");
                 (way, false)
             }
         };
-        self.pass = way == PAST;
+        self.pass = usually.by(way).0;
         self.meter =
             is_tried.then_some(Meter { kind, bytes: call.bytes, way, worked: Duration::ZERO });
     }
@@ -181,7 +193,8 @@ impl Stores {
     /// What was measured of calls of this kind.
     #[cfg(test)]
     pub(crate) fn times(&self, call: Call) -> Option<crate::trial::Times> {
-        self.trials.get(&call.kind()).map(Trial::times)
+        let usually = Past(call.bytes >= self.caches.limit(call.collective));
+        self.trials.get(&call.kind(usually)).map(Trial::times)
     }
 
     /// What is known of the caches.
@@ -248,6 +261,17 @@ mod tests {
     }
 
     #[test]
+    fn what_goes_past_the_caches_as_a_rule_is_tried_through_them() {
+        let gather = call(Collective::AllGather, 30 * KIB);
+        for (micros, past) in [([80, 100], false), ([95, 100], true), ([100, 80], true)] {
+            let calls = calls(&mut Stores::new(CACHES), gather, micros);
+            let expected: Vec<bool> =
+                TRIED.map(|past| !past).into_iter().chain([past; HELD]).collect();
+            assert_eq!(calls, expected, "{micros:?}");
+        }
+    }
+
+    #[test]
     fn calls_of_another_kind_are_tried_by_themselves() {
         let mut stores = Stores::new(CACHES);
         let gather = call(Collective::AllGather, 12 * KIB);
@@ -260,6 +284,8 @@ mod tests {
         ] {
             assert_eq!(calls(&mut stores, other, [80, 100]), tried_then(false), "{other:?}");
         }
+        stores.begin(Call { bytes: 15 * KIB, ..gather }, 14 * KIB);
+        assert!(stores.is_tried() && stores.pass(), "the usual way is another one");
         let similar = Call { bytes: 9 * KIB, ..gather };
         stores.begin(similar, 24 * KIB);
         assert!(stores.is_tried() && !stores.pass(), "the next trial of the first kind");
@@ -296,9 +322,9 @@ mod tests {
     fn small_and_large_buffers_are_in_no_doubt() {
         for (collective, bytes, past) in [
             (Collective::AllReduce, 4 * KIB - 1, false),
-            (Collective::AllReduce, 24 * KIB, true),
+            (Collective::AllReduce, 72 * KIB, true),
             (Collective::Broadcast, 4 * KIB - 1, false),
-            (Collective::Broadcast, 16 * KIB, true),
+            (Collective::Broadcast, 48 * KIB, true),
         ] {
             let calls = calls(&mut Stores::new(CACHES), call(collective, bytes), [100, 100]);
             assert!(calls.iter().all(|call| *call == past), "{collective:?} of {bytes} bytes");
