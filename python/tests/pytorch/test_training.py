@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
+from models import STEPS, Net, assert_close, batch, reference, train
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.join import Join
@@ -25,57 +26,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run_world
-
-STEPS = 4
-
-
-class Net(nn.Module):
-    """Small, with a part that only some inputs use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first = nn.Linear(8, 33)
-        self.second = nn.Linear(33, 8)
-        self.sometimes = nn.Linear(8, 8)
-
-    def forward(self, batch: torch.Tensor, detour: bool = False) -> torch.Tensor:
-        hidden = self.second(torch.relu(self.first(batch)))
-        return self.sometimes(hidden) if detour else hidden
-
-
-def batch(rank: int, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * step + rank)
-    return torch.randn(4, 8, generator=generator)
-
-
-def train(model: nn.Module, steps: int = STEPS, detours: bool = False) -> list[torch.Tensor]:
-    """The parameters of a model after some steps."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        detour = detours and (step + dist.get_rank()) % 2 == 0
-        model(batch(dist.get_rank(), step), detour).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def reference(ranks: int, steps: int = STEPS) -> list[torch.Tensor]:
-    """What one process computes from the batches of all ranks, without the detour."""
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(steps):
-        losses = [model(batch(rank, step)).square().mean() for rank in range(ranks)]
-        torch.stack(losses).mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return [parameter.detach() for parameter in model.parameters()]
-
-
-def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
 
 
 def data_parallel() -> None:

@@ -143,7 +143,10 @@ impl Environment {
         // Not in the home of whoever runs the tests.
         pytest.env("R2CCL_TORCH_CACHE", self.folder.join("compiled"));
         pytest.envs(variables.iter().map(|(name, value)| (name, value)));
-        succeeded(&mut pytest);
+        // As "SKIPPED [1] FILE:LINE: REASON".
+        let ended = succeeded(&mut pytest);
+        let skipped = ended.printed.lines().filter(|line| line.starts_with("SKIPPED ["));
+        skipped.filter_map(|line| line.split_once(": ").map(|(_, reason)| reason)).for_each(skip);
     }
 
     fn pip(&self) -> Command {
@@ -190,9 +193,10 @@ pub(crate) fn interpreter() -> Result<&'static str, String> {
 }
 
 /// Runs a command that must succeed.
-pub(crate) fn succeeded(command: &mut Command) {
+pub(crate) fn succeeded(command: &mut Command) -> Ended {
     let ended = finish(command);
     assert!(ended.status.success(), "{command:?}: {}\n{}", ended.status, ended.printed);
+    ended
 }
 
 /// Runs a command to its end, or ends it with everything that it has started.
