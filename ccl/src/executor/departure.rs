@@ -2,7 +2,7 @@
 
 use ccl_core::program::{Action, Port, Span, StepIndex};
 use ccl_kernels::{copy, copy_streaming, scale};
-use ccl_transport::Loan;
+use ccl_transport::{Link, Loan};
 
 use super::{Failure, Run};
 
@@ -15,6 +15,13 @@ const LOAN_BYTES: usize = 256 << 10;
 
 /// Shorter tiles are always stored through the caches: hardly more than their headers.
 const LEAST_STREAMED_BYTES: usize = 1 << 10;
+
+/// Whether so many bytes are stored past the caches: a tile for readers that share none with us is fetched back from
+/// them, line by line, before it is stored there.
+#[inline(always)]
+pub(super) fn is_streamed(link: &dyn Link, bytes: usize) -> bool {
+    bytes >= LEAST_STREAMED_BYTES && link.is_far()
+}
 
 /// How the next bytes of a sending step leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +54,6 @@ impl Run<'_> {
         let is_multicast = matches!(port, Port::Multicast(_));
         let is_apart = self.exceeds_all && is_multicast;
         let loan = loan.filter(|_| link.lends() && !is_apart);
-        let is_far = link.is_far();
         let largest = match loan {
             Some(_) => LOAN_BYTES,
             // All ranks send to all, and they are many: what is on the way has to stay in the caches together.
@@ -62,12 +68,13 @@ impl Run<'_> {
             let tile = link.lend(&stamp, &Loan { bytes, ..loan }).map_err(failed)?;
             return Ok(tile.map_or(Departure::Waits, |tile| Departure::Lent(bytes, tile)));
         }
+        let is_streamed = is_streamed(&**link, bytes);
         let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
         let slot = slot.into();
         match factor {
             Some((datatype, factor)) => scale(datatype, factor, source, slot),
-            None if is_far && bytes >= LEAST_STREAMED_BYTES => copy_streaming(source, slot),
+            None if is_streamed => copy_streaming(source, slot),
             None => copy(source, slot),
         }
         link.commit(&stamp).map_err(failed)?;

@@ -11,10 +11,11 @@
 
 use ccl_core::program::{Action, Buffer, Operand, Port, Program, Span};
 use ccl_core::wire::EncodedStamp;
-use ccl_kernels::{Region, Source, copy, reduce};
+use ccl_kernels::{Region, Source, copy, copy_streaming, reduce};
 use ccl_transport::TransportError;
 use smallvec::SmallVec;
 
+use super::departure::is_streamed;
 use super::{Arithmetic, Executor, Failure, INLINE_OPERANDS, Links, Run, Task};
 
 /// A step of this length fits into a tile of every link inside a host.
@@ -123,8 +124,13 @@ impl<'r> Straight<'r> {
             unreachable!("a link for every port of the program")
         };
         let failed = |cause| Failure::Link { peer: port.rank(), cause };
+        let is_streamed = is_streamed(&**link, bytes);
         let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(false) };
-        copy(source, slot.into());
+        if is_streamed {
+            copy_streaming(source, slot.into());
+        } else {
+            copy(source, slot.into());
+        }
         link.commit(&self.task.stamp).map_err(failed)?;
         Ok(true)
     }
