@@ -4,8 +4,9 @@
 //! every line and the place of something else. What fits is found in them by the application, and by the next call. How much
 //! fits, nobody says: other processes use the last cache too, those of other virtual machines among them, and so do
 //! the slots of the links. So far below the share of a rank everything is stored in the caches, far above nothing is,
-//! and in between a [trial](Trial) tells whether the usual way for such calls is slower than the other one. A rank tries on its own. What it compares is the time that its
-//! own processor works, because how long a call waits depends on all ranks.
+//! and in between a [trial](Trial) tells whether the usual way for such calls is slower than the other one. A rank tries
+//! on its own. What it compares is the time that its own processor works, because how long a call waits depends on all
+//! ranks.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -16,6 +16,9 @@ const LOAN_BYTES: usize = 256 << 10;
 /// Shorter tiles are always stored through the caches: hardly more than their headers.
 const LEAST_STREAMED_BYTES: usize = 1 << 10;
 
+/// So much is scaled at a time where it is stored past the caches, to be read from a close one.
+const SCALED_BYTES: usize = 16 << 10;
+
 /// Whether so many bytes are stored past the caches: a tile for readers that share none with us is fetched back from
 /// them, line by line, before it is stored there.
 #[inline(always)]
@@ -71,11 +74,20 @@ impl Run<'_> {
         let is_streamed = is_streamed(&**link, bytes);
         let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
-        let slot = slot.into();
         match factor {
-            Some((datatype, factor)) => scale(datatype, factor, source, slot),
-            None if is_streamed => copy_streaming(source, slot),
-            None => copy(source, slot),
+            Some((datatype, factor)) if is_streamed => {
+                let pieces =
+                    (span.offset..).step_by(SCALED_BYTES).zip(slot.chunks_mut(SCALED_BYTES));
+                for (offset, piece) in pieces {
+                    let bytes = piece.len();
+                    let source = memory.source(offset, bytes);
+                    scale(datatype, factor, source, self.scaled.target(0, bytes));
+                    copy_streaming(self.scaled.source(0, bytes), piece.into());
+                }
+            }
+            Some((datatype, factor)) => scale(datatype, factor, source, slot.into()),
+            None if is_streamed => copy_streaming(source, slot.into()),
+            None => copy(source, slot.into()),
         }
         link.commit(&stamp).map_err(failed)?;
         Ok(Departure::Copied(bytes))

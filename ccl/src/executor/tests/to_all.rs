@@ -139,6 +139,40 @@ fn broadcast_from(data: &[u8], all: usize, is_far: bool) -> Vec<u8> {
 }
 
 #[test]
+fn what_is_scaled_reaches_near_and_far_readers() {
+    const RANKS: u32 = 3;
+    const FACTOR: i32 = -3;
+    let topology = Topology::single_host(RANKS, 2);
+    let model = CostModel::default_for(&topology);
+    // In pieces that are full and that are not.
+    for (count, is_far) in [100, 255, 256, 8000].into_iter().flat_map(|n| [(n, false), (n, true)]) {
+        let data: Vec<i32> = (0..count).collect();
+        let request = Case::new(Collective::AllReduce, RANKS, data.len(), 0).request;
+        let choice = choose(&request, &topology, &model, Some("one_shot")).unwrap();
+        let layout = Layout::new(&request, RANKS, choice.partition);
+        let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+        let (links, remembered) = links_to_all(Rank(0), RANKS, is_far);
+        let mut executor = Executor::new(Rank(0), links);
+        let mut result = vec![0; data.len()];
+        let buffers = [Region::of(&data), Region::of_mut(&mut result)];
+        let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+        let factor = Some(u64::from(FACTOR.cast_unsigned()));
+        let task = Task {
+            program: &program,
+            buffers: &buffers,
+            stamp: Stamp { sequence: 1, signature: request.signature(0) },
+            arithmetic: Some(Arithmetic { kernel, factor }),
+            is_straight: false,
+        };
+        assert!(begin(&mut executor, &task, &[None; 2]).send(0).unwrap());
+        let copied = std::mem::take(&mut remembered.lock().unwrap().copied);
+        let numbers = copied.chunks(4).map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap()));
+        let expected = data.iter().map(|number| number * FACTOR);
+        assert!(numbers.eq(expected), "{count} numbers, far: {is_far}");
+    }
+}
+
+#[test]
 fn a_link_to_all_is_told_how_many_send_on_such_links() {
     const RANKS: u32 = 4;
     let (links, remembered) = links_to_all(Rank(0), RANKS, false);
