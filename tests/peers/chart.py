@@ -26,7 +26,7 @@ STYLES = {
     LIMITS[REGISTERED]: {"color": "black", "linewidth": 1, "linestyle": ":", "marker": ""},
 }
 COLORS = {"Open MPI": "tab:blue", "MPICH": "tab:cyan", "Intel MPI": "tab:green", "oneCCL": "tab:olive",
-          "Gloo": "tab:purple"}
+          "Gloo": "tab:purple", "r2ccl in C": "tab:orange"}
 
 
 def draw(axis, part):
