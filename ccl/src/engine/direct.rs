@@ -78,6 +78,25 @@ impl Direct {
     pub(super) fn new(caches: Caches) -> Self {
         Self { stores: Stores::new(caches), ..Self::default() }
     }
+
+    /// Does a part of a call in these places, with stores of which it is known, or tried, that they are the faster ones.
+    fn carry_out(
+        &mut self,
+        call: Call,
+        (part, kernel): (&Part, Kernel),
+        places: Places<'_>,
+        look: impl Fn() -> Ended,
+    ) -> Ended {
+        let Self { block, stores, .. } = self;
+        stores.begin(call, stores.caches().share);
+        let started = stores.is_tried().then(clock::worked);
+        carry_out(part, kernel, places, block, stores.pass(), look)?;
+        if let Some(started) = started {
+            stores.count(clock::worked().saturating_sub(started));
+            stores.end();
+        }
+        Ok(())
+    }
 }
 
 /// What a rank tells of its buffers: where they can be reached, and by what its contribution is scaled.
@@ -239,15 +258,8 @@ impl Engine {
             let bytes = places.touched_bytes(&part);
             let is_root = request.collective.is_rooted() && request.root == self.me;
             let call = Call { bytes, is_root, ..Call::of(request.collective, &buffers) };
-            let Direct { block, stores, .. } = &mut direct;
-            stores.begin(call, stores.caches().share);
             let look = || limits.fault().map_or(Ok(()), |fault| Err(fault.into()));
-            let started = stores.is_tried().then(clock::worked);
-            carry_out(&part, arithmetic.kernel, places, block, stores.pass(), look)?;
-            if let Some(started) = started {
-                stores.count(clock::worked().saturating_sub(started));
-                stores.end();
-            }
+            direct.carry_out(call, (&part, arithmetic.kernel), places, look)?;
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;

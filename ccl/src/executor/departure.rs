@@ -1,7 +1,8 @@
 //! How bytes leave this rank: copied into the slots of a link, past the caches where its readers are far, or lent.
 
+use ccl_core::datatype::DataType;
 use ccl_core::program::{Action, Port, Span, StepIndex};
-use ccl_kernels::{copy, copy_streaming, scale};
+use ccl_kernels::{Region, copy, copy_streaming, scale};
 use ccl_transport::{Link, Loan};
 
 use super::{Failure, Run};
@@ -24,6 +25,20 @@ const SCALED_BYTES: usize = 16 << 10;
 #[inline(always)]
 pub(super) fn is_streamed(link: &dyn Link, bytes: usize) -> bool {
     bytes >= LEAST_STREAMED_BYTES && link.is_far()
+}
+
+/// Scales into a slot past the caches: block by block, `aside`, from where it is copied.
+fn scale_streaming(
+    (datatype, factor): (DataType, u64),
+    source: Region<'_>,
+    aside: Region<'_>,
+    slot: &mut [u8],
+) {
+    for (block, target) in slot.chunks_mut(SCALED_BYTES).enumerate() {
+        let (offset, bytes) = (block * SCALED_BYTES, target.len());
+        scale(datatype, factor, source.source(offset, bytes), aside.target(0, bytes));
+        copy_streaming(aside.source(0, bytes), target.into());
+    }
 }
 
 /// How the next bytes of a sending step leave.
@@ -75,15 +90,8 @@ impl Run<'_> {
         let Some(slot) = link.reserve(bytes).map_err(failed)? else { return Ok(Departure::Waits) };
         let source = memory.source(span.offset, bytes);
         match factor {
-            Some((datatype, factor)) if is_streamed => {
-                let pieces =
-                    (span.offset..).step_by(SCALED_BYTES).zip(slot.chunks_mut(SCALED_BYTES));
-                for (offset, piece) in pieces {
-                    let bytes = piece.len();
-                    let source = memory.source(offset, bytes);
-                    scale(datatype, factor, source, self.scaled.target(0, bytes));
-                    copy_streaming(self.scaled.source(0, bytes), piece.into());
-                }
+            Some(by) if is_streamed => {
+                scale_streaming(by, memory.part(span.offset, bytes), self.scaled, slot);
             }
             Some((datatype, factor)) => scale(datatype, factor, source, slot.into()),
             None if is_streamed => copy_streaming(source, slot.into()),

@@ -151,6 +151,26 @@ fn who_does_not_come_is_seen_until_it_does() {
 }
 
 #[test]
+fn nobody_is_awaited_in_a_call_that_was_given_up() {
+    inside("meetings::nobody_is_awaited_in_a_call_that_was_given_up", 2, || {
+        for protocol in [Protocol::LowLatency, Protocol::Push, Protocol::Pull] {
+            let [own, _other] = two_ranks();
+            let stream = gpu(0).stream().unwrap();
+            match protocol {
+                Protocol::LowLatency => low_latency(&own, &stream),
+                Protocol::Push => push(&own, &stream, 1, BLOCKS),
+                Protocol::Pull => pull(&own, &stream),
+            }
+            assert_eq!(seen(&own, protocol), Laggards { late: vec![1], slow: vec![] });
+            own.give_up();
+            stream.synchronise().unwrap();
+            own.look().unwrap().synchronise().unwrap();
+            assert_eq!(own.awaited(protocol), Laggards::default(), "{protocol:?}");
+        }
+    });
+}
+
+#[test]
 fn who_stops_in_a_call_is_seen_by_the_block_that_waits() {
     inside("meetings::who_stops_in_a_call_is_seen_by_the_block_that_waits", 2, || {
         let ranks = two_ranks();

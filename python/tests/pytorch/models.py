@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 STEPS = 4
 
@@ -62,3 +65,25 @@ def assert_close(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def train_sharded(mesh: DeviceMesh, device: torch.device | None = None) -> list[torch.Tensor]:
+    """The whole parameters of a model whose layers and rest are sharded, after some steps."""
+    model = Net().to(device)
+    for layer in (model.first, model.second, model.sometimes):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, device=device)
+    return [parameter.full_tensor().detach() for parameter in model.parameters()]
+
+
+def redistribute(mesh: DeviceMesh, whole: torch.Tensor) -> tuple[DTensor, DTensor]:
+    """Spreads a matrix over all ranks in every way, and returns it by rows and by columns."""
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = rows.redistribute(placements=[Shard(1)])
+    assert torch.equal(columns.full_tensor(), whole)
+    assert torch.equal(columns.redistribute(placements=[Replicate()]).to_local(), whole)
+    summed = DTensor.from_local(whole, mesh, [Partial()])
+    total = whole * dist.get_world_size()
+    assert torch.equal(summed.redistribute(placements=[Shard(0)]).full_tensor(), total)
+    return rows, columns

@@ -16,14 +16,23 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
-from models import STEPS, Net, assert_close, batch, reference, train
+from models import (
+    STEPS,
+    Net,
+    assert_close,
+    batch,
+    redistribute,
+    reference,
+    train,
+    train_sharded,
+)
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run_world
 
@@ -78,14 +87,7 @@ def test_ranks_with_fewer_inputs_join() -> None:
 
 def sharded_training() -> None:
     size = dist.get_world_size()
-    model = Net()
-    mesh = init_device_mesh("cpu", (size,))
-    for layer in (model.first, model.second, model.sometimes):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    train(model)
-    whole = [parameter.full_tensor().detach() for parameter in model.parameters()]
-    assert_close(whole, reference(size))
+    assert_close(train_sharded(init_device_mesh("cpu", (size,))), reference(size))
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -116,16 +118,10 @@ def test_optimizer_states_over_all_ranks() -> None:
 
 
 def redistributed_tensors() -> None:
-    size = dist.get_world_size()
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     # Not divisible by the number of ranks.
     whole = torch.arange(7 * 5, dtype=torch.float32).view(7, 5)
-    rows = distribute_tensor(whole, mesh, [Shard(0)])
-    columns = rows.redistribute(placements=[Shard(1)])
-    assert torch.equal(columns.full_tensor(), whole)
-    assert torch.equal(columns.redistribute(placements=[Replicate()]).to_local(), whole)
-    summed = DTensor.from_local(whole, mesh, [Partial()])
-    assert torch.equal(summed.redistribute(placements=[Shard(0)]).full_tensor(), whole * size)
+    rows, columns = redistribute(mesh, whole)
     product = rows @ distribute_tensor(torch.eye(5), mesh, [Replicate()])
     assert torch.equal(product.full_tensor(), whole)
     assert torch.equal((columns @ columns.t()).full_tensor(), whole @ whole.t())

@@ -9,12 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from devices import device, is_imitation
-from models import Net, assert_close, reference, train
+from models import Net, assert_close, redistribute, reference, train, train_sharded
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from worlds import run_world
 
@@ -91,14 +89,8 @@ def test_gradients_compressed_by_a_hook() -> None:
 
 def sharded_training() -> None:
     size = dist.get_world_size()
-    model = Net().to(device())
     mesh = init_device_mesh(device().type, (size,))
-    for layer in (model.first, model.second, model.sometimes):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    train(model, device=device())
-    whole = [parameter.full_tensor().detach() for parameter in model.parameters()]
-    assert_close(on_host(whole), reference(size))
+    assert_close(on_host(train_sharded(mesh, device())), reference(size))
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -107,16 +99,9 @@ def test_fully_sharded_training(size: int) -> None:
 
 
 def redistributed_tensors() -> None:
-    size = dist.get_world_size()
-    mesh = init_device_mesh(device().type, (size,))
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     # Not divisible by the number of ranks.
-    whole = torch.arange(7 * 5, dtype=torch.float32, device=device()).view(7, 5)
-    rows = distribute_tensor(whole, mesh, [Shard(0)])
-    columns = rows.redistribute(placements=[Shard(1)])
-    assert torch.equal(columns.full_tensor(), whole)
-    assert torch.equal(columns.redistribute(placements=[Replicate()]).to_local(), whole)
-    summed = DTensor.from_local(whole, mesh, [Partial()])
-    assert torch.equal(summed.redistribute(placements=[Shard(0)]).full_tensor(), whole * size)
+    redistribute(mesh, torch.arange(7 * 5, dtype=torch.float32, device=device()).view(7, 5))
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -50,6 +50,29 @@ fn what_is_written_where_it_was_read_counts_once() {
     assert_eq!(places.touched_bytes(&part), 300);
 }
 
+#[test]
+fn parts_that_fill_their_share_of_the_caches_are_stored_both_ways() {
+    const BYTES: usize = 1 << 12;
+    let mut memory = [0_u8; 2 * BYTES];
+    let whole = Region::of_mut(&mut memory);
+    let (root, other) = (whole.part(0, BYTES), whole.part(BYTES, BYTES));
+    let part = Part { from: Of::One(Rank(0)), source: 0, to: Of::All, target: 0, bytes: BYTES };
+    // What is read and written is as much as the share, and a bit less.
+    for (share, usual) in [(2 * BYTES, true), (2 * BYTES + 1, false)] {
+        let mut direct = Direct::new(Caches { share, all: 2 * share });
+        let call = Call { bytes: 2 * BYTES, ..Call::of(Collective::Broadcast, &[root, other]) };
+        let ways = [(); 6].map(|()| {
+            let inputs = [contribution(root)].into_iter().collect();
+            let outputs = [place(root, true), place(other, false)].into_iter().collect();
+            direct.carry_out(call, (&part, SUM), Places { inputs, outputs }, || Ok(())).unwrap();
+            direct.stores.pass() == usual
+        });
+        assert_eq!(ways, [true, true, false, false, true, true], "{share}");
+        let times = direct.stores.times(call).unwrap();
+        assert!(times.usual < u64::MAX && times.other < u64::MAX, "{times:?}");
+    }
+}
+
 /// What is carried out: sums, or copies of one input, into the first input itself if it is `in_place`, and into so many
 /// other outputs.
 #[derive(Clone, Copy, Debug)]
