@@ -148,13 +148,15 @@ impl<'a> Run<'a> {
         Ok(moved)
     }
 
+    /// Sends before it looks at the links: most often nothing has come yet when a call begins, and to find that out is a
+    /// system call.
     fn sweep_lanes(&mut self) -> Result<bool, Failure> {
         let mut moved = false;
-        for place in 0..self.pushed.len() {
-            moved |= self.push(self.pushed[place])?;
-        }
         for lane in 0..self.task.program.sends.len() {
             moved |= self.send(lane)?;
+        }
+        for place in 0..self.pushed.len() {
+            moved |= self.push(self.pushed[place])?;
         }
         if self.progress.left == self.task.program.steps.len() || !moved {
             moved |= self.copy();

@@ -6,6 +6,7 @@
     reason = "tests; the kinds that matter are named"
 )]
 
+mod order;
 mod to_all;
 
 use ccl_algorithms::{choose, names};
