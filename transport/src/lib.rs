@@ -14,7 +14,8 @@
 //! 3. **Bounded.** [`Link::reserve`] returns `None` while the peer has not released enough tiles;
 //!    that is back-pressure, not an error.
 //! 4. **Nothing blocks.** Every call returns at once. Work that needs a push (sockets) is done by
-//!    [`Link::progress`]; a link whose `progress` returns `false` had nothing to do.
+//!    [`Link::progress`]; a link whose `progress` returns `false` found nothing to do. It may have looked at a
+//!    part of its rails, and has looked at all of them after a few such calls.
 //! 5. **Received in place.** [`Link::peek`] lends the oldest tile until [`Link::release`].
 //! 6. **Errors are final.** After an error the link stays in error; it names what failed.
 //!

@@ -27,6 +27,7 @@ mod inbound;
 pub mod keeper;
 mod layout;
 mod link;
+mod looks;
 mod medium;
 mod meet;
 mod meter;

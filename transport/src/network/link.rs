@@ -2,14 +2,13 @@
 //! when a path dies.
 
 use std::fmt;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
 use ccl_core::queue::tile_bytes;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smallvec::SmallVec;
 
 use super::carrier::{Awaited, CONTROL, Carrier, Live, Wire};
@@ -18,14 +17,13 @@ use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::layout::{Geometry, Notice, TileHeader};
+use super::looks::{self, Expectation};
 use super::repair::{Repair, Terms};
 use super::split::Split;
 use super::{MAX_RAILS, RailTraffic};
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
 use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
 
-/// From so many rails on, one look at all descriptors is cheaper than a read from each.
-const LOOK_FIRST_RAILS: usize = 3;
 /// How long a link that is dropped waits at most for the peer's host to confirm what it has sent; it
 /// takes longer than a round trip only if a rail is dying.
 const LINGER: Duration = Duration::from_secs(2);
@@ -38,6 +36,7 @@ pub(super) struct NetworkLink {
     /// Filled by this end, read by the queue pairs.
     pub(super) outbound: Memory,
     pub(super) inbound: Inbound,
+    expectation: Expectation,
     pub(super) split: Split,
     census: Census,
     /// What was sent, and where it is.
@@ -98,6 +97,7 @@ impl NetworkLink {
             geometry,
             outbound,
             inbound: Inbound::new(geometry, inbound),
+            expectation: Expectation::new(),
             split: Split::new(&capacities, geometry.window_bytes()),
             census: Census::new(traffic.len()),
             window: Window::new(geometry.shape.slots),
@@ -129,18 +129,18 @@ impl NetworkLink {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
+    /// Looks at the rail on which something is expected, or at all.
+    fn poll_expected(&mut self) -> bool {
+        match self.expectation.look() {
+            Some(path) => self.poll_path(path),
+            None => self.poll_paths(),
+        }
+    }
+
     fn poll_paths(&mut self) -> bool {
-        let mut ready = [true; MAX_RAILS];
-        if self.carriers.len() >= LOOK_FIRST_RAILS {
-            look(&self.carriers, &mut ready);
-        }
-        let mut moved = false;
-        for (index, &ready) in (0..self.carriers.len()).zip(&ready) {
-            if ready {
-                moved |= self.poll_path(index);
-            }
-        }
-        moved
+        let ready = looks::ready(&self.carriers);
+        let ready = (0..self.carriers.len()).filter(|path| ready[*path]);
+        ready.fold(false, |moved, path| self.poll_path(path) | moved)
     }
 
     fn poll_path(&mut self, path: usize) -> bool {
@@ -196,6 +196,7 @@ impl NetworkLink {
                 if let Some(header) = self.inbound.inspect(low, bytes)? {
                     self.free(header.consumed)?;
                     self.inbound.deliver(&header);
+                    self.expectation.came(path, bytes);
                     self.resumed();
                 }
             }
@@ -401,7 +402,7 @@ impl Link for NetworkLink {
     /// Fails only when nothing is left to deliver: a peer that has said everything and left is no
     /// reason to lose what it said.
     fn progress(&mut self) -> Result<bool, TransportError> {
-        let mut moved = self.poll_paths();
+        let mut moved = self.poll_expected();
         if moved {
             self.used();
         }
@@ -466,28 +467,5 @@ impl Drop for NetworkLink {
             }
             clock::sleep(LINGER_PAUSE);
         }
-    }
-}
-
-/// Finds out with one call which paths are worth a poll.
-fn look(carriers: &[Carrier], ready: &mut [bool; MAX_RAILS]) {
-    let pair = |index: usize| carriers.get(index)?.live.as_ref().map(|live| &live.pair);
-    let descriptors: [Option<BorrowedFd<'_>>; MAX_RAILS] = std::array::from_fn(|index| {
-        let descriptor = pair(index)?.descriptor()?;
-        // SAFETY: the queue pair owns the descriptor and is borrowed as long as this is.
-        Some(unsafe { BorrowedFd::borrow_raw(descriptor) })
-    });
-    let Some(any) = descriptors.iter().flatten().next() else { return };
-    let mut polled: [PollFd<'_>; MAX_RAILS] = std::array::from_fn(|index| {
-        let descriptor = descriptors[index].as_ref().unwrap_or(any);
-        PollFd::from_borrowed_fd(*descriptor, PollFlags::IN)
-    });
-    if poll(&mut polled[..carriers.len()], Some(&Timespec::default())).is_err() {
-        return;
-    }
-    for index in 0..carriers.len() {
-        let is_readable = !polled[index].revents().is_empty();
-        let needs_poll = pair(index).is_some_and(|pair| pair.needs_poll());
-        ready[index] = is_readable || descriptors[index].is_none() || needs_poll;
     }
 }
