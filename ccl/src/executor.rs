@@ -8,6 +8,7 @@
 mod copies;
 mod departure;
 mod idle;
+mod looks;
 mod progress;
 mod rails;
 mod resume;
@@ -43,7 +44,7 @@ pub(crate) type Links = Vec<Option<Box<dyn Link>>>;
 pub(crate) struct Executor {
     me: Rank,
     links: Links,
-    /// Links that have to be pushed.
+    /// Links that have to be pushed, in order.
     pushed: Vec<usize>,
     /// Their sockets, and at which revision of the links they were collected.
     sockets: Vec<RawFd>,
@@ -155,9 +156,7 @@ impl<'a> Run<'a> {
         for lane in 0..self.task.program.sends.len() {
             moved |= self.send(lane)?;
         }
-        for place in 0..self.pushed.len() {
-            moved |= self.push(self.pushed[place])?;
-        }
+        moved |= self.look()?;
         if self.progress.left == self.task.program.steps.len() || !moved {
             moved |= self.copy();
         }
@@ -178,44 +177,6 @@ impl<'a> Run<'a> {
             false => self.progress.left == 0,
         };
         is_through && self.pushed.iter().all(flushed)
-    }
-
-    /// Lets a link do its own work. Tells whether there was any.
-    fn push(&mut self, index: usize) -> Result<bool, Failure> {
-        if self.broken[index].is_none() {
-            let Some(link) = &mut self.links[index] else { return Ok(false) };
-            match link.progress() {
-                Ok(moved) => return Ok(moved),
-                Err(cause) => self.broken[index] = Some(cause),
-            }
-        }
-        let mut open = self.open_sends().chain(self.open_receives());
-        match (open.find(|port| self.index(*port) == index), &self.broken[index]) {
-            (Some(port), Some(cause)) => {
-                Err(Failure::Link { peer: port.rank(), cause: cause.clone() })
-            }
-            _ => Ok(false),
-        }
-    }
-
-    /// The sockets on which something may arrive.
-    pub(crate) fn sockets(&mut self) -> &[RawFd] {
-        let pushed = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
-        let revision = pushed.clone().fold(0, |sum: u32, link| sum.wrapping_add(link.revision()));
-        if revision != *self.revision {
-            *self.revision = revision;
-            self.sockets.clear();
-            pushed.for_each(|link| link.descriptors(self.sockets));
-        }
-        self.sockets
-    }
-
-    /// Asks the links that need no push whether they are still sound.
-    pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
-        if self.task.is_straight {
-            self.look_ahead()?;
-        }
-        (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
     }
 
     fn index(&self, port: Port) -> usize {

@@ -24,6 +24,9 @@ pub(super) struct Progress {
     pub(super) used: Vec<usize>,
     /// Length of the oldest tile, by link, as of the last look at it.
     pub(super) oldest: Vec<usize>,
+    /// How often links were looked at, and at which of these looks each link was, by link.
+    pub(super) looks: u32,
+    pub(super) looked: Vec<u32>,
     /// Steps that have bytes left.
     pub(super) left: usize,
     /// Steps of a program that is run [straight](super::straight) that are done; nothing else above
@@ -34,7 +37,9 @@ pub(super) struct Progress {
 impl Progress {
     /// No program has moved anything yet.
     pub(super) fn new(links: usize) -> Self {
-        Self { used: vec![0; links], oldest: vec![0; links], ..Self::default() }
+        let by_link = || vec![0; links];
+        let (used, oldest, looked) = (by_link(), by_link(), vec![0; links]);
+        Self { used, oldest, looked, ..Self::default() }
     }
 
     /// Begins `program`. Tiles that the previous program did not use up stay as they are.

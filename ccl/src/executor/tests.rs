@@ -6,7 +6,7 @@
     reason = "tests; the kinds that matter are named"
 )]
 
-mod order;
+mod looks;
 mod to_all;
 
 use ccl_algorithms::{choose, names};

@@ -1,0 +1,109 @@
+//! Links that have to be pushed, those of the network: a look at one is a system call for each socket that it has.
+
+use std::os::fd::RawFd;
+
+use ccl_core::program::{Lane, Port};
+
+use super::{Failure, Run};
+
+/// One of so many sweeps looks at all links, whatever the program waits for.
+const SWEEPS: u32 = 32;
+
+impl Run<'_> {
+    /// Looks at the links on which the next steps wait, and at all now and then. Tells whether anything has moved.
+    pub(super) fn look(&mut self) -> Result<bool, Failure> {
+        self.progress.looks = self.progress.looks.wrapping_add(1);
+        let mut moved = false;
+        if self.pushed.len() <= 1 || self.progress.looks.is_multiple_of(SWEEPS) {
+            for place in 0..self.pushed.len() {
+                moved |= self.push(self.pushed[place])?;
+            }
+            return Ok(moved);
+        }
+        let program = self.task.program;
+        for (lane, Lane { port, .. }) in program.receives.iter().enumerate() {
+            if self.waits_to_receive(lane) {
+                moved |= self.push_once(*port)?;
+            }
+        }
+        for (lane, Lane { port, .. }) in program.sends.iter().enumerate() {
+            if self.waits_to_send(lane) {
+                moved |= self.push_once(*port)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Whether the next step of the lane could go on if more had arrived.
+    fn waits_to_receive(&self, lane: usize) -> bool {
+        let Lane { port, steps } = &self.task.program.receives[lane];
+        let Some(&step) = steps.get(self.progress.received[lane]) else { return false };
+        let missing = self.progress.allowed(self.task.program, step);
+        if missing == 0 {
+            return false;
+        }
+        let index = self.index(*port);
+        let tile = self.links[index].as_ref().and_then(|link| link.peek());
+        tile.is_none_or(|tile| tile.payload.len() - self.progress.used[index] < missing)
+    }
+
+    /// Whether the next step of the lane could go on if the link had room, or something has not left yet.
+    fn waits_to_send(&self, lane: usize) -> bool {
+        let Lane { port, steps } = &self.task.program.sends[lane];
+        let program = self.task.program;
+        let has_more =
+            |step: &u32| self.progress.limit(program, *step) > self.progress.posted[*step as usize];
+        let link = self.links[self.index(*port)].as_ref();
+        steps.get(self.progress.sent[lane]).is_some_and(has_more)
+            || link.is_some_and(|link| !link.flushed())
+    }
+
+    /// [Pushes](Self::push) a link that has to be pushed, and was not by this look.
+    fn push_once(&mut self, port: Port) -> Result<bool, Failure> {
+        let index = self.index(port);
+        let looks = self.progress.looks;
+        if self.progress.looked[index] == looks || self.pushed.binary_search(&index).is_err() {
+            return Ok(false);
+        }
+        self.progress.looked[index] = looks;
+        self.push(index)
+    }
+
+    /// Lets a link do its own work. Tells whether there was any.
+    fn push(&mut self, index: usize) -> Result<bool, Failure> {
+        if self.broken[index].is_none() {
+            let Some(link) = &mut self.links[index] else { return Ok(false) };
+            match link.progress() {
+                Ok(moved) => return Ok(moved),
+                Err(cause) => self.broken[index] = Some(cause),
+            }
+        }
+        let mut open = self.open_sends().chain(self.open_receives());
+        match (open.find(|port| self.index(*port) == index), &self.broken[index]) {
+            (Some(port), Some(cause)) => {
+                Err(Failure::Link { peer: port.rank(), cause: cause.clone() })
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// The sockets on which something may arrive.
+    pub(crate) fn sockets(&mut self) -> &[RawFd] {
+        let pushed = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
+        let revision = pushed.clone().fold(0, |sum: u32, link| sum.wrapping_add(link.revision()));
+        if revision != *self.revision {
+            *self.revision = revision;
+            self.sockets.clear();
+            pushed.for_each(|link| link.descriptors(self.sockets));
+        }
+        self.sockets
+    }
+
+    /// Asks the links that need no push whether they are still sound.
+    pub(crate) fn inspect(&mut self) -> Result<(), Failure> {
+        if self.task.is_straight {
+            self.look_ahead()?;
+        }
+        (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
+    }
+}

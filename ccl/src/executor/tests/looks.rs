@@ -1,0 +1,96 @@
+//! When a sweep looks at links that have to be pushed.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex};
+
+use ccl_transport::ring::RingLink;
+
+use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Done {
+    Look,
+    Send,
+}
+
+/// A link that has to be pushed, like one of the network, and notes what is done with it.
+#[derive(Debug)]
+struct Pushed {
+    ring: RingLink,
+    done: Arc<Mutex<Vec<Done>>>,
+}
+
+impl Link for Pushed {
+    fn tile_bytes(&self) -> usize {
+        self.ring.tile_bytes()
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.ring.reserve(bytes)
+    }
+
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        self.done.lock().unwrap().push(Done::Send);
+        self.ring.commit(stamp)
+    }
+
+    fn peek(&self) -> Option<Tile<'_>> {
+        self.ring.peek()
+    }
+
+    fn release(&mut self) -> Result<(), TransportError> {
+        self.ring.release()
+    }
+
+    fn progress(&mut self) -> Result<bool, TransportError> {
+        self.done.lock().unwrap().push(Done::Look);
+        self.ring.progress()
+    }
+
+    fn descriptors(&self, into: &mut Vec<RawFd>) {
+        into.push(0);
+    }
+}
+
+/// What rank 0 of so many does in an AllReduce of a few bytes over such links, so many sweeps long, in which nothing comes:
+/// what is done with the link to each of its peers.
+fn swept(ranks: u32, algorithm: &str, sweeps: u32) -> Vec<Vec<Done>> {
+    let topology = Topology::single_host(ranks, 2);
+    let model = CostModel::default_for(&topology);
+    let mut case = Case::new(Collective::AllReduce, ranks, 8, 0);
+    let choice = choose(&case.request, &topology, &model, Some(algorithm)).unwrap();
+    let layout = Layout::new(&case.request, ranks, choice.partition);
+    let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+    let stamp = Stamp { sequence: 1, signature: case.request.signature(choice.digest) };
+    let mut links: Links = (0..2 * ranks).map(|_| None).collect();
+    let (_peers, done): (Vec<RingLink>, Vec<_>) = (1..ranks as usize)
+        .map(|peer| {
+            let (ring, end) = memory::pair(SHAPES[1]);
+            let done: Arc<Mutex<Vec<Done>>> = Arc::default();
+            links[peer] = Some(Box::new(Pushed { ring, done: Arc::clone(&done) }));
+            (end, done)
+        })
+        .unzip();
+    let mut executor = Executor::new(Rank(0), links);
+    let buffers = [Region::of(&case.inputs[0]), Region::of_mut(&mut case.outputs[0])];
+    let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+    let arithmetic = Some(Arithmetic { kernel, factor: None });
+    let task = Task { program: &program, buffers: &buffers, stamp, arithmetic, is_straight: false };
+    let mut run = begin(&mut executor, &task, &[]);
+    for sweep in 0..sweeps {
+        assert_eq!(run.sweep().unwrap(), sweep == 0, "it sends, and then waits");
+    }
+    done.iter().map(|done| done.lock().unwrap().clone()).collect()
+}
+
+#[test]
+fn what_can_be_sent_leaves_before_anybody_looks_at_the_network() {
+    assert_eq!(swept(2, "one_shot", 2), [[Done::Send, Done::Look, Done::Look]]);
+}
+
+#[test]
+fn only_the_links_that_are_waited_for_are_looked_at_and_all_now_and_then() {
+    let looks = |done: &Vec<Done>| done.iter().filter(|done| **done == Done::Look).count();
+    let looks: Vec<usize> = swept(8, "recursive_doubling", 64).iter().map(looks).collect();
+    assert_eq!(looks, [64, 2, 2, 2, 2, 2, 2], "the first partner, and the others");
+}
