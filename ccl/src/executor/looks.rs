@@ -12,9 +12,12 @@ const SWEEPS: u32 = 32;
 impl Run<'_> {
     /// Looks at the links on which the next steps wait, and at all now and then. Tells whether anything has moved.
     pub(super) fn look(&mut self) -> Result<bool, Failure> {
-        self.progress.looks = self.progress.looks.wrapping_add(1);
         let mut moved = false;
-        if self.pushed.len() <= 1 || self.progress.looks.is_multiple_of(SWEEPS) {
+        if self.pushed.is_empty() {
+            return Ok(moved);
+        }
+        self.progress.looks = self.progress.looks.wrapping_add(1);
+        if self.progress.looks.is_multiple_of(SWEEPS) {
             for place in 0..self.pushed.len() {
                 moved |= self.push(self.pushed[place])?;
             }

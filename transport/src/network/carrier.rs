@@ -17,6 +17,9 @@ use crate::verbs::{
 /// Names of operations that carry no tile; tiles are named by their sequence.
 pub(super) const CONTROL: WorkId = WorkId(u64::MAX);
 const ANNOUNCEMENT: WorkId = WorkId(u64::MAX - 1);
+/// So many bytes of tiles are handed over at once on all paths of a link together, where they come so fast: copying them into
+/// the link's memory takes tens of microseconds, for which the first of them may wait.
+const CORK_BYTES: usize = 512 << 10;
 
 /// A connected path.
 #[derive(Debug)]
@@ -139,6 +142,11 @@ impl Live {
                 pair.post_send(WorkRequest { id: ANNOUNCEMENT, operation, signalled: false })
             });
         posted.map_err(|cause| TransportError::system("announce a ring", cause))
+    }
+
+    /// Lets this one of so many paths hand over several tiles at once.
+    pub(super) fn cork(&mut self, paths: usize) {
+        self.pair.cork(CORK_BYTES / paths);
     }
 
     /// Puts a receive in place of one that was used up.

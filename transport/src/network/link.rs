@@ -85,9 +85,11 @@ impl NetworkLink {
         let capacities: Vec<f64> = wires.iter().map(|wire| wire.capacity).collect();
         let start = traffic.first().map_or_else(clock::now, |rail| rail.start);
         let mut carriers = Vec::new();
+        let paths = wires.len();
         for (index, wire) in wires.into_iter().enumerate() {
             let Wire { name, rail, domain, pair, .. } = wire;
             let mut live = Live::new(domain, pair, &outbound, &inbound)?;
+            live.cork(paths);
             live.announce(index, geometry, &outbound)?;
             let (traffic, cause) = (Arc::clone(traffic), String::new());
             let (live, awaited) = (Some(live), Awaited::default());

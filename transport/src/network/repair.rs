@@ -304,7 +304,9 @@ impl NetworkLink {
         }
         let geometry = self.geometry;
         let live = Live::new(domain, pair, &self.outbound, &self.inbound.memory);
+        let paths = self.carriers.len();
         let announced = live.and_then(|mut live| {
+            live.cork(paths);
             live.announce(path, geometry, &self.outbound)?;
             Ok(live)
         });

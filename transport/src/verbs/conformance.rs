@@ -47,6 +47,10 @@ const VARIANTS: &[Variant] = &[
     }),
     ("soft, seed 1", BOTH_SOFT, |plain| wrap(plain, Script::benign(1))),
     ("soft, seed 2", BOTH_SOFT, |plain| wrap(plain, Script::benign(2))),
+    ("soft, corked", BOTH_SOFT, |mut plain| {
+        plain.cork(usize::MAX);
+        plain
+    }),
     ("soft, interrupted", BOTH_SOFT, |plain| over(plain, Flicker::default())),
     ("virtual, resend", || Some(virtual_soft(Evidence::Resend)), |plain| plain),
     ("virtual, handshake", || Some(virtual_soft(Evidence::Handshake)), |plain| plain),

@@ -191,6 +191,10 @@ impl QueuePair for Faulty {
         Ok(())
     }
 
+    fn cork(&mut self, bytes: usize) {
+        self.inner.cork(bytes);
+    }
+
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         if self.owed_receives > 0 {
             self.owed_receives -= 1;

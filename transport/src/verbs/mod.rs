@@ -143,6 +143,12 @@ pub trait QueuePair: Send + fmt::Debug {
         Ok(())
     }
 
+    /// Lets operations on much memory wait for the next poll, until so many bytes have come together: fewer and larger calls of
+    /// the kernel, where a device needs them for each. With none, as at first, they start when they are posted.
+    fn cork(&mut self, bytes: usize) {
+        let _ = bytes;
+    }
+
     /// Queues memory for one message of the peer.
     ///
     /// # Errors

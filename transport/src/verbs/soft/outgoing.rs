@@ -19,6 +19,9 @@ const INLINE_BYTES: usize = 16;
 /// So few bytes are copied to one place first: for the kernel to gather them takes longer.
 const GATHERED_BYTES: usize = 256;
 
+/// Frames with so many bytes of payload are worth waiting for others.
+const LARGE_BYTES: usize = 64 << 10;
+
 #[derive(Debug)]
 pub(super) struct Frame {
     pub(super) header: [u8; HEADER_BYTES],
@@ -76,6 +79,8 @@ pub(super) struct Outgoing {
     frames: VecDeque<Frame>,
     /// Bytes of the first frame that the kernel has.
     sent: usize,
+    /// Large frames may wait until there are so many bytes.
+    cork_bytes: usize,
 }
 
 impl Outgoing {
@@ -90,6 +95,18 @@ impl Outgoing {
 
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty()
+    }
+
+    /// Lets large frames wait until there are so many bytes.
+    pub(super) fn cork(&mut self, bytes: usize) {
+        self.cork_bytes = bytes;
+    }
+
+    /// Whether what is queued, large frames at the end, can wait for more.
+    pub(super) fn is_corked(&self) -> bool {
+        let is_large = |frame: &Frame| frame.payload.bytes() >= LARGE_BYTES;
+        let bytes = || self.frames.iter().map(Frame::bytes).sum::<usize>();
+        self.frames.back().is_some_and(is_large) && bytes() < self.cork_bytes
     }
 
     pub(super) fn frames(&self) -> usize {

@@ -328,16 +328,20 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn post_send_list(&mut self, requests: &[WorkRequest]) -> Result<(), (usize, PostError)> {
-        // While frames wait the kernel has no room, and the next poll tries again.
-        let waiting = !self.outgoing.is_empty();
+        // While other frames wait the kernel has no room, and the next poll tries again.
+        let waiting = !self.outgoing.is_empty() && !self.outgoing.is_corked();
         let mut queued = requests.iter().enumerate();
         let outcome = queued.try_for_each(|(index, request)| {
             self.queue(request, index > 0).map_err(|cause| (index, cause))
         });
-        if !waiting {
+        if !waiting && !self.outgoing.is_corked() {
             self.transmit();
         }
         outcome
+    }
+
+    fn cork(&mut self, bytes: usize) {
+        self.outgoing.cork(bytes);
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {

@@ -30,9 +30,13 @@ fn soon() -> Instant {
 
 impl Bench {
     fn new() -> Self {
+        Self::with_memory(4096)
+    }
+
+    fn with_memory(bytes: usize) -> Self {
         let device = SoftDevice::new("nic".into(), "127.0.0.1".parse().unwrap());
         let domain = device.domain().unwrap();
-        let memory = || Memory::allocate(4096).unwrap();
+        let memory = || Memory::allocate(bytes).unwrap();
         let region = domain.register(&memory(), Access::ALL).unwrap();
         let private = domain.register(&memory(), Access::LOCAL).unwrap();
         let mut pair = domain.queue_pair(Depth { sends: 64, receives: 64 }).unwrap();
@@ -68,10 +72,39 @@ impl Bench {
     }
 
     fn write(&mut self, id: u64) {
+        self.write_bytes(id, 8);
+    }
+
+    fn write_bytes(&mut self, id: u64, bytes: usize) {
         let target = RemoteAddress { address: 0, ..self.region.remote(0) };
-        let operation = Operation::Write { source: self.region.segment(0, 8), target };
+        let operation = Operation::Write { source: self.region.segment(0, bytes), target };
         self.pair.post_send(WorkRequest { id: WorkId(id), operation, signalled: true }).unwrap();
     }
+}
+
+#[test]
+fn large_operations_wait_for_others_or_for_a_poll() {
+    const LARGE: usize = 64 << 10;
+    let ways: [(&str, fn(&mut Bench)); 3] = [
+        ("enough of them", |bench| bench.write_bytes(2, LARGE)),
+        ("a small one", |bench| bench.write(2)),
+        ("a poll", |bench| assert!(bench.pair.poll(&mut bench.done))),
+    ];
+    for (what, uncork) in ways {
+        let mut bench = Bench::with_memory(LARGE);
+        bench.pair.cork(2 * LARGE);
+        bench.write_bytes(1, LARGE);
+        assert!(!bench.pair.flushed() && bench.pair.needs_poll());
+        bench.peer.set_nonblocking(true).unwrap();
+        assert!(bench.peer.peek(&mut [0]).is_err(), "nothing has left");
+        bench.peer.set_nonblocking(false).unwrap();
+        uncork(&mut bench);
+        let mut header = [0];
+        assert_eq!(bench.peer.peek(&mut header).unwrap(), 1, "{what}");
+    }
+    let mut bench = Bench::with_memory(LARGE);
+    bench.write_bytes(1, LARGE);
+    assert_eq!(bench.hear().kind, Kind::Write, "without a cork");
 }
 
 #[test]
