@@ -38,6 +38,9 @@ use pauses::Pauses;
 
 /// Buffers of the application stand behind these in a group of sends and receives.
 const FIRST_MESSAGE_BUFFER: u16 = 3;
+/// Who has waited for so long tells peers on other hosts what has arrived, whatever else there is to send: links on which
+/// nothing is under way would not find out that a rail swallows all.
+const CONFIRM_AFTER: Duration = Duration::from_millis(1);
 
 /// How operations ended. A call of a few bytes passes this through several layers, so it is as small as a register.
 pub(crate) type Ended = Result<(), Box<Error>>;
@@ -380,7 +383,11 @@ impl Engine {
                     }
                     _ => {}
                 }
-                if now - *started.get_or_insert(now) >= limits.timeout() {
+                let waited = now - *started.get_or_insert(now);
+                if waited >= CONFIRM_AFTER {
+                    run.confirm();
+                }
+                if waited >= limits.timeout() {
                     let call = task.stamp.signature.to_string();
                     let seconds = limits.timeout().as_secs_f64();
                     return Err(Error::Deadline { call, seconds, waiting: run.waiting() }.into());

@@ -154,8 +154,8 @@ pub trait Link: Send + fmt::Debug {
         true
     }
 
-    /// Tells the peer what was released, however little that is: for who has nothing else to do, so that
-    /// the peer's end is [settled](Self::settled).
+    /// Tells the peer what was released, however little that is, and what has arrived on every rail: for who has nothing else
+    /// to do, so that the peer's end is [settled](Self::settled).
     fn confirm(&mut self) {}
 
     /// Grows whenever [`Self::descriptors`] would give something else.

@@ -109,4 +109,14 @@ impl Run<'_> {
         }
         (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
     }
+
+    /// Tells peers what has arrived from them, on all links that have to be pushed.
+    pub(crate) fn confirm(&mut self) {
+        for &index in self.pushed {
+            if let Some(link) = self.links[index].as_mut().filter(|_| self.broken[index].is_none())
+            {
+                link.confirm();
+            }
+        }
+    }
 }

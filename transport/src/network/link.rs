@@ -131,12 +131,17 @@ impl NetworkLink {
         self.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Looks at the rail on which something is expected, or at all.
+    /// Looks at the rail on which something is expected, and at those that have something to send; or at all.
     fn poll_expected(&mut self) -> bool {
-        match self.expectation.look() {
-            Some(path) => self.poll_path(path),
-            None => self.poll_paths(),
+        let Some(expected) = self.expectation.look() else { return self.poll_paths() };
+        let waits = |live: &Live| !live.pair.flushed();
+        let mut moved = false;
+        for path in 0..self.carriers.len() {
+            if path == expected || self.carriers[path].live.as_ref().is_some_and(waits) {
+                moved |= self.poll_path(path);
+            }
         }
+        moved
     }
 
     fn poll_paths(&mut self) -> bool {
@@ -437,6 +442,8 @@ impl Link for NetworkLink {
 
     fn confirm(&mut self) {
         self.post_credit(1);
+        let live = self.carriers.iter_mut().filter_map(|carrier| carrier.live.as_mut());
+        live.for_each(|live| live.pair.acknowledge());
     }
 
     fn descriptors(&self, into: &mut Vec<RawFd>) {

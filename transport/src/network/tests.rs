@@ -1,6 +1,7 @@
 //! Links over loopback addresses as NICs, with real sockets.
 
 mod impostor;
+mod large;
 
 use std::collections::BTreeSet;
 use std::io::Write;

@@ -225,6 +225,10 @@ impl QueuePair for Faulty {
         moved
     }
 
+    fn acknowledge(&mut self) {
+        self.inner.acknowledge();
+    }
+
     fn fail(&mut self) {
         self.inner.fail();
     }

@@ -159,6 +159,9 @@ pub trait QueuePair: Send + fmt::Debug {
     /// anything happened.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool;
 
+    /// Tells the peer what was executed, where a device lets that wait for something else to send.
+    fn acknowledge(&mut self) {}
+
     /// Goes to `Error` and flushes everything outstanding. Nothing posted earlier is executed at this
     /// end afterwards, and nothing more leaves it.
     fn fail(&mut self);

@@ -380,6 +380,13 @@ impl QueuePair for SoftQueuePair {
         moved || completed
     }
 
+    fn acknowledge(&mut self) {
+        if self.state == State::ReadyToSend && !self.executed.is_reported() {
+            self.push(Header::new(Kind::Acknowledge, 0), None);
+            self.transmit();
+        }
+    }
+
     fn fail(&mut self) {
         self.take_what_has_arrived();
         self.state = State::Error;

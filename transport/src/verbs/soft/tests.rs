@@ -82,10 +82,13 @@ impl Bench {
     }
 }
 
+/// What makes a large operation leave.
+type Uncork = fn(&mut Bench);
+
 #[test]
 fn large_operations_wait_for_others_or_for_a_poll() {
     const LARGE: usize = 64 << 10;
-    let ways: [(&str, fn(&mut Bench)); 3] = [
+    let ways: [(&str, Uncork); 3] = [
         ("enough of them", |bench| bench.write_bytes(2, LARGE)),
         ("a small one", |bench| bench.write(2)),
         ("a poll", |bench| assert!(bench.pair.poll(&mut bench.done))),
@@ -182,6 +185,16 @@ fn acknowledgements_ride_on_what_goes_the_other_way() {
     }
     let frame = bench.hear();
     assert_eq!((frame.kind, frame.acknowledged), (Kind::Acknowledge, 2));
+    bench.say(&Header { acknowledged: 1, ..write });
+    while !bench.pair.poll(&mut bench.done) {
+        assert!(clock::now() < deadline);
+    }
+    bench.pair.acknowledge();
+    let frame = bench.hear();
+    assert_eq!((frame.kind, frame.acknowledged), (Kind::Acknowledge, 3), "at once if it has to be");
+    bench.pair.acknowledge();
+    bench.write(2);
+    assert_eq!(bench.hear().kind, Kind::Write, "once");
 }
 
 #[test]
