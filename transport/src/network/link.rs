@@ -442,6 +442,7 @@ impl Link for NetworkLink {
 
     fn confirm(&mut self) {
         self.post_credit(1);
+        self.expectation.give_up();
         let live = self.carriers.iter_mut().filter_map(|carrier| carrier.live.as_mut());
         live.for_each(|live| live.pair.acknowledge());
     }

@@ -78,6 +78,11 @@ impl Expectation {
         self.blind += bytes / LOOK_BYTES;
     }
 
+    /// Nothing is expected any more, until the next tile has come.
+    pub(super) fn give_up(&mut self) {
+        self.vain = PATIENCE;
+    }
+
     /// The rail at which to look and at no other; `None` to look at all.
     pub(super) fn look(&mut self) -> Option<usize> {
         self.vain = PATIENCE.min(self.vain + 1);
@@ -118,6 +123,10 @@ mod tests {
         let all = PATIENCE as usize;
         assert_eq!(at_all(&looks[..all]), 4);
         assert_eq!(at_all(&looks[all..]), all);
+        expectation.came(2, 72);
+        assert_eq!(expectation.look(), Some(2), "twice on the same");
+        expectation.give_up();
+        assert_eq!(expectation.look(), None);
     }
 
     #[test]
