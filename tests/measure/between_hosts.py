@@ -3,7 +3,7 @@
 
     tests/measure/between_hosts.py rails --rails 8 --rate 300mbit     beside iperf3, on the testbed (needs root)
     tests/measure/between_hosts.py loopback                           beside plain sockets, without any limit
-    tests/measure/between_hosts.py latency [--torch PYTHON]           8 bytes, beside MPIs and Gloo over TCP
+    tests/measure/between_hosts.py peers [--torch PYTHON]             8 bytes and more, beside MPIs and Gloo over TCP
 
 Intel MPI is looked for where `tests/peers/compare.py --install` puts it (`--peers`, its `--build`). The candidates take turns, round by round; what is printed are medians over the rounds, and the least and most. Bandwidths are those of a
 direction. Between two hosts the bus bandwidth of nccl-tests is what each host sends, and receives, per second.
@@ -27,17 +27,18 @@ IPERF_OMITTED = 1
 PORT = 5201
 LIMIT = 120  # seconds for any program
 SMALL_CALLS = 5000
+CALLS_BYTES = 256 << 20  # of larger messages, all calls together
 
 
 def main():
     options = arguments()
-    {"rails": rails, "loopback": loopback, "latency": latency, "iperf": iperf}[options.command](options)
+    {"rails": rails, "loopback": loopback, "peers": peers, "iperf": iperf}[options.command](options)
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("rails", "loopback", "latency"):
+    for name in ("rails", "loopback", "peers"):
         command = commands.add_parser(name)
         command.add_argument("--build", default="target/release", help="folder of the binaries")
         command.add_argument("--rounds", type=int, default=5)
@@ -46,16 +47,19 @@ def arguments():
     commands.choices["rails"].add_argument("--rails", type=int, default=8)
     commands.choices["rails"].add_argument("--rate", default="300mbit", help="of every rail, in mbit or gbit")
     commands.choices["loopback"].add_argument("--pairs", type=int, default=1, help="ranks of each host")
-    commands.choices["latency"].add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch, for Gloo")
-    commands.choices["latency"].add_argument("--peers", default="target/peers", type=Path, metavar="FOLDER", help="where Intel MPI is")
+    command = commands.choices["peers"]
+    command.add_argument("--sizes", type=sizes, default="8")
+    command.add_argument("--operations", type=lambda text: text.split(","), default="all_reduce", metavar="OPERATION,...")
+    command.add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch, for Gloo")
+    command.add_argument("--peers", default="target/peers", type=Path, metavar="FOLDER", help="where Intel MPI is")
     # What runs on the testbed, on both hosts.
     commands.add_parser("iperf").add_argument("rails", type=int)
     return parser.parse_args()
 
 
 def sizes(text):
-    """Bytes of sizes such as `32M,64M`."""
-    return [int(size[:-1]) * UNITS[size[-1].upper()] for size in text.split(",")]
+    """Bytes of sizes such as `8,32M`."""
+    return [int(size) if size.isdigit() else int(size[:-1]) * UNITS[size[-1].upper()] for size in text.split(",")]
 
 
 # The rails of the testbed
@@ -123,12 +127,12 @@ def loopback(options):
     report(options, samples, "sockets")
 
 
-# Latency
+# Peers
 
 
-def latency(options):
-    """8 bytes among two ranks, all over TCP."""
-    candidates = {"r2ccl": lambda: ours(options)}
+def peers(options):
+    """Collectives among two ranks, all over TCP; a broadcast is in place, as those of MPIs are."""
+    candidates = {"r2ccl": lambda *case: ours(options, *case)}
     with tempfile.TemporaryDirectory() as folder:
         over_tcp = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
         add_mpi(candidates, folder, "openmpi", ["--allow-run-as-root", *over_tcp], {})
@@ -136,20 +140,46 @@ def latency(options):
         add_mpi(candidates, folder, "mpich", [], apart)
         add_intel_mpi(candidates, folder, options.peers.absolute())
         if options.torch:
-            gloo = [options.torch, str(PEERS / "gloo_perf.py"), "2", "all_reduce", "5", f"8:{SMALL_CALLS}"]
-            candidates["Gloo"] = lambda: peer(gloo, {})
-        samples = {}
-        for _ in range(options.rounds):
-            for name, measure in candidates.items():
-                add(samples, name, measure())
-    print(f"| all_reduce of 8 bytes, {options.rounds} rounds | µs | least to most |\n|---|---|---|")
-    for name, values in samples.items():
-        print(f"| {name} | {statistics.median(values):.1f} | {min(values):.1f} – {max(values):.1f} |")
+            candidates["Gloo"] = lambda *case: peer([options.torch, str(PEERS / "gloo_perf.py"), "2"], {}, *case)
+        print(f"Medians of {options.rounds} rounds in microseconds, least and most in brackets")
+        print(f"| | {' | '.join(candidates)} | best peer / r2ccl |")
+        print("|---" * (len(candidates) + 2) + "|")
+        for operation in options.operations:
+            for size in options.sizes:
+                samples = {}
+                for _ in range(options.rounds):
+                    for name, measure in candidates.items():
+                        add(samples, name, measure(operation, size))
+                print(f"| {operation} of {name_of(size)} | {' | '.join(map(spread, samples.values()))} | {advantage(samples)} |", flush=True)
 
 
-def ours(options):
+def spread(samples):
+    """A median, and what it is the median of."""
+    return f"{statistics.median(samples):.1f} ({min(samples):.1f} – {max(samples):.1f})"
+
+
+def advantage(samples):
+    """How many times as fast as the fastest peer this library is."""
+    medians = {name: statistics.median(times) for name, times in samples.items()}
+    own = medians.pop("r2ccl")
+    return f"{min(medians.values()) / own:.2f}" if medians else "-"
+
+
+def name_of(size):
+    """Bytes in words: the largest unit of which they are a whole number."""
+    unit = next((unit for unit in reversed(UNITS) if size % UNITS[unit] == 0), None)
+    return f"{size // UNITS[unit]} {unit}B" if unit else f"{size} B"
+
+
+def calls_of(size):
+    """So many calls take long enough, and not too long."""
+    return max(10, min(SMALL_CALLS, CALLS_BYTES // size))
+
+
+def ours(options, operation, size):
     """Microseconds of a call of this library."""
-    return results(options, "all_reduce", 8, [], ["--hosts", "2", "--ranks", "2"], SMALL_CALLS)["time"]
+    place = "in_place" if operation == "broadcast" else "out_of_place"
+    return results(options, operation, size, [], ["--hosts", "2", "--ranks", "2"], calls_of(size), place)["time"]
 
 
 def add_mpi(candidates, folder, name, arguments, environment):
@@ -178,12 +208,12 @@ def add_built(candidates, name, program, compiler, launch, environment, links=()
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"not measured: {name}: {error}", file=sys.stderr)
         return
-    command = [*launch, program, "all_reduce", "5", f"8:{SMALL_CALLS}"]
-    candidates[name] = lambda: peer(command, environment)
+    candidates[name] = lambda *case: peer([*launch, program], environment, *case)
 
 
-def peer(command, environment):
+def peer(command, environment, operation, size):
     """Microseconds of a call of another library, which has checked its results."""
+    command = [*command, operation, "5", f"{size}:{calls_of(size)}"]
     _, microseconds, wrong = text_of(command, env={**os.environ, **environment}).split()[-3:]
     if wrong != "0":
         sys.exit(f"{command[0]}: {wrong} wrong elements")
@@ -202,14 +232,14 @@ def busbw(options, collective, size, bed, flags):
     return results(options, collective, size, bed, flags, max(2, (256 << 20) // size))["bus_bw"]
 
 
-def results(options, collective, size, bed, flags, calls):
-    """The row of nccl-tests' table, out of place, as a dictionary."""
+def results(options, collective, size, bed, flags, calls, place="out_of_place"):
+    """The row of nccl-tests' table as a dictionary."""
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
         size = str(size)
         binary = [path(options, f"{collective}_perf"), *flags]
         text_of([*bed, *binary, "-b", size, "-e", size, "-n", str(calls), "-w", "3", "-c", "1", "-J", report])
-        row = json.loads(Path(report).read_text())["results"][0]["out_of_place"]
+        row = json.loads(Path(report).read_text())["results"][0][place]
     if row["nwrong"]:
         sys.exit(f"{collective}: {row['nwrong']} wrong elements")
     return row
