@@ -27,6 +27,7 @@ IPERF_OMITTED = 1
 PORT = 5201
 LIMIT = 120  # seconds for any program
 SMALL_CALLS = 5000
+NOTHING_US = 0.5  # less than any call of the kernel that sends takes
 CALLS_BYTES = 256 << 20  # of larger messages, all calls together
 
 
@@ -162,8 +163,8 @@ def advantage(samples):
     """How many times as fast as the fastest peer this library is."""
     medians = {name: statistics.median(times) for name, times in samples.items()}
     own = medians.pop("r2ccl")
-    # Blocks are whole multiples of 16 bytes, and MPIs do nothing where there is none.
-    real = [median for median in medians.values() if median > 0]
+    # Blocks are whole multiples of 16 bytes, and MPIs do nothing where there is none: that takes no time.
+    real = [median for median in medians.values() if median >= NOTHING_US]
     return f"{min(real) / own:.2f}" if real else "-"
 
 
@@ -249,7 +250,6 @@ def results(options, collective, size, bed, flags, calls, place="out_of_place"):
 
 def report(options, samples, base, busy=None):
     """A Markdown table of shares."""
-    share_of = " (share of processors)" if busy else ""
     print(f"| | {' | '.join(f'{size >> 20} MB' for size in options.sizes)} |")
     print("|---" * (1 + len(options.sizes)) + "|")
     bases = [statistics.median(samples.get((base, size), samples.get(base))) for size in options.sizes]
