@@ -20,6 +20,7 @@ from pathlib import Path
 
 PEERS = Path(__file__).resolve().parent.parent / "peers"
 COLLECTIVES = ["all_reduce", "all_gather", "reduce_scatter", "alltoall"]
+OPERATIONS = [*COLLECTIVES, "broadcast"]
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Of iperf3, in seconds: what is measured, and what is left out before.
 IPERF_SECONDS = 3
@@ -50,7 +51,7 @@ def arguments():
     commands.choices["loopback"].add_argument("--pairs", type=int, default=1, help="ranks of each host")
     command = commands.choices["peers"]
     command.add_argument("--sizes", type=sizes, default="8")
-    command.add_argument("--operations", type=lambda text: text.split(","), default="all_reduce", metavar="OPERATION,...")
+    command.add_argument("--operations", type=operations, default="all_reduce", metavar="OPERATION,...", help=", ".join(OPERATIONS))
     command.add_argument("--torch", metavar="PYTHON", help="a Python with PyTorch, for Gloo")
     command.add_argument("--peers", default="target/peers", type=Path, metavar="FOLDER", help="where Intel MPI is")
     # What runs on the testbed, on both hosts.
@@ -60,7 +61,16 @@ def arguments():
 
 def sizes(text):
     """Bytes of sizes such as `8,32M`."""
-    return [int(size) if size.isdigit() else int(size[:-1]) * UNITS[size[-1].upper()] for size in text.split(",")]
+    return [int(size.rstrip("KMGkmg")) * UNITS.get(size[-1:].upper(), 1) for size in text.split(",")]
+
+
+def operations(text):
+    """Names of collectives that all candidates know."""
+    names = text.split(",")
+    unknown = sorted(set(names) - set(OPERATIONS))
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(OPERATIONS)}")
+    return names
 
 
 # The rails of the testbed

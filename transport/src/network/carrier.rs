@@ -108,12 +108,14 @@ pub(super) struct Live {
 }
 
 impl Live {
+    /// One of so many paths of a link.
     pub(super) fn new(
         domain: Box<dyn Domain>,
-        pair: Box<dyn QueuePair>,
-        outbound: &Memory,
-        inbound: &Memory,
+        mut pair: Box<dyn QueuePair>,
+        (outbound, inbound): (&Memory, &Memory),
+        paths: usize,
     ) -> Result<Self, TransportError> {
+        pair.cork(CORK_BYTES / paths);
         let outbound = domain.register(outbound, Access::LOCAL)?;
         let inbound = domain.register(inbound, Access::WRITE)?;
         Ok(Self { pair, outbound, inbound, _domain: domain, block: None })
@@ -142,11 +144,6 @@ impl Live {
                 pair.post_send(WorkRequest { id: ANNOUNCEMENT, operation, signalled: false })
             });
         posted.map_err(|cause| TransportError::system("announce a ring", cause))
-    }
-
-    /// Lets this one of so many paths hand over several tiles at once.
-    pub(super) fn cork(&mut self, paths: usize) {
-        self.pair.cork(CORK_BYTES / paths);
     }
 
     /// Puts a receive in place of one that was used up.

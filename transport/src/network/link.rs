@@ -88,8 +88,7 @@ impl NetworkLink {
         let paths = wires.len();
         for (index, wire) in wires.into_iter().enumerate() {
             let Wire { name, rail, domain, pair, .. } = wire;
-            let mut live = Live::new(domain, pair, &outbound, &inbound)?;
-            live.cork(paths);
+            let mut live = Live::new(domain, pair, (&outbound, &inbound), paths)?;
             live.announce(index, geometry, &outbound)?;
             let (traffic, cause) = (Arc::clone(traffic), String::new());
             let (live, awaited) = (Some(live), Awaited::default());

@@ -303,10 +303,9 @@ impl NetworkLink {
             self.give_up(path, Evidence::Peer, "the peer made a new connection".into());
         }
         let geometry = self.geometry;
-        let live = Live::new(domain, pair, &self.outbound, &self.inbound.memory);
-        let paths = self.carriers.len();
+        let memory = (&self.outbound, &self.inbound.memory);
+        let live = Live::new(domain, pair, memory, self.carriers.len());
         let announced = live.and_then(|mut live| {
-            live.cork(paths);
             live.announce(path, geometry, &self.outbound)?;
             Ok(live)
         });

@@ -2,6 +2,7 @@
 
 mod impostor;
 mod large;
+mod looks;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -114,9 +115,13 @@ pub(super) fn stream(from: &mut dyn Link, to: &mut dyn Link, tiles: u32, bytes: 
     }
 }
 
+/// Why a link fails, once nothing is left to deliver.
 fn failure(link: &mut dyn Link) -> TransportError {
     let deadline = soon();
     loop {
+        while link.peek().is_some() {
+            link.release().unwrap();
+        }
         if let Err(failure) = link.progress() {
             return failure;
         }

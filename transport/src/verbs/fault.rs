@@ -191,10 +191,6 @@ impl QueuePair for Faulty {
         Ok(())
     }
 
-    fn cork(&mut self, bytes: usize) {
-        self.inner.cork(bytes);
-    }
-
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         if self.owed_receives > 0 {
             self.owed_receives -= 1;
@@ -226,7 +222,9 @@ impl QueuePair for Faulty {
     }
 
     fn acknowledge(&mut self) {
-        self.inner.acknowledge();
+        if !self.is_silent() {
+            self.inner.acknowledge();
+        }
     }
 
     fn fail(&mut self) {
@@ -389,6 +387,10 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
         Ok(())
     }
 
+    fn cork(&mut self, bytes: usize) {
+        self.inner.cork(bytes);
+    }
+
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         self.inner.post_receive(request)
     }
@@ -403,6 +405,12 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
             self.confirmed(&completions[before..]);
         }
         moved
+    }
+
+    fn acknowledge(&mut self) {
+        if !self.loss().outgoing {
+            self.inner.acknowledge();
+        }
     }
 
     /// What waited is flushed.

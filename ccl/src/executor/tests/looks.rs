@@ -52,12 +52,12 @@ impl Link for Pushed {
     }
 }
 
-/// What rank 0 of so many does in an AllReduce of a few bytes over such links, so many sweeps long, in which nothing comes:
-/// what is done with the link to each of its peers.
-fn swept(ranks: u32, algorithm: &str, sweeps: u32) -> Vec<Vec<Done>> {
+/// What rank 0 of so many does in an AllReduce of so many numbers over such links, so many sweeps long, in which nothing
+/// comes: what is done with the link to each of its peers.
+fn swept(ranks: u32, count: usize, algorithm: &str, sweeps: u32) -> Vec<Vec<Done>> {
     let topology = Topology::single_host(ranks, 2);
     let model = CostModel::default_for(&topology);
-    let mut case = Case::new(Collective::AllReduce, ranks, 8, 0);
+    let mut case = Case::new(Collective::AllReduce, ranks, count, 0);
     let choice = choose(&case.request, &topology, &model, Some(algorithm)).unwrap();
     let layout = Layout::new(&case.request, ranks, choice.partition);
     let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
@@ -85,12 +85,20 @@ fn swept(ranks: u32, algorithm: &str, sweeps: u32) -> Vec<Vec<Done>> {
 
 #[test]
 fn what_can_be_sent_leaves_before_anybody_looks_at_the_network() {
-    assert_eq!(swept(2, "one_shot", 2), [[Done::Send, Done::Look, Done::Look]]);
+    assert_eq!(swept(2, 8, "one_shot", 2), [[Done::Send, Done::Look, Done::Look]]);
 }
 
 #[test]
 fn only_the_links_that_are_waited_for_are_looked_at_and_all_now_and_then() {
     let looks = |done: &Vec<Done>| done.iter().filter(|done| **done == Done::Look).count();
-    let looks: Vec<usize> = swept(8, "recursive_doubling", 64).iter().map(looks).collect();
+    let looks: Vec<usize> = swept(8, 8, "recursive_doubling", 64).iter().map(looks).collect();
     assert_eq!(looks, [64, 2, 2, 2, 2, 2, 2], "the first partner, and the others");
+}
+
+#[test]
+fn a_link_without_room_on_which_something_is_to_come_is_looked_at_once_in_a_sweep() {
+    let done = &swept(2, 1000, "one_shot", 3)[0];
+    let (sent, looks) = done.split_at(done.len() - 3);
+    assert!(sent.len() > 1 && sent.iter().all(|done| *done == Done::Send), "{done:?}");
+    assert_eq!(looks, [Done::Look; 3]);
 }

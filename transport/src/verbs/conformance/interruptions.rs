@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::super::fault::{Loss, Lossy};
 use super::super::*;
-use super::bench::{Bench, End};
-use super::{over, soft};
+use super::bench::{Bench, End, REGION_BYTES};
+use super::{Script, over, soft, wrap};
 
 /// A cable that loses everything while it is cut.
 #[derive(Clone, Debug, Default)]
@@ -61,4 +61,65 @@ fn what_an_interruption_holds_back_is_flushed_with_the_rest() {
     bench.until(|bench| bench.left.done.len() == 2);
     assert_eq!(bench.left.statuses(), [(0, Status::Flushed), (1, Status::Flushed)]);
     assert!(bench.left.pair.flushed() && !bench.left.pair.in_flight());
+}
+
+/// Left writes a byte, which right has executed and not told.
+fn with_news(bench: &mut Bench) {
+    let target = bench.right.region.remote(8);
+    let told = bench.left.done.len();
+    bench.left.fill(0, &[bench.right.bytes(8, 1)[0] + 1]);
+    bench.left.write(told as u64, (0, 1), target);
+    let before = bench.right.bytes(8, 1);
+    while bench.right.bytes(8, 1) == before {
+        bench.left.pair.poll(&mut bench.left.done);
+        bench.right.pair.poll(&mut bench.right.done);
+    }
+    assert_eq!(bench.left.done.len(), told, "nobody has said so");
+}
+
+/// Whether left is told, although right does not even poll.
+fn hears(bench: &mut Bench) -> bool {
+    let told = bench.left.done.len();
+    (0..1000).any(|_| {
+        bench.left.pair.poll(&mut bench.left.done);
+        bench.left.done.len() > told
+    })
+}
+
+#[test]
+fn what_was_executed_is_told_on_request_if_the_cable_is_whole() {
+    let (mut bench, cable) = over_one_cable();
+    with_news(&mut bench);
+    bench.right.pair.acknowledge();
+    assert!(hears(&mut bench));
+    with_news(&mut bench);
+    cable.0.store(true, Ordering::Relaxed);
+    bench.right.pair.acknowledge();
+    cable.0.store(false, Ordering::Relaxed);
+    assert!(!hears(&mut bench), "it would have been lost");
+    bench.right.pair.acknowledge();
+    assert!(hears(&mut bench));
+}
+
+#[test]
+fn who_has_fallen_silent_tells_nothing() {
+    let (device, silent) = (soft(), Script { silent_after: Some(0), ..Script::default() });
+    let [left, mut right] = [(); 2].map(|()| End::new(&*device, |plain| plain));
+    right.pair = wrap(right.pair, silent);
+    let mut bench = Bench { left, right };
+    bench.connect();
+    with_news(&mut bench);
+    bench.right.send(0, 0, 1);
+    bench.right.pair.acknowledge();
+    assert!(!hears(&mut bench));
+}
+
+#[test]
+fn a_cable_that_can_be_cut_lets_large_operations_wait_as_others_do() {
+    let (mut bench, _cable) = over_one_cable();
+    bench.left.pair.cork(usize::MAX);
+    let target = bench.right.region.remote(0);
+    bench.left.write(0, (0, REGION_BYTES), target);
+    assert!(!bench.left.pair.flushed());
+    bench.settle(1, 0);
 }
