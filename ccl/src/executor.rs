@@ -14,6 +14,7 @@ mod rails;
 mod resume;
 mod straight;
 mod task;
+mod unstaged;
 mod waiting;
 
 use std::os::fd::RawFd;
@@ -28,9 +29,10 @@ use smallvec::SmallVec;
 
 use self::departure::Departure;
 pub(crate) use self::departure::LEAST_LOAN_BYTES;
-use self::progress::Progress;
+use self::progress::{Lent, Progress};
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
+pub(crate) use self::unstaged::Least;
 use crate::stores::{Call, Stores};
 
 /// Reductions over at most this many operands need no heap memory per tile.
@@ -60,6 +62,8 @@ pub(crate) struct Executor {
     rails: Vec<(Rank, Vec<u16>)>,
     /// What goes past the caches.
     stores: Stores,
+    /// What is sent unstaged.
+    least: Least,
 }
 
 impl Executor {
@@ -80,7 +84,7 @@ impl Executor {
         let broken = vec![None; links.len()];
         let scratch = Scratch::new(0);
         let (revision, rails) = (0, Vec::new());
-        let stores = Stores::default();
+        let (stores, least) = (Stores::default(), Least::default());
         Self {
             me,
             links,
@@ -93,6 +97,7 @@ impl Executor {
             progress,
             rails,
             stores,
+            least,
         }
     }
 
@@ -128,6 +133,7 @@ pub(crate) struct Run<'a> {
     scaled: Region<'a>,
     progress: &'a mut Progress,
     stores: &'a mut Stores,
+    least: Least,
     /// Not even one of the buffers fits into all caches together.
     exceeds_all: bool,
 }
@@ -223,15 +229,22 @@ impl<'a> Run<'a> {
             let bytes = match self.depart(*port, step)? {
                 Departure::Waits => break,
                 Departure::Copied(bytes) => {
-                    if let Action::Send { from, .. } = program.steps[step as usize].action {
-                        let offset = from.offset + self.progress.posted[step as usize];
-                        self.copy_along(Span { offset, ..from }, bytes);
+                    self.copy_along(step, bytes);
+                    let last = self.progress.lent[lane].back();
+                    if last.is_some_and(|last| last.step == step) {
+                        self.progress.lend(lane, step, (bytes, 0));
+                    } else {
+                        self.progress.advance(program, step, bytes);
                     }
-                    self.progress.advance(program, step, bytes);
                     bytes
                 }
                 Departure::Lent(bytes, tile) => {
-                    self.progress.lent[lane].push_back((step, bytes, tile));
+                    self.progress.lend(lane, step, (bytes, tile));
+                    bytes
+                }
+                Departure::Unstaged(bytes, tile) => {
+                    self.copy_along(step, bytes);
+                    self.note_unstaged(lane, step, bytes, tile);
                     bytes
                 }
             };
@@ -248,15 +261,17 @@ impl<'a> Run<'a> {
         if self.progress.lent[lane].is_empty() {
             return false;
         }
+        self.supply(lane, port);
         let index = self.index(port);
         let returned = self.links[index].as_mut().map_or(0, |link| link.returned());
         let mut moved = false;
-        while let Some(&(step, bytes, tile)) = self.progress.lent[lane].front() {
+        while let Some(&Lent { step, bytes, tile, .. }) = self.progress.lent[lane].front() {
             if tile > returned {
                 break;
             }
             self.progress.lent[lane].pop_front();
             self.progress.advance(self.task.program, step, bytes);
+            self.progress.patience[lane] = 0;
             moved = true;
         }
         moved

@@ -11,7 +11,7 @@ use ccl_kernels::{Region, divide};
 use ccl_transport::Link;
 
 use crate::engine::{arithmetic, is_integer_mean};
-use crate::executor::{Executor, Failure, Task};
+use crate::executor::{Executor, Failure, Least, Task};
 
 /// One call of one rank, with its memory.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,9 @@ impl Player {
     /// A rank with its links, by [`Port::index`](ccl_core::program::Port::index): two places per rank.
     #[must_use]
     pub fn new(me: Rank, links: Vec<Option<Box<dyn Link>>>) -> Self {
-        Self { executor: Executor::new(me, links) }
+        Self {
+            executor: Executor::new(me, links).unstaging(Least { step_bytes: 0, tile_bytes: 0 }),
+        }
     }
 
     /// Begins a call; from here to its end every [`Self::sweep`] is given the same.

@@ -186,6 +186,12 @@ impl<'a> Source<'a> {
         self.bytes
     }
 
+    /// Where it begins, for the kernel of the system.
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.start.expose_provenance()
+    }
+
     /// The `bytes` bytes at `offset` of this view.
     ///
     /// # Panics

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
     Access, Completion, Connection, Depth, Domain, LocalKey, Memory, MemoryRegion, PostError,
-    QueuePair, ReceiveRequest, RemoteKey, Silence, State, WorkRequest,
+    QueuePair, ReceiveRequest, RemoteKey, Silence, State, Unstaged, WorkRequest,
 };
 
 use crate::network::{EndId, Network, Shared};
@@ -100,6 +100,14 @@ impl QueuePair for SimulatedPair {
 
     fn post_send(&mut self, request: WorkRequest) -> Result<(), PostError> {
         self.network.lock().post_send(self.end, request)
+    }
+
+    fn sends_unstaged(&self) -> bool {
+        self.network.lock().physics.unstaged
+    }
+
+    fn post_unstaged(&mut self, operations: &[Unstaged<'_>]) -> Option<usize> {
+        self.network.lock().post_unstaged(self.end, operations)
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {

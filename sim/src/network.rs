@@ -66,7 +66,7 @@ struct Region {
 /// All of it.
 pub(crate) struct Network {
     pub(crate) now: Nanos,
-    physics: Physics,
+    pub(crate) physics: Physics,
     random: Random,
     agenda: Agenda,
     nics: Vec<Nic>,

@@ -71,6 +71,8 @@ pub struct Physics {
     pub completion_delay: Nanos,
     /// How long a rank that has nothing to do looks away, at most.
     pub longest_nap: Nanos,
+    /// Whether cards take bytes from the memory of the application, as kernels do.
+    pub unstaged: bool,
 }
 
 /// Who executes what a peer has sent.
@@ -204,6 +206,7 @@ impl Scenario {
         let calls = (0..count).map(|_| draw_call(&mut random, ranks, tile_bytes)).collect();
         let faults = draw_faults(&mut random, &hosts);
         let shape = LinkShape { tile_bytes, slots };
+        let physics = Physics { unstaged: random.percent(50), ..physics };
         Self { seed, hosts, host_of, shape, physics, calls, faults }
     }
 
@@ -278,6 +281,7 @@ fn draw_physics(random: &mut Random) -> Physics {
         loses_notices: false,
         completion_delay: random.pick(&[0, 0, 10_000, 300_000]),
         longest_nap: random.pick(&[500_000, 2_000_000, 10_000_000]),
+        unstaged: false,
     }
 }
 

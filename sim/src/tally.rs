@@ -34,6 +34,10 @@ tally! {
     calls: "calls",
     /// Tiles that landed.
     tiles: "tiles landed",
+    /// Tiles that left from the memory of the application.
+    unstaged: "tiles sent unstaged",
+    /// Those of which the application had to give the bytes once more, because they were lost.
+    supplied: "tiles supplied again by the application",
     /// Faults that began.
     faults: "faults",
     /// Queue pairs that went to error by themselves.

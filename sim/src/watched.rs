@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ccl_transport::{EncodedStamp, Link, Stamp, Tile, TransportError};
+use ccl_transport::{EncodedStamp, Link, Stamp, Stretch, Tile, TransportError};
 
 use crate::network::Shared;
 
@@ -69,6 +69,39 @@ impl Link for Watched {
         }
         self.network.lock().link(self.link).committed[self.side] += 1;
         self.inner.commit(stamp)
+    }
+
+    fn unstaged_bytes(&self) -> usize {
+        self.inner.unstaged_bytes()
+    }
+
+    fn send_unstaged(
+        &mut self,
+        stamp: &Stamp,
+        bytes: Stretch<'_>,
+    ) -> Result<Option<(usize, u64)>, TransportError> {
+        let mut whole = vec![0; bytes.bytes()];
+        bytes.read_from(0, &mut whole);
+        let sent = self.inner.send_unstaged(stamp, bytes)?;
+        for tile in whole[..sent.map_or(0, |(bytes, _)| bytes)].chunks(self.tile_bytes()) {
+            let record = Record::of(&stamp.encode(), tile);
+            self.sent.lock().unwrap_or_else(PoisonError::into_inner).push_back(record);
+            self.network.lock().link(self.link).committed[self.side] += 1;
+        }
+        Ok(sent)
+    }
+
+    fn wanted(&self) -> Option<u64> {
+        self.inner.wanted()
+    }
+
+    fn supply(&mut self, tile: u64, bytes: Stretch<'_>) {
+        self.network.lock().tally.supplied += u64::from(self.inner.wanted() == Some(tile));
+        self.inner.supply(tile, bytes);
+    }
+
+    fn returned(&mut self) -> u64 {
+        self.inner.returned()
     }
 
     fn peek(&self) -> Option<Tile<'_>> {

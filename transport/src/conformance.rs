@@ -1,10 +1,11 @@
 //! What every [`Link`] must do, as one suite: call [`check`] with a way to make a connected pair.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use ccl_core::collective::{Collective, Signature};
 
-use crate::{Link, Stamp, clock};
+use crate::{Link, Stamp, Stretch, clock};
 
 /// A step of a check must be possible within this time.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -23,6 +24,7 @@ pub fn check(make: &mut dyn FnMut() -> Pair) {
     the_empty_tile_arrives(make());
     a_tile_stays_until_it_is_released(make());
     random_traffic_arrives(make());
+    unstaged_tiles_arrive(make());
 }
 
 fn stamp(sequence: u32) -> Stamp {
@@ -57,21 +59,26 @@ fn until(
 }
 
 fn try_send(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
-    let Some(slot) = link.reserve(bytes).expect("reserve") else { return false };
-    for (at, byte) in slot.iter_mut().enumerate() {
-        *byte = pattern(tile, at);
-    }
-    link.commit(&stamp(tile)).expect("commit");
+    try_send_of(link, tile, (0..bytes).map(|at| pattern(tile, at)).collect())
+}
+
+fn try_send_of(link: &mut Box<dyn Link>, call: u32, bytes: Vec<u8>) -> bool {
+    let Some(slot) = link.reserve(bytes.len()).expect("reserve") else { return false };
+    slot.copy_from_slice(&bytes);
+    link.commit(&stamp(call)).expect("commit");
     true
 }
 
 fn try_receive(link: &mut Box<dyn Link>, tile: u32, bytes: usize) -> bool {
+    try_receive_of(link, tile, &(0..bytes).map(|at| pattern(tile, at)).collect::<Vec<u8>>())
+}
+
+fn try_receive_of(link: &mut Box<dyn Link>, call: u32, bytes: &[u8]) -> bool {
     let Some(arrived) = link.peek() else { return false };
-    assert_eq!(*arrived.stamp, stamp(tile).encode(), "the stamp of tile {tile}");
-    assert_eq!(arrived.payload.len(), bytes, "the length of tile {tile}");
-    let wrong =
-        arrived.payload.iter().enumerate().position(|(at, byte)| *byte != pattern(tile, at));
-    assert_eq!(wrong, None, "the payload of tile {tile}");
+    assert_eq!(*arrived.stamp, stamp(call).encode(), "the stamp of a tile of call {call}");
+    assert_eq!(arrived.payload.len(), bytes.len(), "the length of a tile of call {call}");
+    let wrong = arrived.payload.iter().zip(bytes).position(|(byte, right)| byte != right);
+    assert_eq!(wrong, None, "the payload of a tile of call {call}");
     link.release().expect("release");
     true
 }
@@ -150,5 +157,55 @@ fn random_traffic_arrives((mut a, mut b): Pair) {
             received += 1;
         }
         received == 2000
+    });
+}
+
+/// Tiles leave unstaged and staged in turns. What was sent unstaged is kept until it has returned, and no longer.
+fn unstaged_tiles_arrive((mut a, mut b): Pair) {
+    const TILES: u32 = 300;
+    let (full, most) = (a.tile_bytes(), a.unstaged_bytes());
+    if most == 0 {
+        return;
+    }
+    assert!(most.is_multiple_of(full), "{most} bytes in whole tiles of {full}");
+    let length = |tile: u32| if tile % 7 == 6 { full / 2 + 1 } else { full };
+    let content = |tile: u32| (0..length(tile)).map(move |at| pattern(tile, at));
+    let mut kept: VecDeque<Vec<u8>> = VecDeque::new();
+    let (mut sent, mut returned, mut received) = (0u32, 0, 0);
+    until("unstaged traffic", &mut [&mut a, &mut b], |links| {
+        let [near, far] = links else { unreachable!("two links") };
+        while let Some(tile) = near.wanted() {
+            let bytes = &kept[usize::try_from(tile - 1 - returned).expect("it was not returned")];
+            near.supply(tile, Stretch::new(&&bytes[..], 0..bytes.len()));
+        }
+        let back = near.returned();
+        assert!(back >= returned, "a tile that has returned has gone");
+        kept.drain(..usize::try_from(back - returned).expect("few tiles"));
+        returned = back;
+        // As many tiles as go at a time, up to the next short one.
+        let is_last = |tile: &u32| length(*tile) < full || *tile == TILES - 1;
+        let last = (sent..TILES).find(is_last).unwrap_or(sent);
+        let bytes: Vec<u8> = (sent..=last).flat_map(content).collect();
+        let bytes = &bytes[..bytes.len().min(most)];
+        if sent < TILES && sent % 3 == 2 && try_send_of(near, 0, bytes[..length(sent)].into()) {
+            kept.push_back(Vec::new());
+            sent += 1;
+        } else if sent < TILES {
+            let origin = Stretch::new(&bytes, 0..bytes.len());
+            let gone = near.send_unstaged(&stamp(0), origin).expect("send");
+            let count = gone.map_or(0, |(bytes, _)| bytes);
+            kept.extend(bytes[..count].chunks(full).map(Vec::from));
+            sent += u32::try_from(count.div_ceil(full)).expect("few tiles");
+            assert!(gone.is_none_or(|(_, last)| last == u64::from(sent)), "{gone:?} of {sent}");
+        }
+        if far.peek().is_some() {
+            assert!(try_receive_of(far, 0, &content(received).collect::<Vec<u8>>()));
+            received += 1;
+        }
+        received == TILES
+    });
+    until("return", &mut [&mut a, &mut b], |links| {
+        links[1].confirm();
+        links[0].returned() == u64::from(TILES)
     });
 }

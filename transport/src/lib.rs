@@ -10,7 +10,8 @@
 //!    commits, whatever happens to the rails below.
 //! 2. **Staged on both sides.** A tile is written into a slot that belongs to the link, and read
 //!    from one. The application's buffer is never referenced after [`Link::commit`], so a tile can
-//!    be sent again after a fault although the buffer has changed since.
+//!    be sent again after a fault although the buffer has changed since. A link may send large tiles
+//!    [unstaged](Link::send_unstaged); then whoever sends has to supply them again after a fault.
 //! 3. **Bounded.** [`Link::reserve`] returns `None` while the peer has not released enough tiles;
 //!    that is back-pressure, not an error.
 //! 4. **Nothing blocks.** Every call returns at once. Work that needs a push (sockets) is done by
@@ -31,6 +32,7 @@ pub mod fence;
 pub mod memory;
 pub mod network;
 pub mod nics;
+mod origin;
 pub mod place;
 pub mod ring;
 pub mod shm;
@@ -44,6 +46,8 @@ pub mod conformance;
 use std::fmt;
 
 pub use ccl_core::wire::{EncodedStamp, Stamp};
+
+pub use origin::{Origin, Stretch};
 
 /// Bytes in front of the payload of every tile, on the wire and in shared memory.
 pub const HEADER_BYTES: usize = 64;
@@ -105,7 +109,42 @@ pub trait Link: Send + fmt::Debug {
         false
     }
 
-    /// How many tiles the peer has released.
+    /// How many bytes to send [unstaged](Self::send_unstaged) at a time; none if the link cannot.
+    fn unstaged_bytes(&self) -> usize {
+        0
+    }
+
+    /// Sends as much of `bytes` as leaves at once, in whole tiles and from where it is, and returns how much and the number of
+    /// the last tile, counted from 1; `None` while nothing leaves. The link does not use these bytes later. But what was sent
+    /// must not change until [`Self::returned`] reaches the number of its tile: until then it may be [`Self::wanted`].
+    ///
+    /// # Errors
+    /// The link failed.
+    fn send_unstaged(
+        &mut self,
+        stamp: &Stamp,
+        bytes: Stretch<'_>,
+    ) -> Result<Option<(usize, u64)>, TransportError> {
+        let _ = (stamp, bytes);
+        Ok(None)
+    }
+
+    /// A tile that was sent unstaged, and lost with a rail: nothing goes on until it is [supplied](Self::supply).
+    fn wanted(&self) -> Option<u64> {
+        None
+    }
+
+    /// Gives the bytes of a tile that was sent unstaged, and has not returned, once more: they are staged, and the tile has
+    /// returned.
+    ///
+    /// # Panics
+    /// These are not as many bytes as were sent.
+    fn supply(&mut self, tile: u64, bytes: Stretch<'_>) {
+        panic!("{self:?} sends nothing unstaged: tile {tile}, {bytes:?}")
+    }
+
+    /// How many of the first tiles the sender need not keep: what was lent the peer has released; what was sent unstaged has
+    /// come, or is staged.
     fn returned(&mut self) -> u64 {
         0
     }

@@ -156,6 +156,12 @@ impl Window {
         loss
     }
 
+    /// How many tiles the peer has consumed, as far as known.
+    #[must_use]
+    pub fn consumed_tiles(&self) -> u64 {
+        self.consumed
+    }
+
     /// Whether everything staged has arrived, as far as this end knows.
     #[must_use]
     pub fn is_settled(&self) -> bool {

@@ -25,9 +25,12 @@ impl Run<'_> {
         moved
     }
 
-    /// Copies what has just been read to be sent, as far as a step would do that next: now it is in a close cache.
-    pub(super) fn copy_along(&mut self, sent: Span, bytes: usize) {
+    /// Copies the next bytes of a sending step, which have just been read, as far as another step would do that next: now
+    /// they are in a close cache.
+    pub(super) fn copy_along(&mut self, step: StepIndex, bytes: usize) {
         let program = self.task.program;
+        let Action::Send { from, .. } = program.steps[step as usize].action else { return };
+        let sent = Span { offset: from.offset + self.progress.posted[step as usize], ..from };
         for &index in &program.copies {
             let step = &program.steps[index as usize];
             let Action::Copy { from, .. } = step.action else { unreachable!("a copy") };

@@ -3,8 +3,9 @@
 use ccl_core::datatype::DataType;
 use ccl_core::program::{Action, Port, Span, StepIndex};
 use ccl_kernels::{Region, copy, copy_streaming, scale};
-use ccl_transport::{Link, Loan};
+use ccl_transport::{Link, Loan, Stretch};
 
+use super::unstaged::Origin;
 use super::{Failure, Run};
 
 /// Shorter stretches are copied through the slots of the link, which is quicker than to wait until
@@ -50,6 +51,8 @@ pub(super) enum Departure {
     Copied(usize),
     /// Lent, under the number of a tile.
     Lent(usize, u64),
+    /// Sent from where it is, in tiles of which the last has this number.
+    Unstaged(usize, u64),
 }
 
 impl Run<'_> {
@@ -78,6 +81,18 @@ impl Run<'_> {
             None if is_multicast && self.task.program.receives.len() > 1 => link.tile_bytes() / 2,
             None => link.tile_bytes(),
         };
+        let unstaged = match factor {
+            None => self.least.next(this.bytes, (posted, limit), &**link),
+            Some(_) => 0,
+        };
+        if unstaged > 0 {
+            let origin = Origin(memory.source(span.offset, unstaged));
+            let bytes = Stretch::new(&origin, 0..unstaged);
+            let sent = link.send_unstaged(&stamp, bytes).map_err(failed)?;
+            return Ok(
+                sent.map_or(Departure::Waits, |(bytes, tile)| Departure::Unstaged(bytes, tile))
+            );
+        }
         let bytes = (this.bytes - posted).min(largest);
         if limit - posted.min(limit) < bytes {
             return Ok(Departure::Waits);

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use ccl_core::program::{Lane, Port};
 
-use super::{Failure, Run};
+use super::{Failure, Run, unstaged};
 
 /// One of so many sweeps looks at all links, whatever the program waits for.
 const SWEEPS: u32 = 32;
@@ -58,6 +58,7 @@ impl Run<'_> {
             |step: &u32| self.progress.limit(program, *step) > self.progress.posted[*step as usize];
         let link = self.links[self.index(*port)].as_ref();
         steps.get(self.progress.sent[lane]).is_some_and(has_more)
+            || !self.progress.lent[lane].is_empty()
             || link.is_some_and(|link| !link.flushed())
     }
 
@@ -110,7 +111,8 @@ impl Run<'_> {
         (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
     }
 
-    /// Tells peers what has arrived from them, on all links that have to be pushed.
+    /// Tells peers what has arrived from them, on all links that have to be pushed. What is out on these is staged by the next
+    /// sweep: who waits for so long had better depend on nobody.
     pub(crate) fn confirm(&mut self) {
         for &index in self.pushed {
             if let Some(link) = self.links[index].as_mut().filter(|_| self.broken[index].is_none())
@@ -118,5 +120,6 @@ impl Run<'_> {
                 link.confirm();
             }
         }
+        self.progress.patience.fill(unstaged::PATIENCE);
     }
 }

@@ -11,9 +11,10 @@ pub(super) struct Progress {
     pub(super) done: Vec<usize>,
     /// Bytes handed to the link, by step; of what is lent, more than [`Self::done`].
     pub(super) posted: Vec<usize>,
-    /// Pieces that peers have not returned: step, length and number of the tile; by lane of
-    /// [`Program::sends`].
-    pub(super) lent: Vec<VecDeque<(StepIndex, usize, u64)>>,
+    /// Pieces whose memory is still needed, in order, by lane of [`Program::sends`].
+    pub(super) lent: Vec<VecDeque<Lent>>,
+    /// Sweeps in which nothing of these came back, by lane.
+    pub(super) patience: Vec<u32>,
     /// Steps handed over completely, by lane of [`Program::sends`].
     pub(super) sent: Vec<usize>,
     /// Steps completed, by lane of [`Program::receives`].
@@ -34,6 +35,17 @@ pub(super) struct Progress {
     pub(super) passed: usize,
 }
 
+/// A piece of a sending step whose memory is needed until its tile has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lent {
+    pub(super) step: StepIndex,
+    /// Where it is in the step.
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    /// Number of the tile; 0 if it was copied, behind a piece of the step that was not.
+    pub(super) tile: u64,
+}
+
 impl Progress {
     /// No program has moved anything yet.
     pub(super) fn new(links: usize) -> Self {
@@ -48,6 +60,7 @@ impl Progress {
         refill(&mut self.posted, program.steps.len());
         self.lent.iter_mut().for_each(VecDeque::clear);
         self.lent.resize_with(program.sends.len().max(self.lent.len()), VecDeque::new);
+        refill(&mut self.patience, program.sends.len());
         refill(&mut self.sent, program.sends.len());
         refill(&mut self.received, program.receives.len());
         let links = self.used.len();
@@ -56,6 +69,12 @@ impl Progress {
             self.lane_of[lane.port.index(links / 2)] = index;
         }
         self.left = program.steps.len();
+    }
+
+    /// Notes that the next bytes of a step have left, with this tile, and their memory is still needed.
+    pub(super) fn lend(&mut self, lane: usize, step: StepIndex, (bytes, tile): (usize, u64)) {
+        let offset = self.posted[step as usize];
+        self.lent[lane].push_back(Lent { step, offset, bytes, tile });
     }
 
     /// Counts `bytes` of `step` as moved; tells whether these were the last.
@@ -80,7 +99,7 @@ impl Progress {
     }
 }
 
-fn refill(counters: &mut Vec<usize>, length: usize) {
+fn refill<T: Copy + Default>(counters: &mut Vec<T>, length: usize) {
     counters.clear();
-    counters.resize(length, 0);
+    counters.resize(length, T::default());
 }

@@ -72,6 +72,7 @@ impl Executor {
             scaled: self.scaled.region(),
             progress: &mut self.progress,
             stores: &mut self.stores,
+            least: self.least,
             exceeds_all,
         }
     }

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
-    Completion, Depth, Opcode, PostError, ReceiveRequest, State, Status, WorkId, WorkRequest,
+    Completion, Depth, Opcode, PostError, ReceiveRequest, Segment, State, Status, Unstaged, WorkId,
+    WorkRequest,
 };
 
 use super::wire::{Acknowledgement, Arrival, Packet};
@@ -114,6 +115,45 @@ impl Network {
     }
 
     pub(crate) fn post_send(&mut self, end: EndId, request: WorkRequest) -> Result<(), PostError> {
+        self.post(end, request, None)
+    }
+
+    /// The network takes all bytes of some of these at once, and of the others none, or takes nothing so.
+    pub(crate) fn post_unstaged(
+        &mut self,
+        end: EndId,
+        operations: &[Unstaged<'_>],
+    ) -> Option<usize> {
+        let this = &self.ends[end];
+        let fits = this.sends.len() + operations.len() <= this.depth.sends;
+        if this.state != State::ReadyToSend || !fits || self.random.percent(10) {
+            return None;
+        }
+        let taken = self.random.index(operations.len() + 1);
+        for (index, Unstaged { request, rest }) in operations.iter().enumerate() {
+            let Segment { offset, bytes, .. } = request.operation.segment();
+            let mut lent = vec![0; rest.bytes()];
+            rest.read_from(0, &mut lent);
+            let memory = self.local(end, request.operation.segment())?;
+            let head = offset..offset + bytes - lent.len();
+            let snapshot = if index < taken {
+                Some([memory.lock().bytes(head), &lent].concat())
+            } else {
+                memory.write(head.end, &lent);
+                None
+            };
+            self.post(end, *request, snapshot).ok()?;
+        }
+        self.tally.unstaged += taken as u64;
+        Some(taken)
+    }
+
+    fn post(
+        &mut self,
+        end: EndId,
+        request: WorkRequest,
+        snapshot: Option<Vec<u8>>,
+    ) -> Result<(), PostError> {
         let now = self.now;
         let this = &mut self.ends[end];
         match this.state {
@@ -144,7 +184,7 @@ impl Network {
         let WorkRequest { id, operation, signalled } = request;
         let (opcode, bytes) = (operation.opcode(), segment.bytes);
         this.sends.push_back(Outstanding { id, opcode, bytes, signalled });
-        self.depart(end, operation);
+        self.depart(end, operation, snapshot);
         Ok(())
     }
 

@@ -19,7 +19,7 @@ pub(super) struct Packet {
     pub(super) departs: Nanos,
     pub(super) arrives: Nanos,
     pub(super) operation: Operation,
-    /// Its bytes, once the sender's memory may change: until then they are read there.
+    /// Its bytes, if they are not in the sender's memory, or it may change: else they are read there.
     pub(super) bytes: Option<Vec<u8>>,
 }
 
@@ -66,7 +66,7 @@ impl Network {
     }
 
     /// Puts an operation on the wire, behind everything that its card has to send.
-    pub(super) fn depart(&mut self, end: EndId, operation: Operation) {
+    pub(super) fn depart(&mut self, end: EndId, operation: Operation, snapshot: Option<Vec<u8>>) {
         let bytes = operation.segment().bytes as u64 + OVERHEAD_BYTES;
         let travel = self.travel();
         let nic = &mut self.nics[self.ends[end].place.nic];
@@ -76,7 +76,7 @@ impl Network {
         let this = &mut self.ends[end];
         let before = this.wire.back().map_or(0, |packet| packet.arrives);
         let arrives = before.max(departs + takes + travel);
-        this.wire.push_back(Packet { departs, arrives, operation, bytes: None });
+        this.wire.push_back(Packet { departs, arrives, operation, bytes: snapshot });
         if this.wire.len() == 1 && !this.stalled {
             self.agenda.plan(arrives, Event::Arrive(end));
         }

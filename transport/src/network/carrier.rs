@@ -154,12 +154,17 @@ impl Live {
 
     /// Writes a tile into the peer's slot. Tells whether the queue pair took it.
     pub(super) fn post_tile(&mut self, sequence: u64, place: usize, bytes: usize) -> bool {
-        let Some(target) = self.target(place) else { return false };
+        let request = self.tile(sequence, place, bytes);
+        request.is_some_and(|request| self.pair.post_send(request).is_ok())
+    }
+
+    /// What writes a tile into the peer's slot.
+    pub(super) fn tile(&self, sequence: u64, place: usize, bytes: usize) -> Option<WorkRequest> {
+        let target = self.target(place)?;
         let source = self.outbound.segment(place, bytes);
         let immediate = Notice::of_tile(sequence).encode();
         let operation = Operation::WriteWithImmediate { source, target, immediate };
-        let request = WorkRequest { id: WorkId(sequence), operation, signalled: true };
-        self.pair.post_send(request).is_ok()
+        Some(WorkRequest { id: WorkId(sequence), operation, signalled: true })
     }
 
     /// Writes the credit word, and a notice with it if there is one.

@@ -1,6 +1,9 @@
 //! One end of a link: staging, posting, delivery in order, credits. [`super::repair`] is what it does
 //! when a path dies.
 
+mod posting;
+mod unstaged;
+
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -9,8 +12,8 @@ use std::time::Duration;
 use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
 use ccl_core::queue::tile_bytes;
-use smallvec::SmallVec;
 
+use super::RailTraffic;
 use super::carrier::{Awaited, CONTROL, Carrier, Live, Wire};
 use super::census::Census;
 use super::events::Evidence;
@@ -20,9 +23,8 @@ use super::layout::{Geometry, Notice, TileHeader};
 use super::looks::{self, Expectation};
 use super::repair::{Repair, Terms};
 use super::split::Split;
-use super::{MAX_RAILS, RailTraffic};
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
-use crate::{HEADER_BYTES, Link, Stamp, Tile, TransportError, clock};
+use crate::{HEADER_BYTES, Link, Stamp, Stretch, Tile, TransportError, clock};
 
 /// How long a link that is dropped waits at most for the peer's host to confirm what it has sent; it
 /// takes longer than a round trip only if a rail is dying.
@@ -41,6 +43,7 @@ pub(super) struct NetworkLink {
     census: Census,
     /// What was sent, and where it is.
     pub(super) window: Window,
+    unstaged: unstaged::Slots,
     pub(super) fences: Fences,
     pub(super) repair: Repair,
     /// The largest tile that is sent; larger ones may come.
@@ -102,6 +105,7 @@ impl NetworkLink {
             split: Split::new(&capacities, geometry.window_bytes()),
             census: Census::new(traffic.len()),
             window: Window::new(geometry.shape.slots),
+            unstaged: unstaged::Slots::new(geometry.shape.slots),
             fences: Fences::new(carriers.len()),
             repair: Repair::new(carriers.len(), start, terms, keeper),
             carriers,
@@ -177,6 +181,7 @@ impl NetworkLink {
                 let now = self.repair.now();
                 self.carriers[path].awaited.confirmed(now);
                 if let Some(bytes) = self.window.landed(completion.id.0, path) {
+                    self.unstaged.set(self.geometry.index(completion.id.0), false);
                     let since = self.split.finished(path, bytes, now);
                     self.carriers[path].arrived(bytes, since, now);
                     self.resumed();
@@ -251,104 +256,14 @@ impl NetworkLink {
         self.window.consumed(consumed, &mut finished).map_err(|impossible| impossible.to_string())
     }
 
-    /// Hands fences and staged tiles to the paths, as far as they take them.
-    fn post_staged(&mut self) {
-        if self.fences.any_due() {
-            (0..self.carriers.len()).for_each(|path| self.post_fences(path));
-        }
-        while self.failure.is_none()
-            && let Some(sequence) = self.window.next()
-            && self.post_tile(sequence)
-        {}
-    }
-
-    fn post_tile(&mut self, sequence: u64) -> bool {
-        let place = self.geometry.slot(sequence);
-        let bytes = self.staged_bytes(place);
-        let Some(path) = self.split.choose(bytes) else { return false };
-        let carrier = &mut self.carriers[path];
-        let Some(live) = carrier.live.as_mut().filter(|_| self.fences.due(path).is_none()) else {
-            return false;
-        };
-        if !live.post_tile(sequence, place, bytes) {
-            return false;
-        }
-        let now = self.repair.now();
-        carrier.awaited.posted(now);
-        carrier.traffic[carrier.rail].posted(bytes);
-        self.census.count(bytes, self.split.metered_bytes(), &carrier.traffic);
-        self.posted();
-        self.split.give(path, bytes, now);
-        if self.split.is_measured() {
-            let paths = 0..self.carriers.len();
-            let nics: SmallVec<[f64; MAX_RAILS]> =
-                paths.map(|path| self.part_of_nic(path)).collect();
-            if let Some((path, share)) = self.split.news(&nics) {
-                self.measured(path, share);
-            }
-        }
-        if self.window.post(sequence, path, bytes) {
-            self.resent(bytes);
-        }
-        true
-    }
-
-    /// The part of its nominal capacity that the NIC of a path carries, over the best such part of any.
-    fn part_of_nic(&self, path: usize) -> f64 {
-        let Carrier { rail, traffic, .. } = &self.carriers[path];
-        let nominal = |rail: usize| {
-            let path = self.carriers.iter().position(|carrier| carrier.rail == rail);
-            path.map_or(f64::INFINITY, |path| self.split.nominal(path))
-        };
-        self.census.share(*rail, traffic, nominal)
-    }
-
-    /// Says on a path what was given up, before anything else is sent on it.
-    fn post_fences(&mut self, path: usize) {
-        while let Some(fence) = self.fences.due(path) {
-            if !self.post_credit_on(path, Some(Notice::Fence(fence))) {
-                return;
-            }
-            self.fences.sent(path);
-        }
-    }
-
-    /// Length of a staged tile with its header, which this end has written.
-    fn staged_bytes(&self, place: usize) -> usize {
-        let mut header = [0; HEADER_BYTES];
-        self.outbound.read(place, &mut header);
-        let header = TileHeader::decode(&header).expect("staged tiles have a header");
-        HEADER_BYTES + header.payload_bytes
-    }
-
-    /// Tells the peer what was consumed when so many tiles have gathered, unless a tile that went its
-    /// way has told it.
-    fn post_credit(&mut self, batch: u64) {
-        let is_due = self.inbound.consumed - self.credited >= batch.max(1) || self.owes_credit;
-        if !is_due || self.failure.is_some() {
-            return;
-        }
-        let Some(path) = self.split.choose(0) else { return };
-        // If it is not taken, the next progress tries again, or finds the fault.
-        if self.post_credit_on(path, None) {
-            self.credited = self.inbound.consumed;
-            self.owes_credit = false;
-        }
-    }
-
-    fn post_credit_on(&mut self, path: usize, notice: Option<Notice>) -> bool {
-        self.posted();
-        let place = self.geometry.credit(path);
-        self.outbound.store(place, self.inbound.consumed);
-        let live = &mut self.carriers[path].live;
-        live.as_mut().is_some_and(|live| live.post_credit(place, notice))
-    }
-
-    /// Says that what comes next is the end and no fault.
-    fn say_goodbye(&mut self) {
-        for path in 0..self.carriers.len() {
-            self.post_credit_on(path, Some(Notice::Goodbye));
-        }
+    /// The next tile gets its header, and takes the credit along.
+    fn stage(&mut self, stamp: &Stamp, payload_bytes: usize) -> u64 {
+        let (sequence, consumed) = (self.window.stage(), self.inbound.consumed);
+        let header = TileHeader { stamp: stamp.encode(), sequence, payload_bytes, consumed };
+        self.outbound.write(self.geometry.slot(sequence), &header.encode());
+        self.unstaged.set(self.geometry.index(sequence), false);
+        self.credited = consumed;
+        sequence
     }
 
     fn is_settled(&self) -> bool {
@@ -383,12 +298,37 @@ impl Link for NetworkLink {
         let Some(bytes) = self.reserved.take() else {
             panic!("a tile is reserved before it is committed")
         };
-        let (sequence, consumed) = (self.window.stage(), self.inbound.consumed);
-        let header = TileHeader { stamp: stamp.encode(), sequence, payload_bytes: bytes, consumed };
-        self.outbound.write(self.geometry.slot(sequence), &header.encode());
-        self.credited = consumed;
+        self.stage(stamp, bytes);
         self.post_staged();
         self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn unstaged_bytes(&self) -> usize {
+        self.most_unstaged_bytes()
+    }
+
+    fn send_unstaged(
+        &mut self,
+        stamp: &Stamp,
+        bytes: Stretch<'_>,
+    ) -> Result<Option<(usize, u64)>, TransportError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let sent = self.give_unstaged(stamp, bytes);
+        Ok((sent > 0).then(|| (sent, self.window.staged())))
+    }
+
+    fn returned(&mut self) -> u64 {
+        self.count_returned()
+    }
+
+    fn wanted(&self) -> Option<u64> {
+        self.lacking().map(|sequence| sequence + 1)
+    }
+
+    fn supply(&mut self, tile: u64, bytes: Stretch<'_>) {
+        self.fill(tile - 1, bytes);
     }
 
     fn peek(&self) -> Option<Tile<'_>> {
@@ -462,7 +402,9 @@ impl Drop for NetworkLink {
     fn drop(&mut self) {
         let deadline = clock::now() + LINGER;
         let mut said = false;
-        let is_over = |link: &Self| link.failure.is_some() || link.fences.is_severed();
+        let is_over = |link: &Self| {
+            link.failure.is_some() || link.fences.is_severed() || link.lacking().is_some()
+        };
         while !is_over(self) && clock::now() < deadline {
             self.poll_paths();
             self.mend();

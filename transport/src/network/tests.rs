@@ -3,6 +3,7 @@
 mod impostor;
 mod large;
 mod looks;
+mod unstaged;
 
 use std::collections::BTreeSet;
 use std::io::Write;

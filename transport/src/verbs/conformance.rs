@@ -9,6 +9,7 @@ mod ibverbs;
 mod interruptions;
 mod lists;
 mod refusals;
+mod unstaged;
 
 use std::cell::Cell;
 use std::sync::Arc;

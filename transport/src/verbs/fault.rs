@@ -17,7 +17,7 @@ use ccl_core::random::Random;
 
 use super::{
     Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, Silence, State, Status,
-    WorkRequest,
+    Unstaged, WorkRequest,
 };
 use crate::{TransportError, clock};
 
@@ -189,6 +189,25 @@ impl QueuePair for Faulty {
         self.break_if_due();
         self.waiting.push_back(request);
         Ok(())
+    }
+
+    fn sends_unstaged(&self) -> bool {
+        self.script.bytes_per_poll.is_none() && self.inner.sends_unstaged()
+    }
+
+    fn post_unstaged(&mut self, operations: &[Unstaged<'_>]) -> Option<usize> {
+        if self.is_silent() && self.inner.state() == State::ReadyToSend {
+            // The network has taken them, for all that can be known.
+            self.waiting.extend(operations.iter().map(|operation| operation.request));
+            return Some(operations.len());
+        }
+        if !self.sends_unstaged() || !self.waiting.is_empty() {
+            return None;
+        }
+        let unfilled = self.inner.post_unstaged(operations)?;
+        self.posted += operations.len() as u64;
+        self.break_if_due();
+        Some(unfilled)
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
@@ -389,6 +408,20 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
 
     fn cork(&mut self, bytes: usize) {
         self.inner.cork(bytes);
+    }
+
+    fn sends_unstaged(&self) -> bool {
+        self.inner.sends_unstaged()
+    }
+
+    fn post_unstaged(&mut self, operations: &[Unstaged<'_>]) -> Option<usize> {
+        if self.loss() != Loss::default() || !self.waiting.is_empty() {
+            return None;
+        }
+        let unfilled = self.inner.post_unstaged(operations)?;
+        let signalled = operations.iter().filter(|operation| operation.request.signalled);
+        self.unconfirmed += signalled.count();
+        Some(unfilled)
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {

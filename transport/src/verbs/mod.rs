@@ -45,7 +45,7 @@ use std::net::{IpAddr, TcpStream};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::TransportError;
+use crate::{Stretch, TransportError};
 
 pub use region::{Access, DmaBuf, Memory, MemoryRegion};
 pub use state::{State, Transition};
@@ -147,6 +147,22 @@ pub trait QueuePair: Send + fmt::Debug {
     /// the kernel, where a device needs them for each. With none, as at first, they start when they are posted.
     fn cork(&mut self, bytes: usize) {
         let _ = bytes;
+    }
+
+    /// Whether [`Self::post_unstaged`] may post anything.
+    fn sends_unstaged(&self) -> bool {
+        false
+    }
+
+    /// As [`Self::post_send_list`], of operations whose memory is not filled to its end: what is missing is lent for the call
+    /// only, and goes to the network from where it is. What the network does not take at once is stored in that memory.
+    /// Returns of how many of the first operations the memory is still not filled, or only in part; `None` if nothing was
+    /// posted, because not all could be, or not so.
+    ///
+    /// It is for devices by which the kernel copies what is sent: it does so before the call returns.
+    fn post_unstaged(&mut self, operations: &[Unstaged<'_>]) -> Option<usize> {
+        let _ = operations;
+        None
     }
 
     /// Queues memory for one message of the peer.
@@ -375,6 +391,15 @@ pub struct WorkRequest {
     pub operation: Operation,
     /// Whether success is reported too.
     pub signalled: bool,
+}
+
+/// An operation of which the last bytes are elsewhere than it says.
+#[derive(Clone, Copy, Debug)]
+pub struct Unstaged<'a> {
+    /// The operation, on memory for all of its bytes.
+    pub request: WorkRequest,
+    /// The last of its bytes.
+    pub rest: Stretch<'a>,
 }
 
 /// A receive to post. Without memory it takes only empty messages and immediates.

@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom, fallocate, memfd_create, 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::{LocalKey, RemoteAddress, RemoteKey, Segment};
-use crate::TransportError;
+use crate::{Stretch, TransportError};
 
 /// Page-aligned memory with a stable address.
 #[derive(Clone)]
@@ -217,6 +217,15 @@ impl Memory {
     /// They are not all inside.
     pub fn write(&self, offset: usize, source: &[u8]) {
         self.lock().bytes_mut(offset..offset + source.len()).copy_from_slice(source);
+    }
+
+    /// Copies what `source` has from `skipped` on to the bytes from `offset` on.
+    ///
+    /// # Panics
+    /// They are not all inside.
+    pub(crate) fn fill(&self, offset: usize, source: Stretch<'_>, skipped: usize) {
+        let end = offset + source.bytes() - skipped;
+        source.read_from(skipped, self.lock().bytes_mut(offset..end));
     }
 
     /// The little-endian word at `offset`.

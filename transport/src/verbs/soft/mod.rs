@@ -10,6 +10,7 @@
 //! Addresses of regions start at 0: a peer never learns an address of this process.
 
 mod domain;
+mod executed;
 mod frame;
 mod inbox;
 mod intake;

@@ -1,5 +1,7 @@
 //! Frames on their way to the kernel.
 
+mod unstaged;
+
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::TcpStream;

@@ -12,9 +12,10 @@ use socket2::SockRef;
 
 use super::super::{
     Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest,
-    Silence, State, Status, Transition, WorkId, WorkRequest,
+    Silence, State, Status, Transition, Unstaged, WorkId, WorkRequest,
 };
 use super::domain::{Span, Table};
+use super::executed::Executed;
 use super::frame::{Header, Kind, RIDER_BYTES, Rider, frame};
 use super::inbox::Inbox;
 use super::outgoing::{Frame, Outgoing, Payload};
@@ -24,13 +25,6 @@ use super::silence::Confirmations;
 use crate::TransportError;
 use crate::nics::Watched;
 
-/// Operations executed, but for riders, before the peer is told although nothing else goes its way.
-const ACKNOWLEDGE_FRAMES: u64 = 16;
-/// Bytes executed before the peer is told, so that it knows how fast its rails drain.
-const ACKNOWLEDGE_BYTES: u64 = 256 << 10;
-/// Polls that found nothing before the peer is told: it gives an answer of the application, which
-/// carries the count for nothing, time to go first.
-const ACKNOWLEDGE_IDLE_POLLS: u32 = 32;
 /// Operations and receives that a queue pair may be made for.
 pub(super) const MAX_DEPTH: usize = 1 << 16;
 
@@ -64,36 +58,6 @@ pub(super) struct SoftQueuePair {
 pub(super) struct Receive {
     pub(super) id: WorkId,
     pub(super) target: Option<Span>,
-}
-
-/// What this end has executed for the peer, and what the peer knows of it.
-#[derive(Debug, Default)]
-pub(super) struct Executed {
-    pub(super) operations: u64,
-    pub(super) unreported_frames: u64,
-    pub(super) unreported_bytes: u64,
-    reported: u64,
-    idle_polls: u32,
-}
-
-impl Executed {
-    fn reported(&mut self) -> u64 {
-        self.reported = self.operations;
-        (self.unreported_frames, self.unreported_bytes, self.idle_polls) = (0, 0, 0);
-        self.operations
-    }
-
-    /// Whether the peer must be told now, after a poll that did or did not move anything.
-    fn is_due(&mut self, moved: bool) -> bool {
-        self.idle_polls = if moved { 0 } else { self.idle_polls.saturating_add(1) };
-        self.unreported_frames >= ACKNOWLEDGE_FRAMES
-            || self.unreported_bytes >= ACKNOWLEDGE_BYTES
-            || (!self.is_reported() && self.idle_polls >= ACKNOWLEDGE_IDLE_POLLS)
-    }
-
-    fn is_reported(&self) -> bool {
-        self.operations == self.reported
-    }
 }
 
 /// What takes a queue pair to the error state.
@@ -342,6 +306,30 @@ impl QueuePair for SoftQueuePair {
 
     fn cork(&mut self, bytes: usize) {
         self.outgoing.cork(bytes);
+    }
+
+    fn sends_unstaged(&self) -> bool {
+        true
+    }
+
+    fn post_unstaged(&mut self, operations: &[Unstaged<'_>]) -> Option<usize> {
+        self.transmit();
+        let fits = self.requests.len() + operations.len() <= self.depth.sends;
+        let is_ready = self.state == State::ReadyToSend && self.broken.is_none();
+        if !is_ready || !fits || !self.outgoing.takes_unstaged(operations) {
+            return None;
+        }
+        for Unstaged { request, .. } in operations {
+            self.queue(request, false).ok()?;
+        }
+        let Some(stream) = self.stream.as_ref().filter(|_| self.state == State::ReadyToSend) else {
+            return Some(operations.len());
+        };
+        Some(self.outgoing.transmit_unstaged(stream, operations).unwrap_or_else(|cause| {
+            self.broken = Some(gone(&self.path, &cause));
+            self.outgoing.clear();
+            operations.len()
+        }))
     }
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {

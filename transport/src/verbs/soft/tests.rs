@@ -8,11 +8,11 @@ use proptest::prelude::*;
 
 use super::super::{
     Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, Operation,
-    QueuePair, ReceiveRequest, RemoteAddress, State, Status, WorkId, WorkRequest,
+    QueuePair, ReceiveRequest, RemoteAddress, State, Status, Unstaged, WorkId, WorkRequest,
 };
 use super::frame::{HEADER_BYTES, Header, Kind, Rider};
 use super::*;
-use crate::clock;
+use crate::{Stretch, clock};
 
 struct Bench {
     pair: Box<dyn QueuePair>,
@@ -312,5 +312,48 @@ proptest! {
         }
         let private = bench.private.memory().lock();
         prop_assert!(private.bytes(0..4096).iter().all(|&byte| byte == 0));
+    }
+}
+
+/// The peer reads nothing at first, so the kernel has no room for all of it.
+#[test]
+fn what_the_network_does_not_take_at_once_is_in_memory_afterwards() {
+    const BYTES: usize = 12 << 20;
+    const HEAD: usize = 64;
+    let mut bench = Bench::with_memory(2 * BYTES);
+    let mut content: Vec<u8> = (0..BYTES - HEAD).map(|at| (at * 7 + at / 251) as u8).collect();
+    let expected = content.clone();
+    let lent = &content[..];
+    let operation = |place: usize| {
+        let source = bench.region.segment(place * BYTES, BYTES);
+        let operation = Operation::Write { source, target: bench.region.remote(0) };
+        let request = WorkRequest { id: WorkId(place as u64), operation, signalled: true };
+        Unstaged { request, rest: Stretch::new(&lent, 0..lent.len()) }
+    };
+    let operations = [0, 1].map(operation);
+    assert_eq!(bench.pair.post_unstaged(&operations), Some(1), "the first has left in part");
+    assert_eq!(bench.pair.post_unstaged(&operations), None, "others are waiting");
+    content.fill(0);
+    let memory = bench.region.memory().clone();
+    let staged = |place: usize, offset: usize| {
+        let bytes = memory.lock().bytes((place * BYTES + offset)..(place + 1) * BYTES).to_vec();
+        bytes == expected[offset - HEAD..]
+    };
+    assert!(staged(1, HEAD), "nothing of the second has left");
+    assert!(!staged(0, HEAD) && staged(0, BYTES - (64 << 10)), "only the end of the first");
+    let mut peer = bench.peer.try_clone().unwrap();
+    let reader = std::thread::spawn(move || {
+        [(); 2].map(|()| {
+            let (mut header, mut bytes) = ([0; HEADER_BYTES], vec![0; BYTES]);
+            peer.read_exact(&mut header).unwrap();
+            peer.read_exact(&mut bytes).unwrap();
+            (Header::decode(&header).unwrap().length as usize, bytes)
+        })
+    });
+    while !reader.is_finished() {
+        bench.pair.poll(&mut bench.done);
+    }
+    for (length, bytes) in reader.join().unwrap() {
+        assert!(length == BYTES && bytes[..HEAD] == [0; HEAD] && bytes[HEAD..] == expected);
     }
 }

@@ -1,0 +1,86 @@
+//! Tiles that leave from the memory of the application, and rails that die under them.
+
+use std::ops::Range;
+
+use super::*;
+use crate::Stretch;
+
+const TILES: usize = 400;
+
+/// What is sent, tile after tile.
+fn contents() -> Vec<u8> {
+    (0..TILES * SHAPE.tile_bytes).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+fn range(tiles: Range<usize>) -> Range<usize> {
+    tiles.start * SHAPE.tile_bytes..tiles.end * SHAPE.tile_bytes
+}
+
+/// Sends all tiles over two rails, of which the first breaks so; returns how many had to be supplied again.
+fn supplied(broken: Script) -> usize {
+    let breaks: Instrument = Box::new(move |rail, pair, depth| {
+        let script = if rail == 0 { broken } else { Script::default() };
+        Box::new(Faulty::new(pair, depth.sends, script))
+    });
+    let near = endpoint(0, &[1.0, 1.0]).instrument(breaks);
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]));
+    let most = near.unstaged_bytes() / SHAPE.tile_bytes;
+    let contents = contents();
+    let origin = &contents[..];
+    let (mut sent, mut returned, mut taken, mut supplied) = (0, 0, 0, 0);
+    let deadline = soon();
+    while taken < TILES || returned < TILES {
+        assert!(clock::now() < deadline, "{taken} of {TILES} tiles: {near:?} / {far:?}");
+        while let Some(wanted) = near.wanted() {
+            let wanted = usize::try_from(wanted).unwrap();
+            assert!((returned + 1..=sent).contains(&wanted), "{wanted} of {returned} to {sent}");
+            near.supply(wanted as u64, Stretch::new(&origin, range(wanted - 1..wanted)));
+            assert_ne!(near.wanted(), Some(wanted as u64), "it was supplied");
+            supplied += 1;
+        }
+        let next = Stretch::new(&origin, range(sent..TILES.min(sent + most)));
+        let gone = near.send_unstaged(&stamp(0), next).unwrap();
+        sent += gone.map_or(0, |(bytes, _)| bytes / SHAPE.tile_bytes);
+        returned = usize::try_from(near.returned()).unwrap();
+        if let Some(tile) = far.peek() {
+            assert!(tile.payload == &contents[range(taken..taken + 1)], "tile {taken}");
+            far.release().unwrap();
+            taken += 1;
+        }
+        if !(near.progress().unwrap() | far.progress().unwrap()) {
+            thread::yield_now();
+        }
+        far.confirm();
+    }
+    supplied
+}
+
+#[test]
+fn tiles_that_are_lost_with_a_rail_are_supplied_again() {
+    let lost = [3, 40, 41, 90].map(|last| {
+        supplied(Script { fail_after: Some((last, Status::RetryExceeded)), ..Script::default() })
+    });
+    assert!(lost.iter().any(|supplied| *supplied > 0), "{lost:?}: nothing was lost");
+}
+
+#[test]
+fn tiles_on_a_rail_that_says_nothing_are_supplied_again() {
+    let lost = supplied(Script { silent_after: Some(30), ..Script::default() });
+    assert!(lost > 0, "nothing was lost");
+}
+
+#[test]
+fn what_was_supplied_before_it_is_wanted_need_not_be_kept() {
+    let (mut near, _far) = pair(endpoint(0, &[1.0]), endpoint(1, &[1.0]));
+    let contents = contents();
+    let origin = &contents[..];
+    let bytes = Stretch::new(&origin, range(0..1));
+    let deadline = soon();
+    while near.send_unstaged(&stamp(0), bytes).unwrap().is_none() {
+        assert!(clock::now() < deadline);
+        near.progress().unwrap();
+    }
+    assert_eq!((near.returned(), near.wanted()), (0, None));
+    near.supply(1, bytes);
+    assert_eq!(near.returned(), 1);
+}
