@@ -8,6 +8,7 @@
 mod copies;
 mod departure;
 mod idle;
+mod landing;
 mod looks;
 mod progress;
 mod rails;
@@ -300,7 +301,9 @@ impl<'a> Run<'a> {
         let bytes = self.arrived(port, step)?.min(self.progress.allowed(self.task.program, step));
         if bytes > 0 {
             let offset = into.offset + self.progress.done[step as usize];
-            self.place(self.tile(port, bytes), self.region(into.buffer).target(offset, bytes));
+            if !self.has_landed(port) {
+                self.place(self.tile(port, bytes), self.region(into.buffer).target(offset, bytes));
+            }
         }
         Ok(bytes)
     }

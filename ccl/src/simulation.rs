@@ -56,9 +56,7 @@ impl Player {
     /// A rank with its links, by [`Port::index`](ccl_core::program::Port::index): two places per rank.
     #[must_use]
     pub fn new(me: Rank, links: Vec<Option<Box<dyn Link>>>) -> Self {
-        Self {
-            executor: Executor::new(me, links).unstaging(Least { step_bytes: 0, tile_bytes: 0 }),
-        }
+        Self { executor: Executor::new(me, links).unstaging(Least::NOTHING) }
     }
 
     /// Begins a call; from here to its end every [`Self::sweep`] is given the same.

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
-    Access, Completion, Connection, Depth, Domain, LocalKey, Memory, MemoryRegion, PostError,
-    QueuePair, ReceiveRequest, RemoteKey, Silence, State, Unstaged, WorkRequest,
+    Access, Completion, Connection, Depth, Domain, Landings, LocalKey, Memory, MemoryRegion,
+    Nowhere, PostError, QueuePair, ReceiveRequest, RemoteKey, Silence, State, Unstaged,
+    WorkRequest,
 };
 
 use crate::network::{EndId, Network, Shared};
@@ -115,9 +116,17 @@ impl QueuePair for SimulatedPair {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        self.poll_into(completions, &mut Nowhere)
+    }
+
+    fn poll_into(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        landings: &mut dyn Landings,
+    ) -> bool {
         let network = self.network.clone();
         let mut network = network.lock();
-        let moved = network.poll(self.end, completions);
+        let moved = network.poll(self.end, completions, landings);
         self.look(&network);
         moved
     }

@@ -38,6 +38,10 @@ tally! {
     unstaged: "tiles sent unstaged",
     /// Those of which the application had to give the bytes once more, because they were lost.
     supplied: "tiles supplied again by the application",
+    /// Tiles that went right to where they belong.
+    landed_elsewhere: "tiles landed where they belong",
+    /// Those of which a part had, when they came over another path.
+    torn_landings: "landings given up",
     /// Faults that began.
     faults: "faults",
     /// Queue pairs that went to error by themselves.

@@ -17,7 +17,8 @@
 //! 4. **Nothing blocks.** Every call returns at once. Work that needs a push (sockets) is done by
 //!    [`Link::progress`]; a link whose `progress` returns `false` found nothing to do. It may have looked at a
 //!    part of its rails, and has looked at all of them after a few such calls.
-//! 5. **Received in place.** [`Link::peek`] lends the oldest tile until [`Link::release`].
+//! 5. **Received in place.** [`Link::peek`] lends the oldest tile until [`Link::release`]. Large tiles may go right to where
+//!    [their receiver](Link::progress_into) wants them.
 //! 6. **Errors are final.** After an error the link stays in error; it names what failed.
 //!
 //! Every implementation passes `conformance`, plain and wrapped in the fault injector.
@@ -169,6 +170,22 @@ pub trait Link: Send + fmt::Debug {
         Ok(false)
     }
 
+    /// As [`Self::progress`]. The payloads of the next tiles with this stamp, from the oldest on that was not released, may be
+    /// put into `landing`, one behind the other, as far as they fit as a whole: such a tile says that it
+    /// [has landed](Tile::has_landed). Until it was released all that is left of the same memory has to be given each time, and only
+    /// that: a tile of which a part has landed waits for it.
+    ///
+    /// # Errors
+    /// The link failed.
+    fn progress_into(
+        &mut self,
+        stamp: &EncodedStamp,
+        landing: &mut [u8],
+    ) -> Result<bool, TransportError> {
+        let _ = (stamp, landing);
+        self.progress()
+    }
+
     /// Divides the bytes of the next tiles among the rails in these proportions, or by capacity if there
     /// are none. Rails that do not drain are passed over all the same.
     fn divide(&mut self, proportions: &[u16]) {
@@ -226,6 +243,8 @@ pub struct Tile<'a> {
     pub stamp: &'a EncodedStamp,
     /// What the peer committed.
     pub payload: &'a [u8],
+    /// The payload is where [`Link::progress_into`] was told to put it, and only its length is right here.
+    pub has_landed: bool,
 }
 
 /// Why a link or a device failed.

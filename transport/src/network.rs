@@ -25,6 +25,7 @@ mod detect;
 pub mod events;
 mod inbound;
 pub mod keeper;
+mod landing;
 mod layout;
 mod link;
 mod looks;

@@ -76,8 +76,7 @@ impl Run<'_> {
     /// Lets a link do its own work. Tells whether there was any.
     fn push(&mut self, index: usize) -> Result<bool, Failure> {
         if self.broken[index].is_none() {
-            let Some(link) = &mut self.links[index] else { return Ok(false) };
-            match link.progress() {
+            match self.progress_link(index) {
                 Ok(moved) => return Ok(moved),
                 Err(cause) => self.broken[index] = Some(cause),
             }

@@ -6,6 +6,7 @@
     reason = "tests; the kinds that matter are named"
 )]
 
+mod landing;
 mod looks;
 mod to_all;
 mod unstaged;
@@ -150,6 +151,7 @@ impl Case {
         mut executors: Vec<Executor>,
         random: &mut Random,
     ) -> bool {
+        let is_pushed = executors.iter().any(Executor::is_pushed);
         let topology = Topology::single_host(self.ranks, 2);
         let model = CostModel::default_for(&topology);
         let choice = choose(&self.request, &topology, &model, Some(name)).unwrap();
@@ -181,7 +183,8 @@ impl Case {
             .map(|(program, buffers)| {
                 // Ranks that run straight through meet ranks that do not.
                 let fits = program.steps.iter().all(|step| step.bytes <= LEAST_TILE_BYTES);
-                let is_straight = is_straight(program) && fits && random.below(3) > 0;
+                let may_be = is_straight(program) && fits && !is_pushed;
+                let is_straight = may_be && random.below(3) > 0;
                 Task { program, buffers, stamp, arithmetic, is_straight }
             })
             .collect();

@@ -7,18 +7,26 @@ use ccl_transport::{Link, Stretch};
 use super::progress::Lent;
 use super::{Executor, Run};
 
-/// What is sent unstaged: steps and tiles of so many bytes at least.
+/// What is sent unstaged, or [lands](super::landing): steps and tiles of so many bytes at least.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Least {
-    /// Shorter ones are staged, which is quicker than to wait until the peer says that they have come.
+    /// Shorter steps are staged, which is quicker than to wait until the peer says that they have come.
     pub(crate) step_bytes: usize,
     /// Where tiles are shorter, the network is slower than copying them.
     pub(crate) tile_bytes: usize,
+    /// What is left of a step, where shorter comes through the slots of the link.
+    pub(crate) landing_bytes: usize,
+}
+
+impl Least {
+    /// Everything.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) const NOTHING: Self = Self { step_bytes: 0, tile_bytes: 0, landing_bytes: 0 };
 }
 
 impl Default for Least {
     fn default() -> Self {
-        Self { step_bytes: 256 << 10, tile_bytes: 64 << 10 }
+        Self { step_bytes: 256 << 10, tile_bytes: 64 << 10, landing_bytes: 64 << 10 }
     }
 }
 
@@ -44,7 +52,7 @@ impl ccl_transport::Origin for Origin<'_> {
 }
 
 impl Executor {
-    /// Sends unstaged what is so long.
+    /// Sends unstaged, and lets land, what is so long.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn unstaging(self, least: Least) -> Self {
         Self { least, ..self }

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
-    Completion, Depth, Opcode, PostError, ReceiveRequest, Segment, State, Status, Unstaged, WorkId,
-    WorkRequest,
+    Completion, Depth, Landings, Nowhere, Opcode, PostError, ReceiveRequest, Segment, State,
+    Status, Unstaged, WorkId, WorkRequest,
 };
 
 use super::wire::{Acknowledgement, Arrival, Packet};
@@ -211,18 +211,23 @@ impl Network {
         }
         self.ends[end].receives.push_back(request);
         if self.physics.execution == Execution::AtArrival && !self.ends[end].inbox.is_empty() {
-            self.execute_inbox(end);
+            self.execute_inbox(end, &mut Nowhere);
         }
         Ok(())
     }
 
     /// Executes what the peer sent, if that is for the process to do, and hands out completions.
-    pub(crate) fn poll(&mut self, end: EndId, into: &mut Vec<Completion>) -> bool {
+    pub(crate) fn poll(
+        &mut self,
+        end: EndId,
+        into: &mut Vec<Completion>,
+        landings: &mut dyn Landings,
+    ) -> bool {
         if self.over {
             return false;
         }
         if self.physics.execution == Execution::WhenPolled && !self.ends[end].inbox.is_empty() {
-            self.execute_inbox(end);
+            self.execute_inbox(end, landings);
         }
         let now = self.now;
         let is_mute = self.nics[self.ends[end].place.nic].mute > 0;

@@ -1,9 +1,10 @@
 //! Packets: how they leave, pass or are held, arrive and are executed.
 
-use ccl_transport::TransportError;
 use ccl_transport::verbs::{
-    Access, Completion, Memory, Opcode, Operation, RemoteAddress, Segment, State, Status, WorkId,
+    Access, Completion, Landings, Memory, Nowhere, Opcode, Operation, Place, RemoteAddress,
+    Segment, State, Status, WorkId,
 };
+use ccl_transport::{HEADER_BYTES, TransportError};
 
 use super::{EndId, Event, Network, REGION_STRIDE};
 use crate::Nanos;
@@ -28,6 +29,10 @@ pub(super) struct Packet {
 pub(super) struct Arrival {
     pub(super) operation: Operation,
     bytes: Option<Vec<u8>>,
+    /// Bytes behind the first that went elsewhere than the operation says.
+    elsewhere: usize,
+    /// When those come of which a part has gone elsewhere.
+    rest_at: Nanos,
 }
 
 /// What an end's peer has so far.
@@ -117,13 +122,13 @@ impl Network {
             return;
         }
         let Packet { operation, bytes, .. } = packet;
-        self.ends[peer].inbox.push_back(Arrival { operation, bytes });
+        self.ends[peer].inbox.push_back(Arrival { operation, bytes, elsewhere: 0, rest_at: 0 });
         self.falsify_order(peer);
         self.ends[peer].arrived += 1;
         let rank = self.ends[peer].place.rank;
         match self.physics.execution {
             Execution::AtArrival => {
-                self.execute_inbox(peer);
+                self.execute_inbox(peer, &mut Nowhere);
             }
             Execution::WhenPolled => {
                 self.wake(rank);
@@ -140,7 +145,7 @@ impl Network {
     }
 
     /// Executes what has arrived, as far as there are receives for it.
-    pub(super) fn execute_inbox(&mut self, end: EndId) {
+    pub(super) fn execute_inbox(&mut self, end: EndId, landings: &mut dyn Landings) {
         let mut refusal = None;
         while refusal.is_none() && self.takes(end) {
             let Some(arrival) = self.ends[end].inbox.front() else { break };
@@ -148,6 +153,9 @@ impl Network {
                 && self.ends[end].receives.is_empty()
                 && self.ends[end].state == State::ReadyToSend
             {
+                break;
+            }
+            if !self.touch_down(end, landings) {
                 break;
             }
             let Some(arrival) = self.ends[end].inbox.pop_front() else { break };
@@ -161,6 +169,63 @@ impl Network {
             let fault = TransportError::Protocol("the peer's operation was refused".into());
             self.stop(end, Status::Flushed, fault);
         }
+    }
+
+    /// Puts what has arrived first elsewhere than it says, if the owner wants that; not all of it at once as a rule. Tells
+    /// whether that is done.
+    fn touch_down(&mut self, end: EndId, landings: &mut dyn Landings) -> bool {
+        let is_polled = self.physics.execution == Execution::WhenPolled && self.physics.unstaged;
+        let Some(arrival) = self.ends[end].inbox.front() else { return true };
+        let (Operation::WriteWithImmediate { immediate, .. }, true) =
+            (arrival.operation, is_polled)
+        else {
+            return true;
+        };
+        let begun = arrival.elsewhere;
+        if arrival.rest_at > self.now {
+            return false;
+        }
+        let Some(content) = self.content(end, arrival) else { return true };
+        let Some((head, rest)) = content.split_first_chunk() else { return true };
+        match landings.place(immediate, head, content.len(), begun > 0) {
+            Place::There => {
+                self.tally.torn_landings += u64::from(begun > 0);
+                true
+            }
+            Place::Later => false,
+            Place::At(place) => {
+                let is_all = self.random.percent(30);
+                let left = rest.len() - begun;
+                let until = begun + if is_all { left } else { self.random.index(left + 1) };
+                place[begun..until].copy_from_slice(&rest[begun..until]);
+                let is_complete = until == rest.len();
+                if is_complete {
+                    landings.landed(immediate);
+                    self.tally.landed_elsewhere += 1;
+                }
+                // The path may be slow, so that others overtake it.
+                let is_late = self.random.percent(3);
+                let late = if is_late { self.random.magnitude(1_000_000, 300_000_000) } else { 0 };
+                let (rank, rest_at) = (self.ends[end].place.rank, self.now + late);
+                if let Some(arrival) = self.ends[end].inbox.front_mut() {
+                    (arrival.elsewhere, arrival.rest_at) = (until, rest_at);
+                }
+                if !is_complete {
+                    self.agenda.plan(rest_at, Event::Wake(rank));
+                }
+                is_complete
+            }
+        }
+    }
+
+    /// The bytes of what has arrived at an end.
+    fn content(&self, end: EndId, arrival: &Arrival) -> Option<Vec<u8>> {
+        let Segment { offset, bytes, .. } = arrival.operation.segment();
+        let read = || {
+            let memory = self.local(self.ends[end].peer, arrival.operation.segment())?;
+            Some(memory.lock().bytes(offset..offset + bytes).to_vec())
+        };
+        arrival.bytes.clone().or_else(read)
     }
 
     fn execute(&mut self, end: EndId, arrival: &Arrival) -> Result<(), Status> {
@@ -225,16 +290,11 @@ impl Network {
         target: &Memory,
         offset: usize,
     ) -> Result<(), Status> {
-        let Segment { offset: from, bytes, .. } = arrival.operation.segment();
-        if let Some(snapshot) = &arrival.bytes {
-            target.write(offset, snapshot);
-            return Ok(());
-        }
-        let peer = self.ends[end].peer;
-        let segment = arrival.operation.segment();
-        let source = self.local(peer, segment).ok_or(Status::LocalProtection)?;
-        let source = source.lock();
-        target.write(offset, source.bytes(from..from + bytes));
+        let content = self.content(end, arrival).ok_or(Status::LocalProtection)?;
+        let head = HEADER_BYTES.min(content.len());
+        let rest = head + arrival.elsewhere;
+        target.write(offset, &content[..head]);
+        target.write(offset + rest, &content[rest..]);
         Ok(())
     }
 
@@ -368,7 +428,7 @@ impl Network {
         let Some(Packet { operation, bytes, .. }) = self.ends[peer].wire.pop_front() else {
             return;
         };
-        let arrival = Arrival { operation, bytes };
+        let arrival = Arrival { operation, bytes, elsewhere: 0, rest_at: 0 };
         if let Operation::WriteWithImmediate { target, immediate, .. } = arrival.operation
             && self.ends[end].state == State::ReadyToSend
             && self.ends[end].inbox.is_empty()

@@ -19,12 +19,13 @@ use super::census::Census;
 use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
+use super::landing::{Landing, Runway};
 use super::layout::{Geometry, Notice, TileHeader};
 use super::looks::{self, Expectation};
 use super::repair::{Repair, Terms};
 use super::split::Split;
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
-use crate::{HEADER_BYTES, Link, Stamp, Stretch, Tile, TransportError, clock};
+use crate::{EncodedStamp, HEADER_BYTES, Link, Stamp, Stretch, Tile, TransportError, clock};
 
 /// How long a link that is dropped waits at most for the peer's host to confirm what it has sent; it
 /// takes longer than a round trip only if a rail is dying.
@@ -130,33 +131,34 @@ impl NetworkLink {
 
     /// Progress before the link is in use.
     pub(super) fn settle(&mut self) -> Result<(), TransportError> {
-        self.poll_paths();
+        self.poll_paths(&mut Landing::none());
         self.failure.clone().map_or(Ok(()), Err)
     }
 
     /// Looks at the rail on which something is expected, and at those that have something to send; or at all.
-    fn poll_expected(&mut self) -> bool {
-        let Some(expected) = self.expectation.look() else { return self.poll_paths() };
+    fn poll_expected(&mut self, landing: &mut Landing<'_>) -> bool {
+        let Some(expected) = self.expectation.look() else { return self.poll_paths(landing) };
         let waits = |live: &Live| !live.pair.flushed();
         let mut moved = false;
         for path in 0..self.carriers.len() {
             if path == expected || self.carriers[path].live.as_ref().is_some_and(waits) {
-                moved |= self.poll_path(path);
+                moved |= self.poll_path(path, landing);
             }
         }
         moved
     }
 
-    fn poll_paths(&mut self) -> bool {
+    fn poll_paths(&mut self, landing: &mut Landing<'_>) -> bool {
         let ready = looks::ready(&self.carriers);
         let ready = (0..self.carriers.len()).filter(|path| ready[*path]);
-        ready.fold(false, |moved, path| self.poll_path(path) | moved)
+        ready.fold(false, |moved, path| self.poll_path(path, landing) | moved)
     }
 
-    fn poll_path(&mut self, path: usize) -> bool {
+    fn poll_path(&mut self, path: usize, landing: &mut Landing<'_>) -> bool {
         let Some(live) = &mut self.carriers[path].live else { return false };
         let mut completions = std::mem::take(&mut self.completions);
-        let moved = live.pair.poll(&mut completions);
+        let mut runway = Runway { inbound: &mut self.inbound, landing };
+        let moved = live.pair.poll_into(&mut completions, &mut runway);
         let is_over = live.pair.state() == State::Error;
         for completion in completions.drain(..) {
             if let Err(what) = self.complete(path, &completion) {
@@ -266,6 +268,22 @@ impl NetworkLink {
         sequence
     }
 
+    /// Fails only when nothing is left to deliver: a peer that has said everything and left is no
+    /// reason to lose what it said.
+    fn advance(&mut self, landing: &mut Landing<'_>) -> Result<bool, TransportError> {
+        let mut moved = self.poll_expected(landing);
+        if moved {
+            self.used();
+        }
+        moved |= self.mend();
+        self.post_staged();
+        self.post_credit(self.geometry.slots() / 2);
+        match &self.failure {
+            Some(failure) if self.inbound.oldest().is_none() => Err(failure.clone()),
+            Some(_) | None => Ok(moved),
+        }
+    }
+
     fn is_settled(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
         self.window.is_posted() && !live.any(|live| live.pair.in_flight())
@@ -332,8 +350,9 @@ impl Link for NetworkLink {
     }
 
     fn peek(&self) -> Option<Tile<'_>> {
-        let Arrived { stamp, payload_bytes } = self.inbound.oldest()?;
-        Some(Tile { stamp, payload: self.inbound.payload(*payload_bytes) })
+        let Arrived { stamp, payload_bytes, has_landed } = self.inbound.oldest()?;
+        let payload = self.inbound.payload(*payload_bytes);
+        Some(Tile { stamp, payload, has_landed: *has_landed })
     }
 
     /// Never fails: if the peer is gone, the next `progress` says so.
@@ -345,20 +364,16 @@ impl Link for NetworkLink {
         Ok(())
     }
 
-    /// Fails only when nothing is left to deliver: a peer that has said everything and left is no
-    /// reason to lose what it said.
     fn progress(&mut self) -> Result<bool, TransportError> {
-        let mut moved = self.poll_expected();
-        if moved {
-            self.used();
-        }
-        moved |= self.mend();
-        self.post_staged();
-        self.post_credit(self.geometry.slots() / 2);
-        match &self.failure {
-            Some(failure) if self.inbound.oldest().is_none() => Err(failure.clone()),
-            Some(_) | None => Ok(moved),
-        }
+        self.advance(&mut Landing::none())
+    }
+
+    fn progress_into(
+        &mut self,
+        stamp: &EncodedStamp,
+        memory: &mut [u8],
+    ) -> Result<bool, TransportError> {
+        self.advance(&mut Landing { stamp: Some(stamp), memory })
     }
 
     fn divide(&mut self, proportions: &[u16]) {
@@ -406,7 +421,7 @@ impl Drop for NetworkLink {
             link.failure.is_some() || link.fences.is_severed() || link.lacking().is_some()
         };
         while !is_over(self) && clock::now() < deadline {
-            self.poll_paths();
+            self.poll_paths(&mut Landing::none());
             self.mend();
             self.post_staged();
             if !said && self.window.is_posted() {

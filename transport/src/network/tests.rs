@@ -1,6 +1,7 @@
 //! Links over loopback addresses as NICs, with real sockets.
 
 mod impostor;
+mod landing;
 mod large;
 mod looks;
 mod unstaged;

@@ -90,7 +90,7 @@ impl Reader {
         // SAFETY: as above, and the room there is was checked.
         let written = unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) };
         let payload = if kind == KIND_LOAN { self.borrow(written)? } else { written };
-        Ok(Tile { stamp, payload })
+        Ok(Tile { stamp, payload, has_landed: false })
     }
 
     /// The bytes that a loan describes.

@@ -32,9 +32,11 @@
 pub mod fault;
 #[cfg(feature = "rdma")]
 pub mod ibverbs;
+pub mod landings;
 pub mod region;
 pub mod soft;
 pub mod state;
+pub mod unstaged;
 pub mod virtual_qp;
 
 #[cfg(test)]
@@ -45,10 +47,12 @@ use std::net::{IpAddr, TcpStream};
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use crate::{Stretch, TransportError};
+use crate::TransportError;
 
+pub use landings::{Landings, Nowhere, Place};
 pub use region::{Access, DmaBuf, Memory, MemoryRegion};
 pub use state::{State, Transition};
+pub use unstaged::Unstaged;
 
 /// One network port.
 pub trait Device: Send + Sync + fmt::Debug {
@@ -174,6 +178,16 @@ pub trait QueuePair: Send + fmt::Debug {
     /// Does what can be done without waiting, appends what has completed, and tells whether
     /// anything happened.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool;
+
+    /// As [`Self::poll`]; a device that copies what arrives may put writes with an immediate where `landings` says.
+    fn poll_into(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        landings: &mut dyn Landings,
+    ) -> bool {
+        let _ = landings;
+        self.poll(completions)
+    }
 
     /// Tells the peer what was executed, where a device lets that wait for something else to send.
     fn acknowledge(&mut self) {}
@@ -391,15 +405,6 @@ pub struct WorkRequest {
     pub operation: Operation,
     /// Whether success is reported too.
     pub signalled: bool,
-}
-
-/// An operation of which the last bytes are elsewhere than it says.
-#[derive(Clone, Copy, Debug)]
-pub struct Unstaged<'a> {
-    /// The operation, on memory for all of its bytes.
-    pub request: WorkRequest,
-    /// The last of its bytes.
-    pub rest: Stretch<'a>,
 }
 
 /// A receive to post. Without memory it takes only empty messages and immediates.

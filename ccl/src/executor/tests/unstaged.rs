@@ -116,8 +116,6 @@ impl Link for Borrowing {
     }
 }
 
-const ALL: Least = Least { step_bytes: 0, tile_bytes: 0 };
-
 /// As [`executors`], with such links between pairs.
 fn borrowing(ranks: u32, seed: u64) -> Vec<Executor> {
     let mut executors = executors(ranks);
@@ -129,7 +127,7 @@ fn borrowing(ranks: u32, seed: u64) -> Vec<Executor> {
             executors[high].links[low] = Some(b);
         }
     }
-    executors.into_iter().map(|executor| executor.unstaging(ALL)).collect()
+    executors.into_iter().map(|executor| executor.unstaging(Least::NOTHING)).collect()
 }
 
 #[test]

@@ -19,6 +19,16 @@ pub(super) enum Fill {
     Bytes { count: usize, direct: usize, more: bool },
 }
 
+impl Fill {
+    /// Bytes that went into the target.
+    pub(super) fn direct(&self) -> usize {
+        match self {
+            Self::Bytes { direct, .. } => *direct,
+            Self::Empty | Self::Closed => 0,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Inbox {
     bytes: Box<[u8]>,

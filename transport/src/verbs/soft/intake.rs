@@ -3,10 +3,11 @@
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::ioctl_fionread;
 
-use super::super::State;
+use super::super::landings::Nowhere;
+use super::super::{Landings, State};
 use super::inbox::Fill;
 use super::queue_pair::{Fault, SoftQueuePair, gone};
-use super::responder::{Arriving, Step};
+use super::responder::Step;
 use crate::TransportError;
 
 /// Reads from the socket per poll, so that one busy rail does not starve the others.
@@ -14,14 +15,14 @@ const READS_PER_POLL: usize = 8;
 
 impl SoftQueuePair {
     /// Takes what has arrived, frame by frame.
-    pub(super) fn receive(&mut self) -> Result<bool, Fault> {
+    pub(super) fn receive(&mut self, landings: &mut dyn Landings) -> Result<bool, Fault> {
         let mut moved = false;
         for _ in 0..READS_PER_POLL {
-            match self.digest()? {
+            match self.digest(landings)? {
                 Step::Stalled => return self.look_for_the_end().map(|()| moved),
                 Step::Hungry => {}
             }
-            match self.read()? {
+            match self.read(landings)? {
                 Fill::Bytes { more, .. } => {
                     moved = true;
                     if !more {
@@ -35,7 +36,7 @@ impl SoftQueuePair {
                 }
             }
         }
-        self.digest()?;
+        self.digest(landings)?;
         Ok(moved)
     }
 
@@ -47,9 +48,9 @@ impl SoftQueuePair {
         let there = self.stream.as_ref().and_then(|stream| ioctl_fionread(stream).ok());
         let mut left = there.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(0);
         // The fence that follows ends it whatever goes wrong here.
-        while let (State::ReadyToSend, Ok(Step::Hungry)) = (self.state, self.digest())
+        while let (State::ReadyToSend, Ok(Step::Hungry)) = (self.state, self.digest(&mut Nowhere))
             && left > 0
-            && let Ok(Fill::Bytes { count, .. }) = self.read()
+            && let Ok(Fill::Bytes { count, .. }) = self.read(&mut Nowhere)
         {
             left = left.saturating_sub(count);
         }
@@ -67,20 +68,16 @@ impl SoftQueuePair {
         Ok(())
     }
 
-    fn read(&mut self) -> Result<Fill, Fault> {
+    fn read(&mut self, landings: &mut dyn Landings) -> Result<Fill, Fault> {
         let Some(stream) = &self.stream else { return Ok(Fill::Empty) };
         let fill = match &mut self.arriving {
-            Some(Arriving { target: Some(span), done, .. }) => {
-                let mut locked = span.memory.lock();
-                let rest = span.offset + *done..span.offset + span.bytes;
-                let fill = self.inbox.fill(stream, locked.bytes_mut(rest));
-                if let Ok(Fill::Bytes { direct, .. }) = fill {
-                    *done += direct;
-                }
-                fill
-            }
-            Some(_) | None => self.inbox.fill(stream, &mut []),
+            None => Some(self.inbox.fill(stream, &mut [])),
+            Some(arriving) => arriving.write(landings, |target| {
+                let fill = self.inbox.fill(stream, target);
+                (fill.as_ref().map_or(0, Fill::direct), fill)
+            }),
         };
+        let fill = fill.unwrap_or(Ok(Fill::Empty));
         fill.map_err(|cause| Fault::lost(gone(self.path(), &cause)))
     }
 }

@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
+use super::super::landings::Nowhere;
 use super::super::{
-    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest,
-    Silence, State, Status, Transition, Unstaged, WorkId, WorkRequest,
+    Completion, Connection, Depth, Landings, Opcode, Operation, PostError, QueuePair,
+    ReceiveRequest, Silence, State, Status, Transition, Unstaged, WorkId, WorkRequest,
 };
 use super::domain::{Span, Table};
 use super::executed::Executed;
@@ -177,19 +178,19 @@ impl SoftQueuePair {
         }
     }
 
-    fn advance(&mut self) -> bool {
-        self.exchange().unwrap_or_else(|fault| {
+    fn advance(&mut self, landings: &mut dyn Landings) -> bool {
+        self.exchange(landings).unwrap_or_else(|fault| {
             self.break_down(fault);
             true
         })
     }
 
-    fn exchange(&mut self) -> Result<bool, Fault> {
+    fn exchange(&mut self, landings: &mut dyn Landings) -> Result<bool, Fault> {
         if self.is_cut() {
             self.sever();
         }
         let mut moved = self.transmit();
-        moved |= self.receive()?;
+        moved |= self.receive(landings)?;
         if self.executed.is_due(moved) {
             self.push(Header::new(Kind::Acknowledge, 0), None);
         }
@@ -358,8 +359,16 @@ impl QueuePair for SoftQueuePair {
     }
 
     fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        self.poll_into(completions, &mut Nowhere)
+    }
+
+    fn poll_into(
+        &mut self,
+        completions: &mut Vec<Completion>,
+        landings: &mut dyn Landings,
+    ) -> bool {
         let moved = match self.state {
-            State::ReadyToSend => self.advance(),
+            State::ReadyToSend => self.advance(landings),
             State::Error => !self.outgoing.is_empty() && self.part(),
             State::Reset | State::Init | State::ReadyToReceive => false,
         };

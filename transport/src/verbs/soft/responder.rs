@@ -1,11 +1,11 @@
 //! Executes what the peer asks for, after checking it.
 
-use super::super::{Access, Completion, Opcode, RemoteAddress, Status};
+use super::super::{Access, Completion, Landings, Opcode, Place, RemoteAddress, Status};
 use super::domain::Span;
 use super::frame::{Header, Kind};
 use super::queue_pair::{Fault, MAX_DEPTH, SoftQueuePair};
 use super::requests::{Answer, Culprit};
-use crate::TransportError;
+use crate::{HEADER_BYTES, TransportError};
 
 /// A correct peer has at most `MAX_DEPTH` requests outstanding, and so has this end.
 const MAX_WAITING_FRAMES: usize = 2 * MAX_DEPTH + 2;
@@ -13,11 +13,70 @@ const MAX_WAITING_FRAMES: usize = 2 * MAX_DEPTH + 2;
 /// A frame whose header has been taken.
 #[derive(Debug)]
 pub(super) struct Arriving {
-    pub(super) header: Header,
-    /// Where its payload goes.
-    pub(super) target: Option<Span>,
+    header: Header,
+    /// Where its payload goes, as it says.
+    target: Option<Span>,
     /// Bytes of the payload that are there.
-    pub(super) done: usize,
+    done: usize,
+    goes: Goes,
+}
+
+/// Where the payload goes behind its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Goes {
+    /// That has still to be asked.
+    Open,
+    /// To its target.
+    There,
+    /// Elsewhere, as far as it has come.
+    Elsewhere,
+}
+
+impl Arriving {
+    fn new(header: Header, target: Option<Span>) -> Self {
+        let may_land = header.kind == Kind::WriteWithImmediate
+            && target.as_ref().is_some_and(|span| span.bytes > HEADER_BYTES);
+        let goes = if may_land { Goes::Open } else { Goes::There };
+        Self { header, target, done: 0, goes }
+    }
+
+    /// Has somebody write the next bytes of the payload to their place, as many as he has, and returns what he does; `None` if
+    /// that place cannot be told now.
+    pub(super) fn write<R>(
+        &mut self,
+        landings: &mut dyn Landings,
+        write: impl FnOnce(&mut [u8]) -> (usize, R),
+    ) -> Option<R> {
+        let Some(Span { memory, offset, bytes }) = &self.target else {
+            return Some(write(&mut []).1);
+        };
+        let mut end = *bytes;
+        if self.goes != Goes::There {
+            if self.done < HEADER_BYTES {
+                end = HEADER_BYTES;
+            } else {
+                let (mut head, is_begun) = ([0; HEADER_BYTES], self.goes == Goes::Elsewhere);
+                memory.read(*offset, &mut head);
+                match landings.place(self.header.immediate, &head, *bytes, is_begun) {
+                    Place::There => self.goes = Goes::There,
+                    Place::Later => return None,
+                    Place::At(rest) => {
+                        self.goes = Goes::Elsewhere;
+                        let (count, result) = write(&mut rest[self.done - HEADER_BYTES..]);
+                        self.done += count;
+                        return Some(result);
+                    }
+                }
+            }
+        }
+        let (count, result) = write(memory.lock().bytes_mut(offset + self.done..offset + end));
+        self.done += count;
+        Some(result)
+    }
+
+    fn is_complete(&self) -> bool {
+        self.target.as_ref().is_none_or(|span| self.done == span.bytes)
+    }
 }
 
 /// Why no more frames can be taken.
@@ -37,7 +96,7 @@ enum Begin {
 
 impl SoftQueuePair {
     /// Takes frames from the read-ahead until bytes run out.
-    pub(super) fn digest(&mut self) -> Result<Step, Fault> {
+    pub(super) fn digest(&mut self, landings: &mut dyn Landings) -> Result<Step, Fault> {
         loop {
             if self.arriving.is_none() {
                 let Some(bytes) = self.inbox.header() else { return Ok(Step::Hungry) };
@@ -45,27 +104,30 @@ impl SoftQueuePair {
                     Header::decode(bytes).ok_or_else(|| self.protocol("not a frame header"))?;
                 let Begin::Take(target) = self.begin(&header)? else { return Ok(Step::Stalled) };
                 self.inbox.skip_header();
-                self.arriving = Some(Arriving { header, target, done: 0 });
+                self.arriving = Some(Arriving::new(header, target));
             }
-            if !self.take_payload() {
+            if !self.take_payload(landings) {
                 return Ok(Step::Hungry);
             }
-            if let Some(Arriving { header, .. }) = self.arriving.take() {
+            if let Some(Arriving { header, goes, .. }) = self.arriving.take() {
+                if goes == Goes::Elsewhere {
+                    landings.landed(header.immediate);
+                }
                 self.finish(&header)?;
             }
         }
     }
 
     /// Moves what was read ahead to its place; tells whether the payload is complete.
-    fn take_payload(&mut self) -> bool {
-        let Some(Arriving { target: Some(span), done, .. }) = &mut self.arriving else {
-            return true;
-        };
-        if *done < span.bytes {
-            let rest = span.offset + *done..span.offset + span.bytes;
-            *done += self.inbox.take(span.memory.lock().bytes_mut(rest));
+    fn take_payload(&mut self, landings: &mut dyn Landings) -> bool {
+        let Some(arriving) = &mut self.arriving else { return true };
+        while !self.inbox.is_empty() && !arriving.is_complete() {
+            let taken = arriving.write(landings, |target| (self.inbox.take(target), ()));
+            if taken.is_none() {
+                return false;
+            }
         }
-        *done == span.bytes
+        arriving.is_complete()
     }
 
     /// Finds the place of the payload, before any of it is taken.

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use super::super::{
-    Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, Operation,
-    QueuePair, ReceiveRequest, RemoteAddress, State, Status, Unstaged, WorkId, WorkRequest,
+    Access, Completion, Connection, Depth, Device, Domain, Landings, Memory, MemoryRegion,
+    Operation, Place, QueuePair, ReceiveRequest, RemoteAddress, State, Status, Unstaged, WorkId,
+    WorkRequest,
 };
 use super::frame::{HEADER_BYTES, Header, Kind, Rider};
 use super::*;
@@ -313,6 +314,107 @@ proptest! {
         let private = bench.private.memory().lock();
         prop_assert!(private.bytes(0..4096).iter().all(|&byte| byte == 0));
     }
+}
+
+/// Where the test wants what comes with immediate 1; what comes with others goes where it says.
+struct Runway {
+    memory: Vec<u8>,
+    is_open: bool,
+    is_known: bool,
+    landed: usize,
+}
+
+impl Landings for Runway {
+    fn place(
+        &mut self,
+        immediate: u32,
+        head: &[u8; crate::HEADER_BYTES],
+        bytes: usize,
+        is_begun: bool,
+    ) -> Place<'_> {
+        assert!(head.iter().all(|byte| *byte == 5) && bytes == 1000, "what the peer has sent");
+        match immediate == 1 && !self.is_known {
+            true if self.is_open => Place::At(&mut self.memory[..bytes - head.len()]),
+            true if is_begun => Place::Later,
+            _ => Place::There,
+        }
+    }
+
+    fn landed(&mut self, immediate: u32) {
+        assert_eq!(immediate, 1);
+        self.landed += 1;
+    }
+}
+
+impl Bench {
+    /// The peer writes so many bytes of what is all 5 with this immediate, from a byte of the frame on.
+    fn say_part(&mut self, immediate: u32, part: std::ops::Range<usize>) {
+        let kind = Kind::WriteWithImmediate;
+        let remote = RemoteAddress { address: 0, ..self.region.remote(0) };
+        let header = Header { remote, immediate, ..Header::new(kind, 1000) };
+        let frame = [&header.encode()[..], &[5; 1000]].concat();
+        self.peer.write_all(&frame[part]).unwrap();
+    }
+
+    /// Polls until what has come is taken.
+    fn take(&mut self, runway: &mut Runway) -> Vec<u32> {
+        clock::sleep(Duration::from_millis(20));
+        for _ in 0..20 {
+            self.pair.poll_into(&mut self.done, runway);
+        }
+        self.done.drain(..).filter_map(|completion| completion.immediate).collect()
+    }
+}
+
+#[test]
+fn what_lands_elsewhere_waits_until_its_place_is_told_again() {
+    let mut bench = Bench::new();
+    for id in 0..9 {
+        bench.pair.post_receive(ReceiveRequest { id: WorkId(id), target: None }).unwrap();
+    }
+    let start = Runway { memory: vec![0; 936], is_open: true, is_known: false, landed: 0 };
+    let fives = |runway: &Runway| runway.memory.iter().filter(|byte| **byte == 5).count();
+    let there = |bench: &Bench| {
+        bench.region.memory().lock().bytes(0..1000).iter().filter(|byte| **byte == 5).count()
+    };
+    let clear = |bench: &Bench| bench.region.memory().write(0, &[0; 1000]);
+
+    // In three pieces, of which the first is not even all of what tells where it goes.
+    let mut runway = start;
+    bench.say_part(1, 0..60);
+    assert_eq!((bench.take(&mut runway), fives(&runway), there(&bench)), (vec![], 0, 12));
+    bench.say_part(1, 60..500);
+    assert_eq!((bench.take(&mut runway), fives(&runway), there(&bench)), (vec![], 388, 64));
+    // Nobody says where it goes, so it waits, and so does what is behind it.
+    runway.is_open = false;
+    bench.say_part(1, 500..1048);
+    bench.say_part(2, 0..1048);
+    assert_eq!((bench.take(&mut runway), fives(&runway)), (vec![], 388));
+    bench.pair.poll(&mut bench.done);
+    assert_eq!((fives(&runway), bench.done.len()), (388, 0), "a plain poll knows no place");
+    runway.is_open = true;
+    assert_eq!((bench.take(&mut runway), fives(&runway), there(&bench)), (vec![1, 2], 936, 1000));
+    assert_eq!(runway.landed, 1, "the other went where it says");
+
+    // Meanwhile the same has come another way: the rest goes where nobody looks.
+    clear(&bench);
+    runway = Runway { memory: vec![0; 936], ..runway };
+    bench.say_part(1, 0..500);
+    assert_eq!((bench.take(&mut runway), fives(&runway), there(&bench)), (vec![], 388, 64));
+    runway.is_known = true;
+    bench.say_part(1, 500..1048);
+    assert_eq!((bench.take(&mut runway), fives(&runway)), (vec![1], 388));
+    assert_eq!((runway.landed, there(&bench)), (1, 64 + 548), "it has not landed as a whole");
+
+    // Without a place when it begins it goes where it says, whatever is told later.
+    clear(&bench);
+    (runway.is_open, runway.is_known) = (false, false);
+    bench.say_part(1, 0..500);
+    assert_eq!((bench.take(&mut runway), there(&bench)), (vec![], 452));
+    runway.is_open = true;
+    bench.say_part(1, 500..1048);
+    assert_eq!((bench.take(&mut runway), there(&bench), fives(&runway)), (vec![1], 1000, 388));
+    assert_eq!(runway.landed, 1);
 }
 
 /// The peer reads nothing at first, so the kernel has no room for all of it.

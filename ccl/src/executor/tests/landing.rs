@@ -1,0 +1,112 @@
+//! Links that put what arrives where it belongs.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ccl_transport::ring::RingLink;
+
+use super::*;
+
+/// Puts most tiles into the memory of the application, if it fits there, and then has nothing left of them.
+#[derive(Debug)]
+struct Landing {
+    ring: RingLink,
+    random: Random,
+    /// The oldest tile has landed.
+    has_landed: bool,
+    nothing: Vec<u8>,
+    landed: Arc<AtomicUsize>,
+}
+
+impl Link for Landing {
+    fn tile_bytes(&self) -> usize {
+        self.ring.tile_bytes()
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.ring.reserve(bytes)
+    }
+
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        self.ring.commit(stamp)
+    }
+
+    fn peek(&self) -> Option<Tile<'_>> {
+        let tile = self.ring.peek()?;
+        let payload = match self.has_landed {
+            true => &self.nothing[..tile.payload.len()],
+            false => tile.payload,
+        };
+        Some(Tile { payload, has_landed: self.has_landed, ..tile })
+    }
+
+    fn release(&mut self) -> Result<(), TransportError> {
+        self.has_landed = false;
+        self.ring.release()
+    }
+
+    fn progress_into(
+        &mut self,
+        stamp: &EncodedStamp,
+        landing: &mut [u8],
+    ) -> Result<bool, TransportError> {
+        if let Some(tile) = self.ring.peek()
+            && tile.stamp == stamp
+            && !self.has_landed
+            && self.random.below(4) > 0
+            && let Some(place) = landing.get_mut(..tile.payload.len())
+        {
+            place.copy_from_slice(tile.payload);
+            self.has_landed = true;
+            self.landed.fetch_add(1, Ordering::Relaxed);
+        }
+        self.progress()
+    }
+
+    fn descriptors(&self, into: &mut Vec<RawFd>) {
+        into.push(0);
+    }
+}
+
+/// As [`executors`], with such links between pairs.
+fn landing(ranks: u32, seed: u64, landed: &Arc<AtomicUsize>) -> Vec<Executor> {
+    let n = ranks as usize;
+    let mut links: Vec<Links> =
+        executors(ranks).into_iter().map(|executor| executor.links).collect();
+    for low in 0..n {
+        for high in low + 1..n {
+            let (a, b) = memory::pair(SHAPES[usize::from((low + high).is_multiple_of(3))]);
+            let [a, b] = [a, b].map(|ring| {
+                let random = Random(0x9E37_79B9 + seed);
+                let (nothing, landed) = (vec![0xee; ring.tile_bytes()], Arc::clone(landed));
+                Box::new(Landing { ring, random, has_landed: false, nothing, landed })
+            });
+            links[low][high] = Some(a);
+            links[high][low] = Some(b);
+        }
+    }
+    (0..)
+        .zip(links)
+        .map(|(rank, links)| Executor::new(Rank(rank), links).unstaging(Least::NOTHING))
+        .collect()
+}
+
+#[test]
+fn what_has_landed_is_not_stored_again() {
+    let mut random = Random(0x5851_F42D_4C95_7F2D);
+    let landed = Arc::new(AtomicUsize::new(0));
+    for collective in Collective::UNIFORM {
+        for name in names(collective) {
+            for ranks in [2, 3, 4, 7] {
+                for count in [3, 257, 1000] {
+                    let mut case = Case::new(collective, ranks, count, 0);
+                    let executors = landing(ranks, random.0, &landed);
+                    assert!(case.play(name, false, executors, &mut random));
+                    case.check(name);
+                }
+            }
+        }
+    }
+    assert!(landed.load(Ordering::Relaxed) > 1000, "{landed:?}");
+}
