@@ -24,7 +24,8 @@ impl<'a> Run<'a> {
     /// Where the next bytes on a link belong, and their stamp; `None` if they are few, or not only stored. Nor if this rank does
     /// nothing but receive: without anything to copy it would ask the kernel so often that little comes at a time.
     fn landing(&self, index: usize) -> Option<(EncodedStamp, Target<'a>)> {
-        if self.task.program.sends.is_empty() {
+        // Of what runs straight through nothing lands, and how far its lanes have come nobody counts.
+        if self.task.is_straight || self.task.program.sends.is_empty() {
             return None;
         }
         let lane = *self.progress.lane_of.get(index)?;

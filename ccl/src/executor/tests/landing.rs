@@ -110,3 +110,29 @@ fn what_has_landed_is_not_stored_again() {
     }
     assert!(landed.load(Ordering::Relaxed) > 1000, "{landed:?}");
 }
+
+/// The program before had no lanes of receives.
+#[test]
+fn what_runs_straight_through_is_inspected_after_any_other_program() {
+    let topology = Topology::single_host(3, 2);
+    let model = CostModel::default_for(&topology);
+    let mut executor = executors(3).remove(0);
+    let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
+    for (collective, root, is_straight) in
+        [(Collective::Broadcast, 0, false), (Collective::AllReduce, 0, true)]
+    {
+        let mut case = Case::new(collective, 3, 4, root);
+        let name = if is_straight { "one_shot" } else { "direct" };
+        let choice = choose(&case.request, &topology, &model, Some(name)).unwrap();
+        let layout = Layout::new(&case.request, 3, choice.partition);
+        let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+        assert!(!is_straight || program.receives.len() > 1, "more lanes than before");
+        let buffers = [Region::of(&case.inputs[0]), Region::of_mut(&mut case.outputs[0])];
+        let stamp = Stamp { sequence: 1, signature: case.request.signature(choice.digest) };
+        let arithmetic = Some(Arithmetic { kernel, factor: None });
+        let task = Task { program: &program, buffers: &buffers, stamp, arithmetic, is_straight };
+        let mut run = begin(&mut executor, &task, &[]);
+        run.sweep().unwrap();
+        run.inspect().unwrap();
+    }
+}
