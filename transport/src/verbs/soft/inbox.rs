@@ -5,8 +5,11 @@ use std::net::TcpStream;
 
 use super::frame::HEADER_BYTES;
 
-/// What is read ahead of the frame being taken. More than this of a payload is never copied twice.
-const READ_AHEAD_BYTES: usize = 8 << 10;
+/// What is read ahead while no payload is under way: a tile of 16 KiB comes with one read. More than this of a payload is never
+/// copied twice.
+const READ_AHEAD_BYTES: usize = 20 << 10;
+/// What is read ahead behind a payload, which may be one of many large ones.
+const READ_BEHIND_BYTES: usize = 8 << 10;
 
 /// What one read from the socket brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +76,8 @@ impl Inbox {
         assert!(target.is_empty() || self.is_empty(), "bytes keep their order");
         self.compact();
         let wanted = target.len();
-        let ahead = &mut self.bytes[self.end..];
+        let most = if wanted == 0 { READ_AHEAD_BYTES } else { READ_BEHIND_BYTES };
+        let ahead = &mut self.bytes[self.end..most];
         let capacity = wanted + ahead.len();
         let read = if wanted == 0 {
             (&*stream).read(ahead)
