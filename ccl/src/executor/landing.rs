@@ -32,13 +32,13 @@ impl<'a> Run<'a> {
         let receives = self.task.program.receives.get(lane)?;
         let is_at_tile = self.index(receives.port) == index && self.progress.used[index] == 0;
         let step = *receives.steps.get(self.progress.received[lane]).filter(|_| is_at_tile)?;
-        let Action::Receive { into, .. } = self.task.program.steps[step as usize].action else {
-            return None;
-        };
-        let bytes = self.progress.allowed(self.task.program, step);
-        if bytes < self.least.landing_bytes {
+        let this = &self.task.program.steps[step as usize];
+        let Action::Receive { into, .. } = this.action else { return None };
+        // Not what is left of it: a tile of which a part has landed waits for the rest of its place.
+        if this.bytes < self.least.landing_bytes {
             return None;
         }
+        let bytes = self.progress.allowed(self.task.program, step);
         let offset = into.offset + self.progress.done[step as usize];
         Some((self.expected(step), self.region(into.buffer).target(offset, bytes)))
     }

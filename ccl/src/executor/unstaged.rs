@@ -14,7 +14,7 @@ pub(crate) struct Least {
     pub(crate) step_bytes: usize,
     /// Where tiles are shorter, the network is slower than copying them.
     pub(crate) tile_bytes: usize,
-    /// What is left of a step, where shorter comes through the slots of the link.
+    /// Shorter steps come through the slots of the link.
     pub(crate) landing_bytes: usize,
 }
 

@@ -13,10 +13,13 @@ use super::*;
 struct Landing {
     ring: RingLink,
     random: Random,
-    /// The oldest tile has landed.
+    /// The oldest tile has landed, or a part of it: then it has not arrived until it is told once more where it belongs.
     has_landed: bool,
+    has_begun: bool,
     nothing: Vec<u8>,
     landed: Arc<AtomicUsize>,
+    /// Until so many bytes have come each look has to tell where they belong.
+    told_bytes: usize,
 }
 
 impl Link for Landing {
@@ -33,7 +36,7 @@ impl Link for Landing {
     }
 
     fn peek(&self) -> Option<Tile<'_>> {
-        let tile = self.ring.peek()?;
+        let tile = self.ring.peek().filter(|_| !self.has_begun || self.has_landed)?;
         let payload = match self.has_landed {
             true => &self.nothing[..tile.payload.len()],
             false => tile.payload,
@@ -42,8 +45,18 @@ impl Link for Landing {
     }
 
     fn release(&mut self) -> Result<(), TransportError> {
-        self.has_landed = false;
+        let bytes = self.peek().map_or(0, |tile| tile.payload.len());
+        self.told_bytes = self.told_bytes.saturating_sub(bytes);
+        (self.has_landed, self.has_begun) = (false, false);
         self.ring.release()
+    }
+
+    fn progress(&mut self) -> Result<bool, TransportError> {
+        assert_eq!(
+            self.told_bytes, 0,
+            "bytes are left of a step, and nobody knows where they belong"
+        );
+        self.ring.progress()
     }
 
     fn progress_into(
@@ -54,14 +67,15 @@ impl Link for Landing {
         if let Some(tile) = self.ring.peek()
             && tile.stamp == stamp
             && !self.has_landed
-            && self.random.below(4) > 0
+            && (self.has_begun || self.random.below(4) > 0)
             && let Some(place) = landing.get_mut(..tile.payload.len())
         {
             place.copy_from_slice(tile.payload);
-            self.has_landed = true;
-            self.landed.fetch_add(1, Ordering::Relaxed);
+            self.has_landed = self.random.below(2) == 0;
+            self.has_begun = true;
+            self.landed.fetch_add(usize::from(self.has_landed), Ordering::Relaxed);
         }
-        self.progress()
+        self.ring.progress()
     }
 
     fn descriptors(&self, into: &mut Vec<RawFd>) {
@@ -70,7 +84,13 @@ impl Link for Landing {
 }
 
 /// As [`executors`], with such links between pairs.
-fn landing(ranks: u32, seed: u64, landed: &Arc<AtomicUsize>) -> Vec<Executor> {
+fn landing(
+    ranks: u32,
+    seed: u64,
+    least: Least,
+    told_bytes: usize,
+    landed: &Arc<AtomicUsize>,
+) -> Vec<Executor> {
     let n = ranks as usize;
     let mut links: Vec<Links> =
         executors(ranks).into_iter().map(|executor| executor.links).collect();
@@ -80,7 +100,16 @@ fn landing(ranks: u32, seed: u64, landed: &Arc<AtomicUsize>) -> Vec<Executor> {
             let [a, b] = [a, b].map(|ring| {
                 let random = Random(0x9E37_79B9 + seed);
                 let (nothing, landed) = (vec![0xee; ring.tile_bytes()], Arc::clone(landed));
-                Box::new(Landing { ring, random, has_landed: false, nothing, landed })
+                let (has_landed, has_begun) = (false, false);
+                Box::new(Landing {
+                    ring,
+                    random,
+                    has_landed,
+                    has_begun,
+                    nothing,
+                    landed,
+                    told_bytes,
+                })
             });
             links[low][high] = Some(a);
             links[high][low] = Some(b);
@@ -88,7 +117,7 @@ fn landing(ranks: u32, seed: u64, landed: &Arc<AtomicUsize>) -> Vec<Executor> {
     }
     (0..)
         .zip(links)
-        .map(|(rank, links)| Executor::new(Rank(rank), links).unstaging(Least::NOTHING))
+        .map(|(rank, links)| Executor::new(Rank(rank), links).unstaging(least))
         .collect()
 }
 
@@ -101,7 +130,9 @@ fn what_has_landed_is_not_stored_again() {
             for ranks in [2, 3, 4, 7] {
                 for count in [3, 257, 1000] {
                     let mut case = Case::new(collective, ranks, count, 0);
-                    let executors = landing(ranks, random.0, &landed);
+                    let landing_bytes = [0, 300][random.below(2)];
+                    let least = Least { landing_bytes, ..Least::NOTHING };
+                    let executors = landing(ranks, random.0, least, 0, &landed);
                     assert!(case.play(name, false, executors, &mut random));
                     case.check(name);
                 }
@@ -109,6 +140,21 @@ fn what_has_landed_is_not_stored_again() {
         }
     }
     assert!(landed.load(Ordering::Relaxed) > 1000, "{landed:?}");
+}
+
+/// However little is left of a step, something of it may have landed in part.
+#[test]
+fn where_a_step_belongs_is_told_until_its_end() {
+    const COUNT: usize = 100;
+    let landed = Arc::new(AtomicUsize::new(0));
+    let least = Least { landing_bytes: 3 * COUNT, ..Least::NOTHING };
+    for seed in 0..20 {
+        let mut case = Case::new(Collective::AllGather, 2, COUNT, 0);
+        let executors = landing(2, seed, least, 4 * COUNT, &landed);
+        assert!(case.play("ring", false, executors, &mut Random(seed + 1)));
+        case.check("ring");
+    }
+    assert!(landed.load(Ordering::Relaxed) > 0);
 }
 
 /// The program before had no lanes of receives.
