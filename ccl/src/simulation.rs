@@ -56,7 +56,9 @@ impl Player {
     /// A rank with its links, by [`Port::index`](ccl_core::program::Port::index): two places per rank.
     #[must_use]
     pub fn new(me: Rank, links: Vec<Option<Box<dyn Link>>>) -> Self {
-        Self { executor: Executor::new(me, links).unstaging(Least::NOTHING) }
+        // Some steps are shorter than that.
+        let least = Least { landing_bytes: 128, ..Least::NOTHING };
+        Self { executor: Executor::new(me, links).unstaging(least) }
     }
 
     /// Begins a call; from here to its end every [`Self::sweep`] is given the same.

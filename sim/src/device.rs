@@ -6,8 +6,7 @@ use std::time::Duration;
 use ccl_transport::TransportError;
 use ccl_transport::verbs::{
     Access, Completion, Connection, Depth, Domain, Landings, LocalKey, Memory, MemoryRegion,
-    Nowhere, PostError, QueuePair, ReceiveRequest, RemoteKey, Silence, State, Unstaged,
-    WorkRequest,
+    PostError, QueuePair, ReceiveRequest, RemoteKey, Silence, State, Unstaged, WorkRequest,
 };
 
 use crate::network::{EndId, Network, Shared};
@@ -113,10 +112,6 @@ impl QueuePair for SimulatedPair {
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         self.network.lock().post_receive(self.end, request)
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        self.poll_into(completions, &mut Nowhere)
     }
 
     fn poll_into(

@@ -71,7 +71,7 @@ impl<'a> Stretch<'a> {
 /// Memory of this process that nobody writes.
 impl Origin for &[u8] {
     fn address(&self) -> usize {
-        self.as_ptr().addr()
+        self.as_ptr().expose_provenance()
     }
 
     fn bytes(&self) -> usize {

@@ -21,8 +21,12 @@ impl<'a> Run<'a> {
         Ok(moved)
     }
 
-    /// Where the next bytes on a link belong, and their stamp; `None` if they are few, or not only stored. Nor if this rank does
-    /// nothing but receive: without anything to copy it would ask the kernel so often that little comes at a time.
+    /// Where the next bytes on a link belong, and their stamp; `None` if the step is short, or does not only store. Nor if this
+    /// rank does nothing but receive: without anything to copy it would ask the kernel so often that little comes at a time.
+    ///
+    /// A tile of which a part has landed waits for its place, and with it all behind it on its rail. So what is told once is told
+    /// until the end of the step: nothing here depends on how far that has come but whether the oldest tile is used in part, and it
+    /// is not, since it was allowed as a whole before one behind it could land.
     fn landing(&self, index: usize) -> Option<(EncodedStamp, Target<'a>)> {
         // Of what runs straight through nothing lands, and how far its lanes have come nobody counts.
         if self.task.is_straight || self.task.program.sends.is_empty() {
@@ -34,7 +38,6 @@ impl<'a> Run<'a> {
         let step = *receives.steps.get(self.progress.received[lane]).filter(|_| is_at_tile)?;
         let this = &self.task.program.steps[step as usize];
         let Action::Receive { into, .. } = this.action else { return None };
-        // Not what is left of it: a tile of which a part has landed waits for the rest of its place.
         if this.bytes < self.least.landing_bytes {
             return None;
         }

@@ -192,7 +192,13 @@ impl Network {
                 self.tally.torn_landings += u64::from(begun > 0);
                 true
             }
-            Place::Later => false,
+            Place::Later => {
+                self.violate(format!(
+                    "{}: a part has landed, and nobody knows where",
+                    self.name(end)
+                ));
+                false
+            }
             Place::At(place) => {
                 let is_all = self.random.percent(30);
                 let left = rest.len() - begun;
@@ -204,7 +210,7 @@ impl Network {
                     self.tally.landed_elsewhere += 1;
                 }
                 // The path may be slow, so that others overtake it.
-                let is_late = self.random.percent(3);
+                let is_late = self.random.percent(8);
                 let late = if is_late { self.random.magnitude(1_000_000, 300_000_000) } else { 0 };
                 let (rank, rest_at) = (self.ends[end].place.rank, self.now + late);
                 if let Some(arrival) = self.ends[end].inbox.front_mut() {

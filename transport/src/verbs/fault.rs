@@ -17,7 +17,7 @@ use std::time::Instant;
 use ccl_core::random::Random;
 
 pub use self::interrupted::{Interrupted, Loss, Lossy};
-use super::landings::{Landings, Nowhere};
+use super::landings::Landings;
 use super::{
     Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, Silence, State, Status,
     Unstaged, WorkRequest,
@@ -219,10 +219,6 @@ impl QueuePair for Faulty {
             return Ok(());
         }
         self.inner.post_receive(request)
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        self.poll_into(completions, &mut Nowhere)
     }
 
     fn poll_into(

@@ -177,17 +177,13 @@ pub trait QueuePair: Send + fmt::Debug {
 
     /// Does what can be done without waiting, appends what has completed, and tells whether
     /// anything happened.
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool;
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+        self.poll_into(completions, &mut Nowhere)
+    }
 
     /// As [`Self::poll`]; a device that copies what arrives may put writes with an immediate where `landings` says.
-    fn poll_into(
-        &mut self,
-        completions: &mut Vec<Completion>,
-        landings: &mut dyn Landings,
-    ) -> bool {
-        let _ = landings;
-        self.poll(completions)
-    }
+    fn poll_into(&mut self, completions: &mut Vec<Completion>, landings: &mut dyn Landings)
+    -> bool;
 
     /// Tells the peer what was executed, where a device lets that wait for something else to send.
     fn acknowledge(&mut self) {}

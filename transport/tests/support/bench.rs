@@ -10,8 +10,8 @@ use ccl_transport::verbs::fault::{Faulty, Script};
 use ccl_transport::verbs::soft::SoftDevice;
 use ccl_transport::verbs::virtual_qp::{VirtualDevice, VirtualDomain, VirtualQp, VirtualSettings};
 use ccl_transport::verbs::{
-    Access, Completion, Connection, Depth, Device, Domain, Memory, MemoryRegion, PostError,
-    QueuePair, ReceiveRequest, Silence, State, Status, WorkId, WorkRequest,
+    Access, Completion, Connection, Depth, Device, Domain, Landings, Memory, MemoryRegion,
+    PostError, QueuePair, ReceiveRequest, Silence, State, Status, WorkId, WorkRequest,
 };
 
 /// SplitMix64.
@@ -156,7 +156,7 @@ impl QueuePair for Deaf {
         self.inner.post_receive(request)
     }
 
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+    fn poll_into(&mut self, completions: &mut Vec<Completion>, _: &mut dyn Landings) -> bool {
         self.weather.polls[self.rail].fetch_add(1, Ordering::Relaxed);
         if self.is_frozen() && self.inner.state() == State::ReadyToSend {
             return false;

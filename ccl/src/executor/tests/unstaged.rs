@@ -160,3 +160,31 @@ fn who_hears_nothing_stages_what_is_out() {
     assert!(case.play("direct", false, executors, &mut Random(77)));
     case.check("direct");
 }
+
+/// In the middle of a lane too, whoever has waited for long.
+#[test]
+fn who_confirms_stages_what_is_out() {
+    let mut case = Case::new(Collective::Broadcast, 2, 1000, 0);
+    let topology = Topology::single_host(2, 2);
+    let model = CostModel::default_for(&topology);
+    let choice = choose(&case.request, &topology, &model, Some("direct")).unwrap();
+    let layout = Layout::new(&case.request, 2, choice.partition);
+    let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
+    let mut executor = borrowing(2, 1).remove(0);
+    let (end, _peer) = memory::pair(SHAPES[1]);
+    executor.links[1] = Some(Box::new(Borrowing { is_mute: true, ..Borrowing::new(end, 1) }));
+    let buffers = [Region::of(&case.inputs[0]), Region::of_mut(&mut case.outputs[0])];
+    let stamp = Stamp { sequence: 1, signature: case.request.signature(choice.digest) };
+    let task =
+        Task { program: &program, buffers: &buffers, stamp, arithmetic: None, is_straight: false };
+    let mut run = begin(&mut executor, &task, &[]);
+    // The peer takes nothing, so there is room for a part of it only.
+    for _ in 0..10 * crate::executor::unstaged::PATIENCE {
+        run.sweep().unwrap();
+    }
+    let out = |run: &Run<'_>| run.progress.lent.iter().map(VecDeque::len).sum::<usize>();
+    assert!(out(&run) > 0 && run.progress.sent == [0], "it waits for room");
+    run.confirm();
+    run.sweep().unwrap();
+    assert_eq!(out(&run), 0);
+}

@@ -69,18 +69,39 @@ fn tiles_on_a_rail_that_says_nothing_are_supplied_again() {
     assert!(lost > 0, "nothing was lost");
 }
 
-#[test]
-fn what_was_supplied_before_it_is_wanted_need_not_be_kept() {
-    let (mut near, _far) = pair(endpoint(0, &[1.0]), endpoint(1, &[1.0]));
-    let contents = contents();
-    let origin = &contents[..];
-    let bytes = Stretch::new(&origin, range(0..1));
+/// Two ends, and a tile from one to the other that nobody has looked at.
+fn with_one_tile(bytes: Stretch<'_>) -> conformance::Pair {
+    let (mut near, far) = pair(endpoint(0, &[1.0]), endpoint(1, &[1.0]));
     let deadline = soon();
     while near.send_unstaged(&stamp(0), bytes).unwrap().is_none() {
         assert!(clock::now() < deadline);
         near.progress().unwrap();
     }
     assert_eq!((near.returned(), near.wanted()), (0, None));
+    (near, far)
+}
+
+#[test]
+fn what_was_supplied_before_it_is_wanted_need_not_be_kept() {
+    let contents = contents();
+    let origin = &contents[..];
+    let bytes = Stretch::new(&origin, range(0..1));
+    let (mut near, _far) = with_one_tile(bytes);
     near.supply(1, bytes);
     assert_eq!(near.returned(), 1);
+}
+
+#[test]
+fn what_has_come_need_not_be_kept_although_nobody_has_taken_it() {
+    let contents = contents();
+    let origin = &contents[..];
+    let (mut near, mut far) = with_one_tile(Stretch::new(&origin, range(0..1)));
+    let deadline = soon();
+    while near.returned() == 0 {
+        assert!(clock::now() < deadline, "{near:?} / {far:?}");
+        far.progress().unwrap();
+        far.confirm();
+        near.progress().unwrap();
+    }
+    assert!(far.peek().is_some());
 }

@@ -7,6 +7,7 @@ use super::super::fault::{Loss, Lossy};
 use super::super::*;
 use super::bench::{Bench, End, REGION_BYTES};
 use super::{Script, over, soft, wrap};
+use crate::{Stretch, clock};
 
 /// A cable that loses everything while it is cut.
 #[derive(Clone, Debug, Default)]
@@ -122,4 +123,32 @@ fn a_cable_that_can_be_cut_lets_large_operations_wait_as_others_do() {
     bench.left.write(0, (0, REGION_BYTES), target);
     assert!(!bench.left.pair.flushed());
     bench.settle(1, 0);
+}
+
+/// Left writes all of its region, of which nothing is staged, if that can be sent now.
+fn writes_unstaged(bench: &mut Bench) -> Option<usize> {
+    let bytes = [7; REGION_BYTES];
+    let (origin, source) = (&bytes[..], bench.left.region.segment(0, REGION_BYTES));
+    let operation = Operation::Write { source, target: bench.right.region.remote(0) };
+    let request = WorkRequest { id: WorkId(0), operation, signalled: true };
+    let rest = Stretch::new(&origin, 0..REGION_BYTES);
+    bench.left.pair.post_unstaged(&[Unstaged { request, rest }])
+}
+
+#[test]
+fn nothing_is_sent_unstaged_over_a_cable_that_is_cut_and_what_was_is_awaited() {
+    let (mut bench, cable) = over_one_cable();
+    cable.0.store(true, Ordering::Relaxed);
+    assert_eq!(writes_unstaged(&mut bench), None);
+    cable.0.store(false, Ordering::Relaxed);
+    bench.settle(0, 0);
+    assert!(bench.right.bytes(0, REGION_BYTES).iter().all(|byte| *byte == 0));
+    assert_eq!(writes_unstaged(&mut bench), Some(1));
+    cable.0.store(true, Ordering::Relaxed);
+    // By then the kernel of the peer's host has everything.
+    clock::sleep(Duration::from_millis(100));
+    assert!(bench.left.pair.silence().is_some(), "what it waits for does not come");
+    cable.0.store(false, Ordering::Relaxed);
+    bench.settle(1, 0);
+    assert!(bench.right.bytes(0, REGION_BYTES).iter().all(|byte| *byte == 7));
 }

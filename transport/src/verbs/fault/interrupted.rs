@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-use super::super::landings::{Landings, Nowhere};
+use super::super::landings::Landings;
 use super::super::{
     Completion, Connection, Opcode, PostError, QueuePair, ReceiveRequest, Silence, State, Unstaged,
     WorkRequest,
@@ -146,10 +146,6 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
 
     fn post_receive(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
         self.inner.post_receive(request)
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        self.poll_into(completions, &mut Nowhere)
     }
 
     fn poll_into(

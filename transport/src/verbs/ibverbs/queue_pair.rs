@@ -9,8 +9,8 @@ use rustix::event::{Timespec, epoll};
 use smallvec::SmallVec;
 
 use super::super::{
-    Completion, Connection, Depth, Opcode, Operation, PostError, QueuePair, ReceiveRequest, State,
-    Status, Transition, WorkId, WorkRequest,
+    Completion, Connection, Depth, Landings, Opcode, Operation, PostError, QueuePair,
+    ReceiveRequest, State, Status, Transition, WorkId, WorkRequest,
 };
 use super::connect::Stage;
 use super::domain::Shared;
@@ -406,7 +406,7 @@ impl QueuePair for IbQueuePair {
         Ok(())
     }
 
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+    fn poll_into(&mut self, completions: &mut Vec<Completion>, _: &mut dyn Landings) -> bool {
         let mut moved = self.take_reports();
         self.post_waiting();
         self.polls = self.polls.wrapping_add(1);

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use socket2::SockRef;
 
-use super::super::landings::Nowhere;
 use super::super::{
     Completion, Connection, Depth, Landings, Opcode, Operation, PostError, QueuePair,
     ReceiveRequest, Silence, State, Status, Transition, Unstaged, WorkId, WorkRequest,
@@ -356,10 +355,6 @@ impl QueuePair for SoftQueuePair {
             }
         }
         Ok(())
-    }
-
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
-        self.poll_into(completions, &mut Nowhere)
     }
 
     fn poll_into(

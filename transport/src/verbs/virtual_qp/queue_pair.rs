@@ -10,8 +10,8 @@ use ccl_core::ids::{Rail, Timestamp};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::super::{
-    Completion, Connection, Depth, PostError, QueuePair, ReceiveRequest, Silence, State, Status,
-    Transition, WorkRequest,
+    Completion, Connection, Depth, Landings, PostError, QueuePair, ReceiveRequest, Silence, State,
+    Status, Transition, WorkRequest,
 };
 use super::complete::Parting;
 use super::control::Hello;
@@ -368,7 +368,7 @@ impl QueuePair for VirtualQp {
         }
     }
 
-    fn poll(&mut self, completions: &mut Vec<Completion>) -> bool {
+    fn poll_into(&mut self, completions: &mut Vec<Completion>, _: &mut dyn Landings) -> bool {
         self.polled = None;
         let mut moved = self.has_finds();
         if moved {
