@@ -221,12 +221,12 @@ pub(crate) fn footprint(buffers: &[Region<'_>]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::trial::TRIED;
 
     const KIB: usize = 1024;
     const CACHES: Caches = Caches { share: 16 * KIB, all: 32 * KIB };
 
-    /// The turns before a verdict, and how many calls it holds for the first time, that in which it is found among them.
-    const TRIED: [bool; 6] = [false, false, true, true, false, false];
+    /// How many calls a verdict holds for the first time, that in which it is found among them.
     const HELD: usize = 129;
 
     /// Does calls that take so many microseconds through the caches, and past them. Tells which way each went.
@@ -296,8 +296,7 @@ mod tests {
     fn longer_calls_may_take_longer() {
         let mut stores = Stores::new(CACHES);
         // The calls that go past the caches are the short ones, and hardly faster than that.
-        let sizes = [15, 15, 9, 9, 15, 15, 15];
-        for kibibytes in sizes {
+        for kibibytes in TRIED.map(|past| if past { 9 } else { 15 }).into_iter().chain([15]) {
             stores.begin(call(Collective::AllGather, kibibytes * KIB), 24 * KIB);
             let of_a_kibibyte = if stores.pass() { 95 } else { 100 };
             stores.count(Duration::from_micros(kibibytes as u64 * of_a_kibibyte));

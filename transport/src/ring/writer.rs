@@ -68,7 +68,7 @@ impl Writer {
             floor,
             lying,
             unseen: 0,
-            distance: Distance::default(),
+            distance: Distance::new(),
             reserved: None,
         }
     }
