@@ -236,7 +236,7 @@ impl Engine {
         let task = Task { program, buffers, stamp, arithmetic: Some(arithmetic), is_straight };
         // Every rank asks where the others do, whatever its own buffers are like.
         if !(self.may_be_direct(request) && self.directly(request, &task, limits)?) {
-            self.drive_or_attach(request, (&task, plan.is_apart), limits)?;
+            self.drive_or_attach(request, &plan, &task, limits)?;
         }
         self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {

@@ -35,6 +35,8 @@ pub(crate) struct Plan {
     pub(crate) is_straight: bool,
     /// Whether its input must not be its output.
     pub(crate) is_apart: bool,
+    /// Whether contributions are combined in order of rank, in one step: whoever does that otherwise gets the same bits.
+    pub(crate) is_in_order: bool,
 }
 
 /// Makes and remembers the plans of one rank.
@@ -164,7 +166,11 @@ impl Planner {
         let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
-        Ok(self.remember(self.finished(program, signature, key)))
+        let is_in_order = !request.collective.reduces()
+            || self.topology.ranks() <= 2
+            || matches!(choice.name, "one_shot" | "two_shot" | "direct");
+        let plan = self.finished(program, signature, key);
+        Ok(self.remember(Plan { is_in_order, ..plan }))
     }
 
     /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
@@ -243,7 +249,7 @@ impl Planner {
             Some(None) => (program, true),
         };
         let is_straight = self.topology.nodes() == 1 && is_straight(&program);
-        Plan { key, program, signature, is_straight, is_apart }
+        Plan { key, program, signature, is_straight, is_apart, is_in_order: false }
     }
 
     /// How many seconds a collective would take.

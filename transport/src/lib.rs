@@ -77,8 +77,8 @@ pub trait Link: Send + fmt::Debug {
     /// Nothing is reserved.
     fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError>;
 
-    /// Whether the readers' cores do not seem to share a cache with this one, so that what is reserved had better be filled
-    /// past the caches. It may change with every tile.
+    /// Whether what is reserved had better be filled past the caches, because the readers' cores do not seem to share one with
+    /// this one, on a processor where that matters. It may change with every tile.
     fn is_far(&self) -> bool {
         false
     }

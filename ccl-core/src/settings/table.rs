@@ -101,8 +101,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_CMA",
         default: "auto",
-        help: "Whether ranks of one host have the system copy large blocks of AllGathers and AllToAlls from one process \
-               to another (cross memory attach, `process_vm_readv`). `auto`: where that is found to be faster than \
+        help: "Whether ranks of one host have the system copy large ordinary buffers of collectives from one process to \
+               another (cross memory attach, `process_vm_readv`). `auto`: where that is found to be faster than \
                shared memory. If it is `0` on one rank, none does it; `always` is for all ranks or none.",
         field: Field::Syntax {
             set: |s, text| text.parse().map(|value| s.cross_memory_attach = value),

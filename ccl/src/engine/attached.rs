@@ -1,30 +1,43 @@
-//! AllGather and AllToAll in ordinary memory, from which the system copies: a byte is copied once, and by its receiver.
+//! Collectives in ordinary memory, from which the system copies: a byte is copied once, and by its receiver.
 //!
 //! 1. The first time, all ranks [find out](Peers::Unknown) whether everybody can be read by everybody, and may be.
-//! 2. All tell each other where their input is. Who cannot have it read, because the output lies in the same bytes,
+//! 2. All tell each other where their buffers are. Who cannot have its input read, because the output lies in the same bytes,
 //!    says so, and the call goes by tiles.
-//! 3. Each rank reads what belongs into its output.
-//! 4. A barrier: nobody returns while somebody still reads his memory.
+//! 3. Each rank combines its [part] of the inputs of all, block by block, where something is reduced.
+//! 4. Each rank reads what else [belongs](arrivals) into its output. What an AllReduce has combined is there when all have
+//!    come, and is read from outputs.
+//! 5. A barrier: nobody returns while somebody still reads his memory.
+//!
+//! Contributions are combined in order of rank, so this is done where the plan combines them so, too: whatever is found to be
+//! faster, the bits are the same.
 //!
 //! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers get
-//! something else, or nothing, and fail as well: they do not come past the barrier.
+//! something else, or nothing, and fail as well: they do not come past the barrier. Nobody writes into the memory of others.
 
-use std::ops::Range;
+mod parts;
+
+use std::mem;
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::settings::CrossMemoryAttach;
 use ccl_core::wire::Stamp;
-use ccl_kernels::{Region, copy, copy_streaming, fill};
+use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
+use self::parts::{Arrival, arrivals, is_readable, kept};
+use super::direct::parts::{Part, largest_bytes, part};
+use super::direct::{
+    Contribution, Input, Output, PlaceOfResult, Places, Watch as _, Watched, carry_out,
+};
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
-use crate::stores::footprint;
+use crate::plans::Plan;
+use crate::stores::{Call, footprint};
 use crate::trial::{Times, Trial, Turn, Way};
 
 /// Tiles in shared memory: nobody has to be asked.
@@ -33,14 +46,46 @@ const TILES: Way = Way::Usual;
 /// The system copies from process to process.
 const ATTACHED: Way = Way::Other;
 
-/// Of all blocks of a rank together. Below, ranks would tell each other for longer than they copy.
+/// Of the larger buffer of a rank. Below, ranks would tell each other for longer than they copy.
 const LEAST_BYTES: usize = 64 << 10;
 
 /// So much is read between two looks whether the call has ended elsewhere.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Of AllGathers and of AllToAlls, by size to the next power of two.
-type Trials = [[Trial; usize::BITS as usize]; 2];
+/// What can be done this way.
+const COLLECTIVES: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::AllToAll,
+    Collective::AllReduce,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+];
+
+/// Of each of these collectives, by size to the next power of two.
+type Trials = [[Alike; usize::BITS as usize]; COLLECTIVES.len()];
+
+/// Of calls that are alike but for their buffers.
+///
+/// What is faster may depend on whether the output is where the input is, which every rank knows of its own buffers only. So all
+/// take the calls for what they were when all told each other last.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alike {
+    out_of_place: Trial,
+    in_place: Trial,
+    /// Whether those whose inputs are read are in place.
+    are_in_place: bool,
+}
+
+impl Alike {
+    fn of_these(&mut self) -> &mut Trial {
+        if self.are_in_place { &mut self.in_place } else { &mut self.out_of_place }
+    }
+
+    /// All have told each other whether these calls are in place; tells whether they have been taken for that.
+    fn are(&mut self, in_place: bool) -> bool {
+        mem::replace(&mut self.are_in_place, in_place) == in_place
+    }
+}
 
 /// What is remembered from call to call.
 #[derive(Debug)]
@@ -48,6 +93,7 @@ pub(super) struct Attached {
     witness: Witness,
     peers: Peers,
     trials: Trials,
+    block: Scratch,
 }
 
 /// Whose memory can be read.
@@ -94,25 +140,34 @@ impl Consent {
 
 impl Default for Attached {
     fn default() -> Self {
-        let trials = [[Trial::default(); usize::BITS as usize]; 2];
-        Self { witness: Witness::default(), peers: Peers::Unknown, trials }
+        let trials = [[Alike::default(); usize::BITS as usize]; COLLECTIVES.len()];
+        let (witness, block) = (Witness::default(), Scratch::default());
+        Self { witness, peers: Peers::Unknown, trials, block }
     }
 }
 
 /// What a rank tells before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Answer {
-    /// Of its input; 0 if that must not be read.
-    address: u64,
+    /// Where its input is; 0 if that must not be read.
+    input: u64,
+    /// Where its output is.
+    output: u64,
+    /// Whether one lies in the other.
+    is_in_place: bool,
+    /// As bits of the element type, if contributions are scaled, as all ranks know.
+    factor: u64,
     times: Times,
 }
 
 impl Answer {
-    const ENCODED_BYTES: usize = 3 * size_of::<u64>();
+    const WORDS: usize = 6;
+    const ENCODED_BYTES: usize = Self::WORDS * size_of::<u64>();
 
     fn encode(self) -> [u8; Self::ENCODED_BYTES] {
         let mut bytes = [0; Self::ENCODED_BYTES];
-        let words = [self.address, self.times.usual, self.times.other];
+        let Self { input, output, is_in_place, factor, times } = self;
+        let words = [input, output, is_in_place.into(), factor, times.usual, times.other];
         for (part, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
             part.copy_from_slice(&word.to_le_bytes());
         }
@@ -123,26 +178,35 @@ impl Answer {
         let word = |index: usize| {
             u64::from_le_bytes(std::array::from_fn(|at| bytes[size_of::<u64>() * index + at]))
         };
-        Self { address: word(0), times: Times { usual: word(1), other: word(2) } }
+        let times = Times { usual: word(4), other: word(5) };
+        let (input, output, is_in_place) = (word(0), word(1), word(2) == 1);
+        Self { input, output, is_in_place, factor: word(3), times }
     }
 }
 
+/// What all ranks have told, in order of rank.
+type Answers = SmallVec<[Answer; 8]>;
+
 impl Engine {
-    /// Does a collective by tiles, with its input put aside if it `is_apart`, or attached to the processes of the others,
-    /// as its trial says.
+    /// Does a collective by tiles, or attached to the processes of the others, as its trial says.
     pub(super) fn drive_or_attach(
         &mut self,
         request: &Request,
-        (task, is_apart): (&Task<'_>, bool),
+        plan: &Plan,
+        task: &Task<'_>,
         limits: Limits<'_>,
     ) -> Ended {
-        if !self.may_attach(request) {
+        let is_apart = plan.is_apart;
+        if !(plan.is_in_order && self.may_attach(request)) {
             return self.drive_apart(task, is_apart, limits);
         }
         let always = match self.introduce(task.stamp, limits)? {
             Peers::All { always, .. } => *always,
             Peers::Unknown | Peers::NotAll => return self.drive_apart(task, is_apart, limits),
         };
+        if !(always || self.is_tried(request)) {
+            return self.drive_apart(task, is_apart, limits);
+        }
         let began = clock::now();
         let turn = if always { Turn::Go(ATTACHED) } else { self.trial(request).turn() };
         let way = match turn {
@@ -162,19 +226,31 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether calls like this one are tried both ways, which all ranks know alike.
-    fn may_attach(&self, request: &Request) -> bool {
+    /// Whether a trial may have something to find: ranks that share processors were never faster so where something is
+    /// combined, or all read the same.
+    fn is_tried(&self, request: &Request) -> bool {
         matches!(request.collective, Collective::AllGather | Collective::AllToAll)
+            || self.planner.introduced().crowding() <= 1.0
+    }
+
+    /// Whether calls like this one can be done so, which all ranks know alike.
+    fn may_attach(&self, request: &Request) -> bool {
+        COLLECTIVES.contains(&request.collective)
             && self.ranks > 1
-            && all_bytes(request, self.ranks) >= LEAST_BYTES
+            && largest_bytes(request, self.ranks as usize) >= LEAST_BYTES
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
     }
 
     /// The trial to which a call belongs.
     fn trial(&mut self, request: &Request) -> &mut Trial {
-        let collective = usize::from(request.collective == Collective::AllToAll);
-        let size = all_bytes(request, self.ranks).ilog2();
+        self.trials(request).of_these()
+    }
+
+    fn trials(&mut self, request: &Request) -> &mut Alike {
+        let collective = COLLECTIVES.iter().position(|one| *one == request.collective);
+        let collective = collective.expect("others have no trial");
+        let size = largest_bytes(request, self.ranks as usize).ilog2();
         &mut self.attached.trials[collective][size as usize]
     }
 
@@ -189,19 +265,29 @@ impl Engine {
     ) -> Result<Way, Box<Error>> {
         let [input, output] = *task.buffers else { unreachable!("a collective has two buffers") };
         let own = Shapes::of(request, self.me, self.ranks)?;
-        let (input, output) = (input.part(0, own.input_bytes), output.part(0, own.output_bytes));
-        let is_readable = is_readable(request, &input, &output);
-        let address = if is_readable { input.address() as u64 } else { 0 };
-        let answer = Answer { address, times: self.trial(request).times() };
+        let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
+        let [input, output] = buffers.map(|buffer| buffer.address() as u64);
+        let input = if is_readable(request, &buffers) { input } else { 0 };
+        let factor = task.arithmetic.and_then(|arithmetic| arithmetic.factor);
+        let times = self.trial(request).times();
+        let is_in_place = Call::of(request.collective, &buffers).is_in_place;
+        let factor = factor.unwrap_or(0);
+        let answer = Answer { input, output, is_in_place, factor, times };
         let told = self.tell_all(answer.encode(), task.stamp, limits)?;
-        let told: SmallVec<[Answer; 8]> = told.iter().map(Answer::decode).collect();
-        if told.iter().any(|answer| answer.address == 0) {
+        let told: Answers = told.iter().map(Answer::decode).collect();
+        if of_read(request, &told).any(|told| told.input == 0) {
             self.trial(request).fail();
             return Ok(TILES);
         }
-        let way = way.unwrap_or_else(|| self.decide(request, task.stamp, &told));
+        let are_in_place = of_read(request, &told).all(|told| told.is_in_place);
+        let way = match (way, self.trials(request).are(are_in_place)) {
+            (Some(way), _) => way,
+            (None, true) => self.decide(request, task.stamp, &told),
+            // What was measured is of other calls.
+            (None, false) => TILES,
+        };
         if way == ATTACHED {
-            self.read_all(request, task.stamp, &told, [input, output], limits)?;
+            self.read_all(request, task, &told, buffers, limits)?;
             self.pass_together(task.stamp, limits)?;
         }
         Ok(way)
@@ -237,69 +323,122 @@ impl Engine {
         way
     }
 
-    /// Reads what belongs into this rank's output from where all ranks have their inputs.
+    /// Does what this rank does in a call in which all read each other's memory.
     fn read_all(
-        &self,
+        &mut self,
         request: &Request,
-        stamp: Stamp,
+        task: &Task<'_>,
         told: &[Answer],
-        [input, output]: [Region<'_>; 2],
+        buffers: [Region<'_>; 2],
         limits: Limits<'_>,
     ) -> Ended {
-        let Peers::All { processes, .. } = &self.attached.peers else {
-            unreachable!("they were asked");
-        };
-        let ranks = processes.len();
-        self.keep_own(request, [input, output]);
-        // So that not all read from the same one.
-        for index in (1..ranks).map(|step| (self.me.index() + step) % ranks) {
-            let (process, start) = (processes[index], told[index].address);
-            let block = block_of(request, self.me.index());
-            let target = index * block.len();
-            for offset in (0..block.len()).step_by(PIECE_BYTES) {
-                if let Some(fault) = limits.fault() {
-                    return Err(fault.into());
-                }
-                let bytes = PIECE_BYTES.min(block.len() - offset);
-                let address = start.wrapping_add((block.start + offset) as u64);
-                fill(output.target(target + offset, bytes), |into| process.read(address, into))
-                    .map_err(|cause| {
-                        #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
-                        let failure = Failure::Link { peer: Rank(index as u32), cause };
-                        limits.error_for(failure, self.me, stamp, &self.history)
-                    })?;
-            }
+        let streams = footprint(&buffers) >= self.executor.caches().exceeding_bytes();
+        if request.collective.reduces() {
+            self.combine(request, task, told, (buffers, streams), limits)?;
+        } else if let Some(Part { source, target, bytes, .. }) = kept(request, self.me) {
+            let [input, output] = buffers;
+            let store = if streams { copy_streaming } else { copy };
+            store(input.source(source, bytes), output.target(target, bytes));
+        }
+        let are_results = request.collective == Collective::AllReduce;
+        if are_results {
+            self.pass_together(task.stamp, limits)?;
+        }
+        let watch = self.watched(task.stamp, limits);
+        for arrival in arrivals(request, self.me, told.len()) {
+            let Answer { input, output, .. } = told[arrival.peer];
+            self.fetch(arrival, if are_results { output } else { input }, buffers[1], &watch)?;
         }
         Ok(())
     }
 
-    /// Copies what this rank has for itself.
-    fn keep_own(&self, request: &Request, [input, output]: [Region<'_>; 2]) {
-        let block = block_of(request, self.me.index());
-        let source = input.source(block.start, block.len());
-        let target = output.target(self.me.index() * block.len(), block.len());
-        if footprint(&[input, output]) >= self.executor.caches().exceeding_bytes() {
-            copy_streaming(source, target);
-        } else {
-            copy(source, target);
+    /// Puts what this rank combines into its output, past the caches if that `streams`.
+    fn combine(
+        &mut self,
+        request: &Request,
+        task: &Task<'_>,
+        told: &[Answer],
+        (buffers, streams): ([Region<'_>; 2], bool),
+        limits: Limits<'_>,
+    ) -> Ended {
+        let arithmetic = task.arithmetic.expect("it is told how contributions are combined");
+        let part = part(request, self.me, told.len()).expect("every rank combines a part");
+        let mut block = mem::take(&mut self.attached.block);
+        let places = self.places(&part, told, arithmetic.factor.is_some(), buffers);
+        let watch = self.watched(task.stamp, limits);
+        let ended = carry_out(&part, arithmetic.kernel, places, &mut block, streams, watch);
+        self.attached.block = block;
+        ended
+    }
+
+    /// Reads bytes of a peer, whose buffer begins at `start` there, into the own output.
+    fn fetch(
+        &self,
+        Arrival { peer, source, target, bytes }: Arrival,
+        start: u64,
+        output: Region<'_>,
+        watch: &Watched<'_>,
+    ) -> Ended {
+        let process = self.process(peer);
+        for offset in (0..bytes).step_by(PIECE_BYTES) {
+            watch.look()?;
+            let piece = PIECE_BYTES.min(bytes - offset);
+            let address = start.wrapping_add((source + offset) as u64);
+            let into = output.target(target + offset, piece);
+            fill(into, |into| process.read(address, into))
+                .map_err(|cause| watch.failed(Failure::Link { peer: rank(peer), cause }))?;
         }
+        Ok(())
+    }
+
+    /// Where a part is combined: read from the inputs of all, to go into the own output.
+    fn places<'a>(
+        &self,
+        part: &Part,
+        told: &[Answer],
+        is_scaled: bool,
+        [input, output]: [Region<'a>; 2],
+    ) -> Places<'a> {
+        let contribution = |(index, answer): (usize, &Answer)| {
+            let input = if index == self.me.index() {
+                Input::Here(input)
+            } else {
+                let (peer, process) = (rank(index), self.process(index));
+                Input::Attached { peer, process, address: answer.input }
+            };
+            Contribution { input, factor: is_scaled.then_some(answer.factor) }
+        };
+        let is_read = input.address() + part.source == output.address() + part.target;
+        let result = PlaceOfResult { output: Output::Here(output), is_read };
+        Places {
+            inputs: told.iter().enumerate().map(contribution).collect(),
+            outputs: [result].into_iter().collect(),
+        }
+    }
+
+    /// The process of a rank.
+    fn process(&self, index: usize) -> Process {
+        let Peers::All { processes, .. } = &self.attached.peers else {
+            unreachable!("they were asked");
+        };
+        processes[index]
+    }
+
+    fn watched<'a>(&'a self, stamp: Stamp, limits: Limits<'a>) -> Watched<'a> {
+        Watched { limits, me: self.me, stamp, history: &self.history }
     }
 }
 
-/// Bytes that every rank has in the end.
-fn all_bytes(request: &Request, ranks: u32) -> usize {
-    request.bytes().saturating_mul(ranks as usize)
+/// What those have told whose inputs are read.
+fn of_read<'a>(request: &Request, told: &'a [Answer]) -> impl Iterator<Item = &'a Answer> {
+    let root = request.collective.is_rooted().then_some(request.root);
+    let is_read = move |index| root.is_none_or(|root| root.index() == index);
+    told.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, told)| told)
 }
 
-/// Which bytes of every input go to the rank with this index.
-fn block_of(request: &Request, index: usize) -> Range<usize> {
-    let first = if request.collective == Collective::AllToAll { index } else { 0 };
-    first * request.bytes()..(first + 1) * request.bytes()
-}
-
-/// Whether the input stays as it is until all have read it: an AllToAll in place writes there.
-fn is_readable(request: &Request, input: &Region<'_>, output: &Region<'_>) -> bool {
-    request.collective == Collective::AllGather || input.address() != output.address()
+fn rank(index: usize) -> Rank {
+    #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
+    Rank(index as u32)
 }
 
 #[cfg(test)]
@@ -309,8 +448,34 @@ mod tests {
     #[test]
     fn answers_are_read_as_they_were_told() {
         let times = Times { usual: 1 << 40, other: u64::MAX };
-        let answer = Answer { address: 0x7fff_1234_5678, times };
+        let (input, output, factor) = (0x7fff_1234_5678, u64::MAX - 7, 0x3f80_0000);
+        let answer = Answer { input, output, is_in_place: true, factor, times };
         assert_eq!(Answer::decode(&answer.encode()), answer);
+    }
+
+    #[test]
+    fn of_a_broadcast_only_the_root_is_read() {
+        let times = Times { usual: 1, other: 1 };
+        let told = |input| Answer { input, output: 9, is_in_place: false, factor: 0, times };
+        let told = [told(10), told(20), told(30)];
+        let read = |collective| -> Vec<u64> {
+            let request = Request { collective, root: Rank(1), ..Request::BARRIER };
+            of_read(&request, &told).map(|told| told.input).collect()
+        };
+        assert_eq!(read(Collective::Broadcast), [20]);
+        assert_eq!(read(Collective::AllReduce), [10, 20, 30]);
+    }
+
+    #[test]
+    fn calls_in_place_are_tried_by_themselves() {
+        let mut alike = Alike::default();
+        assert!(alike.are(false), "as they are taken for at first");
+        alike.of_these().decide([Times { usual: 2, other: 1 }]);
+        assert_eq!(alike.of_these().turn(), Turn::Go(ATTACHED));
+        assert!(!alike.are(true));
+        assert!(!alike.of_these().is_settled() && alike.are(true));
+        assert!(!alike.are(false));
+        assert_eq!(alike.of_these().turn(), Turn::Go(ATTACHED), "the verdict still holds");
     }
 
     #[test]
@@ -328,14 +493,5 @@ mod tests {
         assert_eq!(Consent::of(CrossMemoryAttach::Always, false), No);
         assert_eq!(Consent::of(CrossMemoryAttach::Never, true), No);
         assert_eq!(Consent::of(CrossMemoryAttach::Always, true), Always);
-    }
-
-    #[test]
-    fn every_rank_reads_its_own_block_of_an_all_to_all() {
-        let request = Request { collective: Collective::AllToAll, count: 5, ..Request::BARRIER };
-        let bytes = request.bytes();
-        assert_eq!(block_of(&request, 3), 3 * bytes..4 * bytes);
-        let request = Request { collective: Collective::AllGather, ..request };
-        assert_eq!(block_of(&request, 3), 0..bytes);
     }
 }

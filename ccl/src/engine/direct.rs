@@ -14,7 +14,7 @@
 //!
 //! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`].
 
-mod parts;
+pub(super) mod parts;
 
 use std::time::Duration;
 
@@ -22,12 +22,17 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_kernels::{Kernel, Region, Scratch, Source, Target, copy, copy_streaming, reduce, scale};
+use ccl_core::wire::Stamp;
+use ccl_kernels::{
+    Kernel, Region, Scratch, Source, Target, copy, copy_streaming, fill, reduce, scale,
+};
+use ccl_transport::attach::Process;
 use ccl_transport::window::{Opened, View, Window, Windows};
 use ccl_transport::{TransportError, clock};
 use smallvec::SmallVec;
 
 use self::parts::{Of, Part, largest_bytes, part};
+use super::ending::History;
 use super::{Ended, Engine, Limits};
 use crate::executor::{Failure, Task};
 use crate::operation::Shapes;
@@ -54,6 +59,9 @@ fn least_bytes(collective: Collective) -> Option<usize> {
 
 /// So much is moved at a time: small beside a second-level cache, of which all operands take a part.
 const BLOCK_BYTES: usize = 16 << 10;
+
+/// So much where the system reads inputs: every time it has to be asked anew.
+const ATTACHED_BLOCK_BYTES: usize = 64 << 10;
 
 /// So much where results go past the caches. Memory takes long stretches faster than many short ones in turn, and only
 /// the block itself has to stay in a cache until it is in all outputs.
@@ -85,12 +93,12 @@ impl Direct {
         call: Call,
         (part, kernel): (&Part, Kernel),
         places: Places<'_>,
-        look: impl Fn() -> Ended,
+        watch: impl Watch,
     ) -> Ended {
         let Self { block, stores, .. } = self;
         stores.begin(call, stores.caches().share);
         let started = stores.is_tried().then(clock::worked);
-        carry_out(part, kernel, places, block, stores.pass(), look)?;
+        carry_out(part, kernel, places, block, stores.pass(), watch)?;
         if let Some(started) = started {
             stores.count(clock::worked().saturating_sub(started));
             stores.end();
@@ -154,30 +162,72 @@ impl Answer {
 /// What all ranks have told, in order of rank.
 type Answers = SmallVec<[Answer; 8]>;
 
+/// Who is asked during a part whether the call has ended elsewhere, and told of an input that cannot be read.
+pub(super) trait Watch {
+    /// Whether it goes on.
+    fn look(&self) -> Ended;
+    /// The error of the call that this is.
+    fn failed(&self, failure: Failure) -> Box<Error>;
+}
+
+/// A part of a call of this rank.
+pub(super) struct Watched<'a> {
+    pub(super) limits: Limits<'a>,
+    pub(super) me: Rank,
+    pub(super) stamp: Stamp,
+    pub(super) history: &'a History,
+}
+
+impl Watch for Watched<'_> {
+    fn look(&self) -> Ended {
+        self.limits.fault().map_or(Ok(()), |fault| Err(fault.into()))
+    }
+
+    fn failed(&self, failure: Failure) -> Box<Error> {
+        self.limits.error_for(failure, self.me, self.stamp, self.history).into()
+    }
+}
+
 /// Where a part is read.
-enum Input<'a> {
+pub(super) enum Input<'a> {
     Here(Region<'a>),
     There(View),
+    /// At an address of a peer's process, from where the system copies it.
+    Attached {
+        peer: Rank,
+        process: Process,
+        address: u64,
+    },
 }
 
 /// Where a part is written.
-enum Output<'a> {
+pub(super) enum Output<'a> {
     Here(Region<'a>),
     There(Opened),
 }
 
 impl Input<'_> {
-    fn address(&self) -> usize {
+    /// Where it is in this process.
+    fn address(&self) -> Option<usize> {
         match self {
-            Self::Here(region) => region.address(),
-            Self::There(view) => view.address(),
+            Self::Here(region) => Some(region.address()),
+            Self::There(view) => Some(view.address()),
+            Self::Attached { .. } => None,
         }
     }
 
-    fn source(&self, offset: usize, bytes: usize) -> Source<'_> {
+    /// As many bytes of it as `aside` has, which are read to there if they are not here.
+    fn source<'a>(&'a self, offset: usize, aside: Region<'a>) -> Result<Source<'a>, Failure> {
+        let bytes = aside.bytes();
         match self {
-            Self::Here(region) => region.source(offset, bytes),
-            Self::There(view) => view.bytes(offset..offset + bytes).into(),
+            Self::Here(region) => Ok(region.source(offset, bytes)),
+            Self::There(view) => Ok(view.bytes(offset..offset + bytes).into()),
+            Self::Attached { peer, process, address } => {
+                let address = address.wrapping_add(offset as u64);
+                fill(aside.target(0, bytes), |into| process.read(address, into))
+                    .map_err(|cause| Failure::Link { peer: *peer, cause })?;
+                Ok(aside.source(0, bytes))
+            }
         }
     }
 }
@@ -199,9 +249,9 @@ impl Output<'_> {
 }
 
 /// The memory of one part.
-struct Places<'a> {
-    inputs: SmallVec<[Contribution<'a>; 8]>,
-    outputs: SmallVec<[PlaceOfResult<'a>; 8]>,
+pub(super) struct Places<'a> {
+    pub(super) inputs: SmallVec<[Contribution<'a>; 8]>,
+    pub(super) outputs: SmallVec<[PlaceOfResult<'a>; 8]>,
 }
 
 impl Places<'_> {
@@ -213,27 +263,31 @@ impl Places<'_> {
 }
 
 /// One of the inputs of a part.
-struct Contribution<'a> {
-    input: Input<'a>,
-    factor: Option<u64>,
+pub(super) struct Contribution<'a> {
+    pub(super) input: Input<'a>,
+    pub(super) factor: Option<u64>,
 }
 
 impl Contribution<'_> {
     /// As many bytes of it as `aside` has, scaled there if they have to be.
-    fn source<'a>(&'a self, offset: usize, datatype: DataType, aside: Region<'a>) -> Source<'a> {
-        let bytes = aside.bytes();
-        let source = self.input.source(offset, bytes);
-        let Some(factor) = self.factor else { return source };
-        scale(datatype, factor, source, aside.target(0, bytes));
-        aside.source(0, bytes)
+    fn source<'a>(
+        &'a self,
+        offset: usize,
+        datatype: DataType,
+        aside: Region<'a>,
+    ) -> Result<Source<'a>, Failure> {
+        let source = self.input.source(offset, aside)?;
+        let Some(factor) = self.factor else { return Ok(source) };
+        scale(datatype, factor, source, aside.target(0, aside.bytes()));
+        Ok(aside.source(0, aside.bytes()))
     }
 }
 
 /// One of the outputs of a part.
-struct PlaceOfResult<'a> {
-    output: Output<'a>,
+pub(super) struct PlaceOfResult<'a> {
+    pub(super) output: Output<'a>,
     /// The same bytes were just read as an input.
-    is_read: bool,
+    pub(super) is_read: bool,
 }
 
 impl Engine {
@@ -258,8 +312,9 @@ impl Engine {
             let bytes = places.touched_bytes(&part);
             let is_root = request.collective.is_rooted() && request.root == self.me;
             let call = Call { bytes, is_root, ..Call::of(request.collective, &buffers) };
-            let look = || limits.fault().map_or(Ok(()), |fault| Err(fault.into()));
-            direct.carry_out(call, (&part, arithmetic.kernel), places, look)?;
+            let (me, stamp, history) = (self.me, task.stamp, &self.history);
+            let watch = Watched { limits, me, stamp, history };
+            direct.carry_out(call, (&part, arithmetic.kernel), places, watch)?;
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;
@@ -348,8 +403,8 @@ impl Engine {
                 Of::One(rank) => inputs.first().filter(|_| rank.index() == index),
             };
             let start = output.address() + part.target;
-            let is_read = read
-                .is_some_and(|read: &Contribution<'_>| read.input.address() + part.source == start);
+            let address = read.and_then(|read: &Contribution<'_>| read.input.address());
+            let is_read = address.is_some_and(|address| address + part.source == start);
             Ok(PlaceOfResult { output, is_read })
         };
         let outputs = part.to.indices(answers.len()).map(open).collect::<Result<_, _>>()?;
@@ -357,19 +412,24 @@ impl Engine {
     }
 }
 
-/// Combines the inputs of a part and puts the result into its outputs, past the caches if it `streams`, until a `look`
+/// Combines the inputs of a part and puts the result into its outputs, past the caches if it `streams`, until who watches
 /// tells what has ended the call.
-fn carry_out(
+pub(super) fn carry_out(
     part: &Part,
     kernel: Kernel,
     mut places: Places<'_>,
     block: &mut Scratch,
     streams: bool,
-    look: impl Fn() -> Ended,
+    watch: impl Watch,
 ) -> Ended {
-    // What is scaled has to stay in a cache, too.
+    // What is put aside has to stay in a cache, too.
     let is_scaled = places.inputs.iter().any(|input| input.factor.is_some());
-    let block_bytes = if streams && !is_scaled { STREAMED_BLOCK_BYTES } else { BLOCK_BYTES };
+    let is_attached = places.inputs.iter().any(|one| matches!(one.input, Input::Attached { .. }));
+    let block_bytes = match () {
+        () if is_attached => ATTACHED_BLOCK_BYTES,
+        () if streams && !is_scaled => STREAMED_BLOCK_BYTES,
+        () => BLOCK_BYTES,
+    };
     block.grow(block_bytes * (1 + places.inputs.len()));
     let (block, scaled) = {
         let all = block.region();
@@ -377,7 +437,7 @@ fn carry_out(
     };
     for offset in (0..part.bytes).step_by(block_bytes) {
         if offset % LOOK_BYTES == 0 {
-            look()?;
+            watch.look()?;
         }
         let bytes = block_bytes.min(part.bytes - offset);
         let (source, target) = (part.source + offset, part.target + offset);
@@ -393,8 +453,10 @@ fn carry_out(
         match &places.inputs[..] {
             [one] => {
                 // Where it is already it stays.
-                let outputs = places.outputs.iter_mut().filter(|place| !place.is_read);
-                outputs.for_each(|place| store(one.input.source(source, bytes), place));
+                for place in places.outputs.iter_mut().filter(|place| !place.is_read) {
+                    let from = one.input.source(source, scaled.part(0, bytes));
+                    store(from.map_err(|failure| watch.failed(failure))?, place);
+                }
             }
             inputs => {
                 let sources: SmallVec<[Source<'_>; 8]> = inputs
@@ -404,7 +466,8 @@ fn carry_out(
                         let aside = scaled.part(index * block_bytes, bytes);
                         contribution.source(source, kernel.datatype, aside)
                     })
-                    .collect();
+                    .collect::<Result<_, _>>()
+                    .map_err(|failure| watch.failed(failure))?;
                 if let [place] = &mut places.outputs[..]
                     && (!streams || place.is_read)
                 {

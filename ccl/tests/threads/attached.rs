@@ -1,13 +1,15 @@
-//! AllGathers and AllToAlls that are repeated, so that they go by tiles, and by copies that the system makes.
+//! Collectives that are repeated, so that they go by tiles, and by copies that the system makes.
 
 use ccl_core::settings::CrossMemoryAttach;
 
-use ccl::{Collective, Communicator, DataType, Operation, Region, Request};
+use ccl::{
+    Collective, Communicator, DataType, Operation, Rank, ReduceOp, Reduction, Region, Request,
+};
 
 use super::{config, ranks};
 
 /// More than a trial has, so that its verdict is used too.
-const CALLS: usize = 9;
+const CALLS: usize = 13;
 
 /// What `from` has for `to` in a call: no two bytes that could be confused are equal.
 fn byte(call: usize, from: u32, to: u32, at: usize) -> u8 {
@@ -64,6 +66,54 @@ fn repeat(communicator: &Communicator, bytes: usize, in_place: impl Fn(usize) ->
     }
 }
 
+/// What rank `from` contributes in a call.
+fn number(call: usize, from: u32, at: usize) -> f32 {
+    ((call * 31 + from as usize * 17 + at * 5 + at / 509) % 1021) as f32
+}
+
+/// One call with `count` numbers in a block: a sum, a mean, or what rank 1 has.
+fn call_with_numbers(
+    communicator: &Communicator,
+    (collective, op): (Collective, ReduceOp),
+    count: usize,
+    call: usize,
+    in_place: bool,
+) {
+    let (me, size) = (communicator.rank().0, communicator.size());
+    let scatters = collective == Collective::ReduceScatter;
+    let (sent, own_at) = if scatters { (size as usize, me as usize * count) } else { (1, 0) };
+    let mut input: Vec<f32> = (0..sent * count).map(|at| number(call, me, at)).collect();
+    let mut output = vec![-1.0_f32; count];
+    {
+        let from = Region::of_mut(&mut input);
+        let to = match in_place {
+            true => from.part(own_at * size_of::<f32>(), count * size_of::<f32>()),
+            false => Region::of_mut(&mut output),
+        };
+        let reduction = Reduction::Builtin(op);
+        let datatype = DataType::Float32;
+        let request = Request { collective, count, datatype, reduction, root: Rank(1) };
+        let operation = Operation::Collective { request, input: Some(from), output: Some(to) };
+        communicator.run(operation).unwrap();
+    }
+    let result = if in_place { &input[own_at..own_at + count] } else { &output[..] };
+    for (at, result) in result.iter().enumerate() {
+        let at = own_at + at;
+        let sum = || (0..size).map(|from| number(call, from, at)).sum::<f32>();
+        let expected = match (collective, op) {
+            (Collective::Broadcast, _) => number(call, 1, at),
+            (_, ReduceOp::Avg) => {
+                (0..size).map(|from| number(call, from, at) * (1.0 / size as f32)).sum()
+            }
+            _ => sum(),
+        };
+        assert_eq!(
+            *result, expected,
+            "{collective:?} {op:?} of {count}, call {call}, {at} at {me}"
+        );
+    }
+}
+
 /// Ranks that go by what is found to be faster, or always have the system copy.
 fn on_both_ways(size: u32, body: impl Fn(Communicator) + Send + Clone + 'static) {
     for way in [CrossMemoryAttach::Measured, CrossMemoryAttach::Always] {
@@ -81,6 +131,29 @@ fn every_way_gives_the_same_results() {
                 repeat(&communicator, bytes, |_| false);
                 repeat(&communicator, bytes, |_| true);
                 repeat(&communicator, bytes, |call| call % 2 == 1);
+            }
+        });
+    }
+}
+
+#[test]
+fn what_is_combined_or_broadcast_is_the_same_every_way() {
+    use Collective::{AllReduce, Broadcast, ReduceScatter};
+    for size in [2, 3] {
+        on_both_ways(size, |communicator| {
+            for of in [
+                (AllReduce, ReduceOp::Sum),
+                (AllReduce, ReduceOp::Avg),
+                (ReduceScatter, ReduceOp::Sum),
+                (Broadcast, ReduceOp::Sum),
+            ] {
+                for count in [17_000, (1 << 18) + 3] {
+                    for in_place in [[false; 2], [true; 2], [false, true]] {
+                        (0..CALLS).for_each(|n| {
+                            call_with_numbers(&communicator, of, count, n, in_place[n % 2]);
+                        });
+                    }
+                }
             }
         });
     }

@@ -93,6 +93,11 @@ fn endless_copies_by_the_system(child: &Child) {
                 let wrong = (0..).zip(block).find(|(place, value)| **value != place * 2 + first);
                 assert_eq!(wrong, None, "call {call} on rank {me} from rank {rank}");
             }
+            let mut sums = vec![0u32; MEBIBYTE];
+            communicator.all_reduce(&own, &mut sums, ReduceOp::Sum)?;
+            let sum = |place: usize| all.iter().skip(place).step_by(MEBIBYTE).sum::<u32>();
+            let wrong = sums.iter().enumerate().find(|(place, value)| **value != sum(*place));
+            assert_eq!(wrong, None, "sum of call {call} on rank {me}");
             if call == CALLS_UNTIL_UNDERWAY {
                 child.report(&Line::Underway);
             }

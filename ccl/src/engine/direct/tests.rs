@@ -51,6 +51,16 @@ fn what_is_written_where_it_was_read_counts_once() {
     assert_eq!(places.touched_bytes(&part), 300);
 }
 
+impl<L: Fn() -> Ended> Watch for L {
+    fn look(&self) -> Ended {
+        self()
+    }
+
+    fn failed(&self, failure: Failure) -> Box<Error> {
+        panic!("{failure:?}");
+    }
+}
+
 #[test]
 fn parts_that_fill_their_share_of_the_caches_are_stored_both_ways() {
     const BYTES: usize = 1 << 12;
