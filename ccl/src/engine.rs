@@ -3,7 +3,9 @@
 mod attached;
 mod direct;
 mod ending;
+mod parts;
 mod pauses;
+mod places;
 mod telling;
 
 use std::sync::Arc;

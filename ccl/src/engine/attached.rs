@@ -14,7 +14,7 @@
 //! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers get
 //! something else, or nothing, and fail as well: they do not come past the barrier. Nobody writes into the memory of others.
 
-mod parts;
+mod arrivals;
 
 use std::mem;
 
@@ -28,9 +28,9 @@ use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
-use self::parts::{Arrival, arrivals, is_readable, kept};
-use super::direct::parts::{Part, largest_bytes, part};
-use super::direct::{
+use self::arrivals::{Arrival, arrivals, is_readable, kept};
+use super::parts::{Part, largest_bytes, part};
+use super::places::{
     Contribution, Input, Output, PlaceOfResult, Places, Watch as _, Watched, carry_out,
 };
 use super::{Ended, Engine, Limits};

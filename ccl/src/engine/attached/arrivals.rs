@@ -1,10 +1,10 @@
-//! What each rank does where everybody reads the memory of everybody, beside what it [combines](super::super::direct::parts::part).
+//! What each rank keeps and reads where everybody reads the memory of everybody, beside what it [combines](super::super::parts::part).
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::ids::Rank;
 use ccl_kernels::Region;
 
-use super::super::direct::parts::{Of, Part, slice};
+use super::super::parts::{Of, Part, slice};
 
 /// Bytes of a peer's buffer that belong somewhere in the own output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ pub(super) fn is_readable(request: &Request, [input, output]: &[Region<'_>; 2]) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::direct::parts::part;
+    use super::super::super::parts::part;
     use super::super::rank;
     use super::*;
 

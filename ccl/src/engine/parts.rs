@@ -22,14 +22,14 @@ const LINE_BYTES: usize = 64;
 
 /// Whose buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Of {
+pub(super) enum Of {
     All,
     One(Rank),
 }
 
 impl Of {
     /// Their indices among so many ranks.
-    pub(in crate::engine) fn indices(self, ranks: usize) -> Range<usize> {
+    pub(super) fn indices(self, ranks: usize) -> Range<usize> {
         match self {
             Self::All => 0..ranks,
             Self::One(rank) => rank.index()..rank.index() + 1,
@@ -39,30 +39,30 @@ impl Of {
 
 /// The bytes at one place of some inputs, of which the combination goes to one place of some outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::engine) struct Part {
-    pub(in crate::engine) from: Of,
+pub(super) struct Part {
+    pub(super) from: Of,
     /// Where they begin in each of these inputs.
-    pub(in crate::engine) source: usize,
-    pub(in crate::engine) to: Of,
+    pub(super) source: usize,
+    pub(super) to: Of,
     /// Where the result begins in each of these outputs.
-    pub(in crate::engine) target: usize,
-    pub(in crate::engine) bytes: usize,
+    pub(super) target: usize,
+    pub(super) bytes: usize,
 }
 
 impl Part {
     /// The bytes of each input.
-    pub(in crate::engine) fn read(&self) -> Range<usize> {
+    pub(super) fn read(&self) -> Range<usize> {
         self.source..self.source + self.bytes
     }
 
     /// The bytes of each output.
-    pub(in crate::engine) fn written(&self) -> Range<usize> {
+    pub(super) fn written(&self) -> Range<usize> {
         self.target..self.target + self.bytes
     }
 }
 
 /// What rank `me` does, if there is a way for the collective.
-pub(in crate::engine) fn part(request: &Request, me: Rank, ranks: usize) -> Option<Part> {
+pub(super) fn part(request: &Request, me: Rank, ranks: usize) -> Option<Part> {
     use Of::{All, One};
     let (block, root) = (request.bytes(), request.root);
     let own = me.index() * block;
@@ -87,7 +87,7 @@ pub(in crate::engine) fn part(request: &Request, me: Rank, ranks: usize) -> Opti
 }
 
 /// The bytes of the larger buffer that any of so many ranks has.
-pub(in crate::engine) fn largest_bytes(request: &Request, ranks: usize) -> usize {
+pub(super) fn largest_bytes(request: &Request, ranks: usize) -> usize {
     let is_whole = matches!(
         request.collective,
         Collective::AllReduce | Collective::Reduce | Collective::Broadcast
@@ -96,7 +96,7 @@ pub(in crate::engine) fn largest_bytes(request: &Request, ranks: usize) -> usize
 }
 
 /// Which bytes of so many rank number `index` combines or copies.
-pub(in crate::engine) fn slice(bytes: usize, index: usize, ranks: usize) -> Range<usize> {
+pub(super) fn slice(bytes: usize, index: usize, ranks: usize) -> Range<usize> {
     let each = bytes.div_ceil(ranks).next_multiple_of(LINE_BYTES);
     (index * each).min(bytes)..((index + 1) * each).min(bytes)
 }
