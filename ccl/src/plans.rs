@@ -338,3 +338,30 @@ fn forced(settings: &Settings, collective: Collective) -> Option<&str> {
     };
     settings.algorithms.iter().find(concerns).map(|choice| choice.algorithm.as_str())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_combined_in_order_of_rank_is_known() {
+        use Collective::{AllGather, AllReduce, ReduceScatter};
+        for (collective, algorithm, ranks, is_in_order) in [
+            (AllReduce, "two_shot", 3, true),
+            (AllReduce, "one_shot", 3, true),
+            (AllReduce, "ring", 3, false),
+            (AllReduce, "ring", 2, true),
+            (ReduceScatter, "direct", 4, true),
+            (ReduceScatter, "ring", 4, false),
+            (AllGather, "ring", 4, true),
+        ] {
+            let algorithm = AlgorithmChoice { collective: None, algorithm: algorithm.into() };
+            let settings = Settings { algorithms: vec![algorithm.clone()], ..Settings::default() };
+            let topology = Topology::single_host(ranks, ranks);
+            let mut planner = Planner::new(Rank(1), topology, settings);
+            let request = Request { collective, count: 1 << 16, ..Request::BARRIER };
+            let plan = planner.plan(&request, false).unwrap();
+            assert_eq!(plan.is_in_order, is_in_order, "{collective:?} {algorithm:?} {ranks}");
+        }
+    }
+}

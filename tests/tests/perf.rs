@@ -192,6 +192,29 @@ fn ranks_compare_the_ways_to_move_large_blocks() {
     }
 }
 
+/// Where ranks share processors, what is combined goes through tiles without being compared.
+#[test]
+fn ranks_with_processors_of_their_own_compare_the_ways_to_combine() {
+    let processors = thread::available_parallelism().unwrap().get();
+    let compared = |ranks: usize| {
+        let line = format!("--ranks {ranks} -b 1M -e 1M -n 10");
+        let finished = Running::start(ALL_REDUCE, &line, &[("R2CCL_LOG", "ccl=debug")]).finish();
+        finished.assert_right("all_reduce_perf");
+        let compares = |line: &str| line.contains("attached: ") && line.contains("ways compared");
+        let is_possible = !finished.errors.contains("memory of peers cannot be read");
+        is_possible.then(|| finished.errors.lines().any(compares))
+    };
+    match compared(2) {
+        None => eprintln!("skip: processes cannot read each other's memory here"),
+        Some(are) => assert_eq!(are, processors >= 2),
+    }
+    if processors < 8 {
+        assert!(!compared(processors + 1).unwrap_or(false));
+    } else {
+        eprintln!("skip: more ranks than processors: there are {processors}");
+    }
+}
+
 #[test]
 fn threads_groups_registration_and_odd_addresses_are_right() {
     for (program, line) in [

@@ -3,7 +3,7 @@
 //! 1. The first time, all ranks [find out](Peers::Unknown) whether everybody can be read by everybody, and may be.
 //! 2. All tell each other where their buffers are. Who cannot have its input read, because the output lies in the same bytes,
 //!    says so, and the call goes by tiles.
-//! 3. Each rank combines its [part] of the inputs of all, block by block, where something is reduced.
+//! 3. Each rank combines its [part](combined) of the inputs of all, block by block, where something is reduced.
 //! 4. Each rank reads what else [belongs](arrivals) into its output. What an AllReduce has combined is there when all have
 //!    come, and is read from outputs.
 //! 5. A barrier: nobody returns while somebody still reads his memory.
@@ -16,6 +16,7 @@
 
 mod arrivals;
 
+use std::collections::HashMap;
 use std::mem;
 
 use ccl_core::collective::{Collective, Request};
@@ -28,13 +29,13 @@ use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
-use self::arrivals::{Arrival, arrivals, is_readable, kept};
-use super::parts::{Part, largest_bytes, part};
+use self::arrivals::{Arrival, arrivals, combined, is_readable, kept};
+use super::parts::{Part, largest_bytes};
 use super::places::{
     Contribution, Input, Output, PlaceOfResult, Places, Watch as _, Watched, carry_out,
 };
-use super::{Ended, Engine, Limits};
-use crate::executor::{Failure, Task};
+use super::{Ended, Engine, Limits, arithmetic};
+use crate::executor::{Arithmetic, Failure, Task};
 use crate::operation::Shapes;
 use crate::plans::Plan;
 use crate::stores::{Call, footprint};
@@ -61,8 +62,8 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::Broadcast,
 ];
 
-/// Of each of these collectives, by size to the next power of two.
-type Trials = [[Alike; usize::BITS as usize]; COLLECTIVES.len()];
+/// Of each of these collectives, by size, rounded down to a power of two.
+type Trials = HashMap<(Collective, u32), Alike>;
 
 /// Of calls that are alike but for their buffers.
 ///
@@ -88,7 +89,7 @@ impl Alike {
 }
 
 /// What is remembered from call to call.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Attached {
     witness: Witness,
     peers: Peers,
@@ -97,9 +98,10 @@ pub(super) struct Attached {
 }
 
 /// Whose memory can be read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Peers {
     /// Nobody has tried.
+    #[default]
     Unknown,
     /// That of all, in order of rank.
     All { processes: Vec<Process>, always: bool },
@@ -135,14 +137,6 @@ impl Consent {
             _ => Self::No,
         });
         consents.min().unwrap_or(Self::No)
-    }
-}
-
-impl Default for Attached {
-    fn default() -> Self {
-        let trials = [[Alike::default(); usize::BITS as usize]; COLLECTIVES.len()];
-        let (witness, block) = (Witness::default(), Scratch::default());
-        Self { witness, peers: Peers::Unknown, trials, block }
     }
 }
 
@@ -248,10 +242,8 @@ impl Engine {
     }
 
     fn trials(&mut self, request: &Request) -> &mut Alike {
-        let collective = COLLECTIVES.iter().position(|one| *one == request.collective);
-        let collective = collective.expect("others have no trial");
-        let size = largest_bytes(request, self.ranks as usize).ilog2();
-        &mut self.attached.trials[collective][size as usize]
+        let size = largest_bytes(request, self.ranks as usize).max(1).ilog2();
+        self.attached.trials.entry((request.collective, size)).or_default()
     }
 
     /// Does a collective attached to the others, if that is possible, and if it is the `way`, or the one that is
@@ -268,7 +260,7 @@ impl Engine {
         let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
         let [input, output] = buffers.map(|buffer| buffer.address() as u64);
         let input = if is_readable(request, &buffers) { input } else { 0 };
-        let factor = task.arithmetic.and_then(|arithmetic| arithmetic.factor);
+        let factor = arithmetic(request, self.ranks).factor;
         let times = self.trial(request).times();
         let is_in_place = Call::of(request.collective, &buffers).is_in_place;
         let factor = factor.unwrap_or(0);
@@ -333,9 +325,12 @@ impl Engine {
         limits: Limits<'_>,
     ) -> Ended {
         let streams = footprint(&buffers) >= self.executor.caches().exceeding_bytes();
-        if request.collective.reduces() {
-            self.combine(request, task, told, (buffers, streams), limits)?;
-        } else if let Some(Part { source, target, bytes, .. }) = kept(request, self.me) {
+        if let Some(part) = combined(request, self.me, told.len()) {
+            let arithmetic = arithmetic(request, self.ranks);
+            self.combine((&part, arithmetic), task.stamp, told, (buffers, streams), limits)?;
+        } else if let Some(Arrival { source, target, bytes, .. }) =
+            kept(request, self.me, told.len())
+        {
             let [input, output] = buffers;
             let store = if streams { copy_streaming } else { copy };
             store(input.source(source, bytes), output.target(target, bytes));
@@ -346,7 +341,7 @@ impl Engine {
         }
         let watch = self.watched(task.stamp, limits);
         for arrival in arrivals(request, self.me, told.len()) {
-            let Answer { input, output, .. } = told[arrival.peer];
+            let Answer { input, output, .. } = told[arrival.from];
             self.fetch(arrival, if are_results { output } else { input }, buffers[1], &watch)?;
         }
         Ok(())
@@ -355,38 +350,36 @@ impl Engine {
     /// Puts what this rank combines into its output, past the caches if that `streams`.
     fn combine(
         &mut self,
-        request: &Request,
-        task: &Task<'_>,
+        (part, arithmetic): (&Part, Arithmetic),
+        stamp: Stamp,
         told: &[Answer],
         (buffers, streams): ([Region<'_>; 2], bool),
         limits: Limits<'_>,
     ) -> Ended {
-        let arithmetic = task.arithmetic.expect("it is told how contributions are combined");
-        let part = part(request, self.me, told.len()).expect("every rank combines a part");
         let mut block = mem::take(&mut self.attached.block);
-        let places = self.places(&part, told, arithmetic.factor.is_some(), buffers);
-        let watch = self.watched(task.stamp, limits);
-        let ended = carry_out(&part, arithmetic.kernel, places, &mut block, streams, watch);
+        let places = self.places(part, told, arithmetic.factor.is_some(), buffers);
+        let watch = self.watched(stamp, limits);
+        let ended = carry_out(part, arithmetic.kernel, places, &mut block, streams, watch);
         self.attached.block = block;
         ended
     }
 
-    /// Reads bytes of a peer, whose buffer begins at `start` there, into the own output.
+    /// Reads what another rank has, whose buffer begins at `start` there, into the own output.
     fn fetch(
         &self,
-        Arrival { peer, source, target, bytes }: Arrival,
+        Arrival { from, source, target, bytes }: Arrival,
         start: u64,
         output: Region<'_>,
         watch: &Watched<'_>,
     ) -> Ended {
-        let process = self.process(peer);
+        let process = self.process(from);
         for offset in (0..bytes).step_by(PIECE_BYTES) {
             watch.look()?;
             let piece = PIECE_BYTES.min(bytes - offset);
             let address = start.wrapping_add((source + offset) as u64);
             let into = output.target(target + offset, piece);
             fill(into, |into| process.read(address, into))
-                .map_err(|cause| watch.failed(Failure::Link { peer: rank(peer), cause }))?;
+                .map_err(|cause| watch.failed(Failure::Link { peer: rank(from), cause }))?;
         }
         Ok(())
     }

@@ -1,34 +1,55 @@
-//! What each rank keeps and reads where everybody reads the memory of everybody, beside what it [combines](super::super::parts::part).
+//! What each rank does where everybody reads the memory of everybody.
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::ids::Rank;
 use ccl_kernels::Region;
 
-use super::super::parts::{Of, Part, slice};
+use super::super::parts::{Part, part, slice};
 
-/// Bytes of a peer's buffer that belong somewhere in the own output.
+/// Bytes of a rank's buffer that belong somewhere in the own output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// The index of its rank.
-    pub(super) peer: usize,
+    /// The index of the rank that has them.
+    pub(super) from: usize,
     pub(super) source: usize,
     pub(super) target: usize,
     pub(super) bytes: usize,
 }
 
-/// What rank `me` has for itself, where nothing is combined.
-pub(super) fn kept(request: &Request, me: Rank) -> Option<Part> {
-    let own = Of::One(me);
-    let whole =
-        |source, target| Some(Part { from: own, source, to: own, target, bytes: request.bytes() });
-    let block = me.index() * request.bytes();
+/// What rank `me` of so many combines of the inputs of all.
+pub(super) fn combined(request: &Request, me: Rank, ranks: usize) -> Option<Part> {
+    request.collective.reduces().then(|| part(request, me, ranks)).flatten()
+}
+
+/// What rank `me` of so many has for itself, where nothing is combined.
+pub(super) fn kept(request: &Request, me: Rank, ranks: usize) -> Option<Arrival> {
+    arrival(request, me.index(), me, ranks).filter(|_| !request.collective.reduces())
+}
+
+/// What rank `me` of so many reads of others, beside what it combines: of their outputs in an AllReduce, else of their inputs.
+pub(super) fn arrivals(request: &Request, me: Rank, ranks: usize) -> impl Iterator<Item = Arrival> {
+    // So that not all read from the same one.
+    let others = (1..ranks).map(move |step| (me.index() + step) % ranks);
+    others.filter_map(move |from| arrival(request, from, me, ranks))
+}
+
+/// What one rank has that belongs into the output of `me`, as it is.
+fn arrival(request: &Request, from: usize, me: Rank, ranks: usize) -> Option<Arrival> {
+    let bytes = request.bytes();
     match request.collective {
-        Collective::AllGather => whole(0, block),
-        Collective::AllToAll => whole(block, block),
-        Collective::Broadcast if request.root == me => whole(0, 0),
-        Collective::Broadcast
-        | Collective::AllReduce
-        | Collective::ReduceScatter
+        Collective::AllGather => Some(Arrival { from, source: 0, target: from * bytes, bytes }),
+        Collective::AllToAll => {
+            Some(Arrival { from, source: me.index() * bytes, target: from * bytes, bytes })
+        }
+        Collective::AllReduce => {
+            let slice = slice(bytes, from, ranks);
+            let (source, target) = (slice.start, slice.start);
+            Some(Arrival { from, source, target, bytes: slice.len() })
+        }
+        Collective::Broadcast => {
+            (request.root.index() == from).then_some(Arrival { from, source: 0, target: 0, bytes })
+        }
+        Collective::ReduceScatter
         | Collective::Reduce
         | Collective::AllToAllV
         | Collective::Gather
@@ -38,35 +59,6 @@ pub(super) fn kept(request: &Request, me: Rank) -> Option<Part> {
     }
 }
 
-/// What rank `me` of so many reads of others, beside what it combines: of their outputs in an AllReduce, else of their inputs.
-pub(super) fn arrivals(request: &Request, me: Rank, ranks: usize) -> impl Iterator<Item = Arrival> {
-    let (request, bytes) = (*request, request.bytes());
-    // So that not all read from the same one.
-    let peers = (1..ranks).map(move |step| (me.index() + step) % ranks);
-    peers.filter_map(move |peer| match request.collective {
-        Collective::AllGather => Some(Arrival { peer, source: 0, target: peer * bytes, bytes }),
-        Collective::AllToAll => {
-            Some(Arrival { peer, source: me.index() * bytes, target: peer * bytes, bytes })
-        }
-        Collective::AllReduce => {
-            let slice = slice(bytes, peer, ranks);
-            let (source, target) = (slice.start, slice.start);
-            Some(Arrival { peer, source, target, bytes: slice.len() })
-        }
-        Collective::Broadcast if request.root.index() == peer => {
-            Some(Arrival { peer, source: 0, target: 0, bytes })
-        }
-        Collective::Broadcast
-        | Collective::ReduceScatter
-        | Collective::Reduce
-        | Collective::AllToAllV
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::Barrier
-        | Collective::PointToPoint => None,
-    })
-}
-
 /// Whether the input stays as it is until all have read it: an AllToAll in place writes there.
 pub(super) fn is_readable(request: &Request, [input, output]: &[Region<'_>; 2]) -> bool {
     request.collective != Collective::AllToAll || input.address() != output.address()
@@ -74,7 +66,6 @@ pub(super) fn is_readable(request: &Request, [input, output]: &[Region<'_>; 2]) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::parts::part;
     use super::super::rank;
     use super::*;
 
@@ -91,18 +82,14 @@ mod tests {
         ] {
             for me in (0..RANKS).map(rank) {
                 let request = Request { collective, count: 500, root: Rank(1), ..Request::BARRIER };
-                let own = match collective.reduces() {
-                    true => part(&request, me, RANKS),
-                    false => kept(&request, me),
-                };
-                let mut filled: Vec<_> = own
-                    .into_iter()
-                    .map(|own| own.written())
-                    .chain(arrivals(&request, me, RANKS).map(|one| {
-                        assert_ne!(one.peer, me.index());
-                        one.target..one.target + one.bytes
-                    }))
-                    .collect();
+                let own = combined(&request, me, RANKS).map(|own| own.written());
+                let place = |one: Arrival| one.target..one.target + one.bytes;
+                let kept = kept(&request, me, RANKS).map(place);
+                let others = arrivals(&request, me, RANKS).map(|one| {
+                    assert_ne!(one.from, me.index());
+                    place(one)
+                });
+                let mut filled: Vec<_> = own.into_iter().chain(kept).chain(others).collect();
                 filled.sort_by_key(|range| range.start);
                 assert_eq!(filled[0].start, 0);
                 assert!(filled.windows(2).all(|two| two[0].end == two[1].start), "{filled:?}");
@@ -116,7 +103,7 @@ mod tests {
         let request = Request { collective: Collective::AllToAll, count: 5, ..Request::BARRIER };
         let bytes = request.bytes();
         let read: Vec<_> =
-            arrivals(&request, Rank(1), 3).map(|one| (one.peer, one.source)).collect();
+            arrivals(&request, Rank(1), 3).map(|one| (one.from, one.source)).collect();
         assert_eq!(read, [(2, bytes), (0, bytes)]);
     }
 }
