@@ -16,7 +16,7 @@ use ccl_core::collective::Collective;
 use ccl_kernels::Region;
 use smallvec::SmallVec;
 
-use crate::trial::{Trial, Turn, Way};
+use crate::trial::{Course, Trial, Turn, Way};
 
 /// How much the last caches hold.
 #[derive(Clone, Copy, Debug)]
@@ -149,7 +149,7 @@ impl Stores {
             return;
         }
         let kind = call.kind(usually);
-        let trial = self.trials.entry(kind).or_default();
+        let trial = self.trial(kind);
         let (way, is_tried) = match trial.turn() {
             Turn::Go(way) => (way, !trial.is_settled()),
             Turn::Decide => {
@@ -187,8 +187,12 @@ impl Stores {
             // Calls of a kind are not equally long.
             #[allow(clippy::cast_precision_loss, reason = "a time is not as precise as that")]
             let of_a_mebibyte = worked.mul_f64((1_u64 << 20) as f64 / bytes.max(1) as f64);
-            self.trials.entry(kind).or_default().record(way, of_a_mebibyte);
+            self.trial(kind).record(way, of_a_mebibyte);
         }
+    }
+
+    fn trial(&mut self, kind: Kind) -> &mut Trial {
+        self.trials.entry(kind).or_insert(const { Trial::new(Course::OF_MILLISECONDS) })
     }
 
     /// What was measured of calls of this kind.

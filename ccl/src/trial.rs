@@ -1,8 +1,8 @@
 //! Which of two ways is faster for calls of one kind, found out by doing them both ways.
 //!
 //! Which one it is depends on more than a model knows: in which pages the buffers lie, how far the processors are from
-//! each other, how many ranks share one, who else uses the caches. So the first calls go one way, the next ones the other,
-//! and then the faster one is taken, for longer each time it has been confirmed.
+//! each other, how many ranks share one, who else uses the caches. So the first calls go one way, the next ones the other
+//! (see [`Course`]), and then the faster one is taken, for longer each time it has been confirmed.
 //!
 //! Where all ranks have to go the same way, they count their calls alike, and decide from the same numbers: what all have
 //! measured, which they tell each other in the call before that the trial ends.
@@ -27,38 +27,73 @@ pub(crate) enum Turn {
     Decide,
 }
 
-/// The turns of a trial.
+/// How many calls a trial takes: the first ones go the usual way, the others the other way, the last ones of both count.
 ///
-/// What a call finds in the caches the call before has left there, and what the system copies from a process is first moved to
-/// where it can be had from: two calls that go another way than those before do not count. With a new buffer the first three or
-/// four calls are slow, which is why the usual way comes again in the end: else it lost trials that it should win, for 128 calls.
-const TRIAL: [Turn; 11] = [
-    Turn::Go(Way::Usual),
-    Turn::Go(Way::Usual),
-    Turn::Go(Way::Other),
-    Turn::Go(Way::Other),
-    Turn::Go(Way::Other),
-    Turn::Go(Way::Other),
-    Turn::Go(Way::Usual),
-    Turn::Go(Way::Usual),
-    Turn::Go(Way::Usual),
-    Turn::Go(Way::Usual),
-    Turn::Decide,
-];
+/// Those before them do not. Calls with new buffers are slow whichever way they go, and those that go another way than the
+/// calls before: what they need is not where they would have left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Course {
+    /// Calls that go the usual way before any count.
+    cold: u32,
+    /// And the other way.
+    settling: u32,
+    /// Calls of each way that count.
+    counted: u32,
+    /// The other way is taken if it is faster by one part in so many: what is measured twice differs by less.
+    gain: u32,
+}
 
-/// Which of the calls before it is decided go the other way.
+impl Course {
+    /// For calls that take milliseconds, of which two tell how long they all take.
+    pub(crate) const OF_MILLISECONDS: Self = Self { cold: 4, settling: 2, counted: 2, gain: 10 };
+
+    /// For shorter ones.
+    pub(crate) const OF_MICROSECONDS: Self = Self { cold: 6, settling: 3, counted: 4, gain: 10 };
+
+    /// For those of ranks that share processors. Each in turn has what it needs from the call before: a call takes 30 µs, the
+    /// next three 180. And the first dozen calls take longer than those that follow.
+    pub(crate) const OF_THE_CROWDED: Self = Self { cold: 12, settling: 4, counted: 8, gain: 20 };
+
+    /// Calls that go the usual way at first.
+    pub(crate) const fn usual(self) -> u32 {
+        self.cold + self.counted
+    }
+
+    /// Calls before it is decided.
+    pub(crate) const fn calls(self) -> u32 {
+        self.usual() + self.settling + self.counted
+    }
+
+    /// What the call does before which so many were done.
+    fn turn(self, calls: u32) -> Turn {
+        match calls {
+            _ if calls < self.usual() => Turn::Go(Way::Usual),
+            _ if calls < self.calls() => Turn::Go(Way::Other),
+            _ => Turn::Decide,
+        }
+    }
+
+    /// Whether that call counts.
+    fn counts(self, calls: u32) -> bool {
+        let before = if calls < self.usual() { self.cold } else { self.usual() + self.settling };
+        (before..before + self.counted).contains(&calls)
+    }
+}
+
+/// Which of the calls of the shortest trial go the other way.
 #[cfg(test)]
-pub(crate) const TRIED: [bool; TRIAL.len() - 1] =
-    [false, false, true, true, true, true, false, false, false, false];
-
-/// So many calls of a way do not count before others do.
-const UNCOUNTED: usize = 2;
+pub(crate) const TRIED: [bool; Course::OF_MILLISECONDS.calls() as usize] = {
+    let mut tried = [true; Course::OF_MILLISECONDS.calls() as usize];
+    let mut call = 0;
+    while call < Course::OF_MILLISECONDS.usual() as usize {
+        tried[call] = false;
+        call += 1;
+    }
+    tried
+};
 
 /// Calls that go the way that was found, the first time and at most.
 const CALLS: (u32, u32) = (128, 8192);
-
-/// The other way has to be faster by a tenth: what is measured twice differs by less.
-const GAIN: (u64, u64) = (10, 9);
 
 /// Nanoseconds of all calls that count together, by way; `u64::MAX` if none has gone that way. Not the shortest call: of ranks that
 /// share a processor each in turn has what it needs from the call before, so that every other one is short.
@@ -76,17 +111,18 @@ impl Times {
         Self { usual: self.usual.min(told.usual), other: self.other.min(told.other) }
     }
 
-    fn better(self) -> Way {
-        let other = u128::from(self.other) * u128::from(GAIN.0);
-        if other < u128::from(self.usual) * u128::from(GAIN.1) { Way::Other } else { Way::Usual }
+    /// The other way, if it is faster by one part in so many.
+    fn better(self, gain: u32) -> Way {
+        let [usual, other, gain] = [self.usual, self.other, gain.into()].map(u128::from);
+        if other * gain < usual * (gain - 1) { Way::Other } else { Way::Usual }
     }
 }
 
 /// Where a trial is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The next call does this turn of [`TRIAL`].
-    Trying { turn: usize },
+    /// So many calls of the [`Course`] were done.
+    Trying { calls: u32 },
     /// So many calls go this way, then all begins again.
     Settled { way: Way, left: u32 },
 }
@@ -94,33 +130,31 @@ enum State {
 /// What was found out about calls of one kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
+    course: Course,
     state: State,
     times: Times,
     /// Calls for which the next verdict holds.
     holds: u32,
 }
 
-impl Default for Trial {
-    fn default() -> Self {
-        Self { state: State::Trying { turn: 0 }, times: Times::NONE, holds: CALLS.0 }
-    }
-}
-
 impl Trial {
+    pub(crate) const fn new(course: Course) -> Self {
+        let state = State::Trying { calls: 0 };
+        Self { course, state, times: Times::NONE, holds: CALLS.0 }
+    }
+
     /// What the next call does.
     pub(crate) fn turn(&mut self) -> Turn {
         match self.state {
-            State::Trying { turn } => {
+            State::Trying { calls } => {
                 // A call that fails before it decides leaves that to the next one.
-                self.state = State::Trying { turn: (turn + 1).min(TRIAL.len() - 1) };
-                TRIAL[turn]
+                self.state = State::Trying { calls: (calls + 1).min(self.course.calls() + 1) };
+                self.course.turn(calls)
             }
-            State::Settled { way, left: 0 } => {
+            State::Settled { left: 0, .. } => {
                 self.times = Times::NONE;
-                self.state = State::Trying { turn: 1 };
-                let first = TRIAL[0];
-                debug_assert_eq!(first, Turn::Go(Way::Usual), "{way:?} is compared anew");
-                first
+                self.state = State::Trying { calls: 1 };
+                self.course.turn(0)
             }
             State::Settled { way, left } => {
                 self.state = State::Settled { way, left: left - 1 };
@@ -147,13 +181,10 @@ impl Trial {
         *time = if *time == u64::MAX { took } else { time.saturating_add(took) };
     }
 
-    /// Whether the call whose turn it was last is part of the trial, and went the same way as those before.
+    /// Whether the call whose turn it was last is one that counts.
     fn counts(&self) -> bool {
         match self.state {
-            State::Trying { turn } => {
-                let last = &TRIAL[turn.saturating_sub(UNCOUNTED + 1)..turn];
-                last.len() > UNCOUNTED && last.iter().all(|one| *one == last[0])
-            }
+            State::Trying { calls } => calls > 0 && self.course.counts(calls - 1),
             State::Settled { .. } => false,
         }
     }
@@ -165,7 +196,7 @@ impl Trial {
 
     /// The way to go from now on, by what all ranks have measured.
     pub(crate) fn decide(&mut self, told: impl IntoIterator<Item = Times>) -> Way {
-        let way = told.into_iter().fold(Times::NONE, Times::least).better();
+        let way = told.into_iter().fold(Times::NONE, Times::least).better(self.course.gain);
         self.settle(way);
         way
     }
@@ -194,21 +225,28 @@ mod tests {
 
     #[test]
     fn both_ways_are_tried_before_one_is_taken() {
-        let tried = TRIED.map(|is_other| if is_other { OTHER } else { USUAL });
-        let all: Vec<Turn> = tried.into_iter().chain([Turn::Decide]).collect();
-        let mut trial = Trial::default();
-        let turns = |trial: &mut Trial| -> Vec<Turn> { all.iter().map(|_| trial.turn()).collect() };
-        assert_eq!(turns(&mut trial), all);
-        assert_eq!(trial.decide([times(100, 50)]), Way::Other);
-        assert!((0..CALLS.0).all(|_| trial.turn() == OTHER && trial.is_settled()));
-        assert_eq!(turns(&mut trial), all, "and again");
-        assert!(!trial.is_settled());
-        assert_eq!(trial.turn(), Turn::Decide, "the last call failed");
+        for (course, usual, other) in
+            [(Course::OF_MILLISECONDS, 6, 4), (Course::OF_THE_CROWDED, 20, 12)]
+        {
+            let turns = |trial: &mut Trial, calls: u32| -> Vec<Turn> {
+                (0..calls).map(|_| trial.turn()).collect()
+            };
+            let all = [vec![USUAL; usual], vec![OTHER; other], vec![Turn::Decide]].concat();
+            let length = course.calls() + 1;
+            let mut trial = Trial::new(course);
+            assert_eq!(turns(&mut trial, length), all);
+            assert_eq!(trial.decide([times(100, 50)]), Way::Other);
+            assert!((0..CALLS.0).all(|_| trial.turn() == OTHER && trial.is_settled()));
+            assert_eq!(turns(&mut trial, length), all, "and again");
+            assert!(!trial.is_settled());
+            assert_eq!(trial.turn(), Turn::Decide, "the last call failed");
+        }
     }
 
     #[test]
     fn the_least_of_all_ranks_counts_and_a_tie_is_for_the_usual() {
-        let verdict = |told: &[Times]| Trial::default().decide(told.iter().copied());
+        let verdict =
+            |told: &[Times]| Trial::new(Course::OF_MILLISECONDS).decide(told.iter().copied());
         assert_eq!(verdict(&[times(100, 89)]), Way::Other);
         assert_eq!(verdict(&[times(100, 90)]), Way::Usual);
         assert_eq!(verdict(&[times(100, 300), times(200, 80)]), Way::Other);
@@ -216,17 +254,22 @@ mod tests {
         assert_eq!(verdict(&[Times::NONE]), Way::Usual);
         assert_eq!(verdict(&[times(u64::MAX, 7)]), Way::Other);
         assert_eq!(verdict(&[]), Way::Usual);
+        let after_a_long_one = |told| Trial::new(Course::OF_THE_CROWDED).decide([told]);
+        assert_eq!(after_a_long_one(times(100, 94)), Way::Other);
+        assert_eq!(after_a_long_one(times(100, 95)), Way::Usual);
     }
 
     #[test]
-    fn what_was_measured_are_the_calls_that_follow_two_of_their_way() {
-        let mut trial = Trial::default();
-        for took in [1, 1, 1, 1, 5, 20, 1, 1, 7, 30] {
+    fn what_was_measured_are_the_calls_that_count() {
+        let mut trial = Trial::new(Course::OF_MILLISECONDS);
+        for took in [1, 1, 1, 1, 7, 30, 1, 1, 5, 20] {
             let Turn::Go(way) = trial.turn() else { unreachable!("the last turn") };
             trial.record(way, Duration::from_nanos(took));
         }
         assert_eq!(trial.times(), times(37, 25));
         assert_eq!(trial.turn(), Turn::Decide);
+        trial.record(Way::Usual, Duration::from_nanos(1));
+        assert_eq!(trial.times(), times(37, 25), "none that comes when it is decided");
         trial.decide([trial.times()]);
         for _ in 0..CALLS.0 {
             let Turn::Go(way) = trial.turn() else { unreachable!("it has been decided") };
@@ -238,12 +281,24 @@ mod tests {
     }
 
     #[test]
+    fn of_a_longer_trial_as_many_calls_of_each_way_count() {
+        let course = Course::OF_THE_CROWDED;
+        let mut trial = Trial::new(course);
+        for call in 0..course.calls() {
+            let Turn::Go(way) = trial.turn() else { unreachable!("the last turn") };
+            let is_cold = call < 12 || (20..24).contains(&call);
+            trial.record(way, Duration::from_nanos(if is_cold { 1000 } else { 1 }));
+        }
+        assert_eq!(trial.times(), times(8, 8));
+    }
+
+    #[test]
     fn a_verdict_holds_for_longer_each_time() {
-        let mut trial = Trial::default();
+        let mut trial = Trial::new(Course::OF_MILLISECONDS);
         let lengths = [(); 9].map(|()| {
             trial.fail();
-            // The next trial begins with two usual ones.
-            (0..).find(|_| trial.turn() != USUAL).map(|turns: u32| turns - 2)
+            let usual = (0..).find(|_| trial.turn() != USUAL);
+            usual.map(|calls: u32| calls - Course::OF_MILLISECONDS.usual())
         });
         let expected = [128, 256, 512, 1024, 2048, 4096, 8192, 8192, 8192];
         assert_eq!(lengths, expected.map(Some));

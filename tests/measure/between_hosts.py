@@ -226,7 +226,7 @@ def add_built(candidates, name, program, compiler, launch, environment, links=()
 
 def peer(command, environment, operation, size):
     """Microseconds of a call of another library, which has checked its results."""
-    command = [*command, operation, "5", f"{size}:{calls_of(size)}"]
+    command = [*command, operation, f"{size}:5:{calls_of(size)}"]
     _, microseconds, wrong = text_of(command, env={**os.environ, **environment}).split()[-3:]
     if wrong != "0":
         sys.exit(f"{command[0]}: {wrong} wrong elements")

@@ -31,7 +31,6 @@ SOURCES = [str(PEERS / "collective_perf.c"), str(PEERS / "waiting.c")]
 
 LIBRARY = "r2ccl"  # as a linker calls it
 
-UNTIMED = 5  # Calls before the timed ones.
 
 
 @dataclass
@@ -45,8 +44,8 @@ class Plan:
 
     def arguments(self):
         """The command line that the programs of the peers have in common."""
-        sizes = [f"{size}:{iterations(size)}" for size in self.sizes]
-        return [self.operation, str(UNTIMED), *sizes]
+        sizes = [f"{size}:{untimed(size)}:{iterations(size)}" for size in self.sizes]
+        return [self.operation, *sizes]
 
 
 @dataclass
@@ -75,6 +74,11 @@ def iterations(size):
     if size <= 4 << 20:
         return 100
     return 20 if size <= 16 << 20 else 10
+
+
+def untimed(size):
+    """Calls before the timed ones, in which a library uses memory for the first time and tries what is faster."""
+    return 40 if size <= 4 << 20 else 15
 
 
 def is_crowded(plan):
@@ -155,7 +159,7 @@ def perf_command(programs, register):
         return [
             programs[f"{plan.operation}_perf"],
             *("--ranks", str(plan.ranks), "-b", size, "-e", size, "-R", str(register)),
-            *("-n", str(iterations(plan.sizes[0])), "-w", str(UNTIMED), "-c", "1"),
+            *("-n", str(iterations(plan.sizes[0])), "-w", str(untimed(plan.sizes[0])), "-c", "1"),
         ]
 
     return command

@@ -1,7 +1,7 @@
 /* Measures collectives of one library by the conventions of nccl-tests.
  *
- * usage: PROGRAM OPERATION WARM_UP BYTES:ITERATIONS...
- *        PROGRAM waiting MILLISECONDS:CALLS...            (see waiting.h)
+ * usage: PROGRAM OPERATION BYTES:UNTIMED:TIMED...       (numbers of calls)
+ *        PROGRAM waiting MILLISECONDS:CALLS...          (see waiting.h)
  *
  * A size is verified once, warmed up and then timed: a barrier, then so many calls; the time of a
  * call is the mean over the calls and over the ranks. Rank 0 prints "BYTES MICROSECONDS WRONG" for
@@ -169,13 +169,12 @@ static double timed(const struct collective *collective, struct group group,
     return sum / group.ranks * 1e6;
 }
 
-static void measure(const struct collective *collective, struct group group, int warm_up,
-                    const char *size)
+static void measure(const struct collective *collective, struct group group, const char *size)
 {
     size_t bytes = 0;
-    int iterations = 0;
-    if (sscanf(size, "%zu:%d", &bytes, &iterations) != 2 || iterations < 1)
-        fail("a size is BYTES:ITERATIONS");
+    int warm_up = 0, iterations = 0;
+    if (sscanf(size, "%zu:%d:%d", &bytes, &warm_up, &iterations) != 3 || iterations < 1)
+        fail("a size is BYTES:UNTIMED:TIMED");
     int count = count_of(collective, group, bytes);
     struct buffers buffers = new_buffers(collective, group, count);
     uint64_t wrong = verify(collective, group, buffers, count);
@@ -208,12 +207,11 @@ int main(int argument_count, char **arguments)
         library_end();
         return 0;
     }
-    if (argument_count < 4)
-        fail("usage: PROGRAM OPERATION WARM_UP BYTES:ITERATIONS...");
+    if (argument_count < 3)
+        fail("usage: PROGRAM OPERATION BYTES:UNTIMED:TIMED...");
     const struct collective *collective = find_collective(arguments[1]);
-    int warm_up = atoi(arguments[2]);
-    for (int index = 3; index < argument_count; index++)
-        measure(collective, group, warm_up, arguments[index]);
+    for (int index = 2; index < argument_count; index++)
+        measure(collective, group, arguments[index]);
     library_end();
     return 0;
 }

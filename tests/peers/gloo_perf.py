@@ -1,6 +1,6 @@
 """Measures collectives of Gloo, through PyTorch, by the conventions of nccl-tests.
 
-    gloo_perf.py RANKS OPERATION WARM_UP BYTES:ITERATIONS...
+    gloo_perf.py RANKS OPERATION BYTES:UNTIMED:TIMED...
 
 The counterpart of mpi_perf.c, with the same output: "BYTES MICROSECONDS WRONG" for each size. The
 ranks are forked after PyTorch has been imported, and meet over the loopback interface. all_reduce
@@ -149,13 +149,13 @@ def measure(collective, ranks, warm_up, iterations):
     return total(own) / ranks * 1e6, int(wrong)
 
 
-def member(rank, ranks, meeting, operation, warm_up, sizes):
+def member(rank, ranks, meeting, operation, sizes):
     """A rank's part of the benchmark."""
     torch.set_num_threads(1)
     store = distributed.FileStore(meeting, ranks)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     kind = COLLECTIVES[operation]
-    for size_bytes, iterations in sizes:
+    for size_bytes, warm_up, iterations in sizes:
         collective = kind(rank, ranks, count_of(kind, ranks, size_bytes))
         microseconds, wrong = measure(collective, ranks, warm_up, iterations)
         if rank == 0:
@@ -165,13 +165,13 @@ def member(rank, ranks, meeting, operation, warm_up, sizes):
 
 def main():
     """Runs all ranks; the exit status says whether all of them ended well."""
-    ranks, operation, warm_up = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    sizes = [tuple(map(int, size.split(":"))) for size in sys.argv[4:]]
+    ranks, operation = int(sys.argv[1]), sys.argv[2]
+    sizes = [tuple(map(int, size.split(":"))) for size in sys.argv[3:]]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         meeting = os.path.join(directory, "meeting")
-        arguments = (ranks, meeting, operation, warm_up, sizes)
+        arguments = (ranks, meeting, operation, sizes)
         processes = [fork.Process(target=member, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()

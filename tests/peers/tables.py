@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from candidates import LIMITS, OURS, OWN, REGISTERED, UNTIMED, commit, iterations
+from candidates import LIMITS, OURS, OWN, REGISTERED, commit, iterations, untimed
 from watch import state
 
 # Bytes that are moved over the wire by the busiest rank, per byte of the size.
@@ -300,14 +300,15 @@ def verdict(part, bar, least, values, text, remark=lambda missed: ""):
 
 def circumstances(found, missing, command, arguments):
     """When, where, of what, and how often was measured."""
-    sizes = ", ".join(f"{size_name(size)} {iterations(size)}" for size in arguments.sizes)
+    sizes = ", ".join(
+        f"{size_name(size)} {untimed(size)} + {iterations(size)}" for size in arguments.sizes
+    )
     lines = [
         f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit()}",
         f"- {processor()}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"load average at the end {os.getloadavg()[0]:.1f}",
         f"- `{command}`",
-        f"- median of {arguments.rounds} rounds; {UNTIMED} calls before the timed ones; timed calls "
-        f"per round: {sizes}",
+        f"- median of {arguments.rounds} rounds; calls per round, untimed and timed: {sizes}",
     ]
     lines += [f"- {candidate.name}: {candidate.version}" for candidate in found]
     lines += [f"- not measured: {line}" for line in missing]

@@ -3,7 +3,8 @@
 //! 1. The first time, all ranks [find out](Peers::Unknown) whether everybody can be read by everybody, and may be.
 //! 2. All tell each other where their buffers are. Who cannot have its input read, because the output lies in the same bytes,
 //!    says so, and the call goes by tiles.
-//! 3. Each rank combines its [part](combined) of the inputs of all, block by block, where something is reduced.
+//! 3. Each rank combines its [part](combined) of the inputs of all, block by block, where something is reduced. Of two ranks
+//!    [each](all_of_two) may combine all of it, and nothing is left to be read.
 //! 4. Each rank reads what else [belongs](arrivals) into its output. What an AllReduce has combined is there when all have
 //!    come, and is read from outputs.
 //! 5. A barrier: nobody returns while somebody still reads his memory.
@@ -16,7 +17,6 @@
 
 mod arrivals;
 
-use std::collections::HashMap;
 use std::mem;
 
 use ccl_core::collective::{Collective, Request};
@@ -29,7 +29,7 @@ use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
-use self::arrivals::{Arrival, arrivals, combined, is_readable, kept};
+use self::arrivals::{Arrival, all_of_two, arrivals, combined, is_readable, kept};
 use super::parts::{Part, largest_bytes};
 use super::places::{
     Contribution, Input, Output, PlaceOfResult, Places, Watch as _, Watched, carry_out,
@@ -39,7 +39,7 @@ use crate::executor::{Arithmetic, Failure, Task};
 use crate::operation::Shapes;
 use crate::plans::Plan;
 use crate::stores::{Call, footprint};
-use crate::trial::{Times, Trial, Turn, Way};
+use crate::trial::{Course, Times, Trial, Turn, Way};
 
 /// Tiles in shared memory: nobody has to be asked.
 const TILES: Way = Way::Usual;
@@ -47,8 +47,13 @@ const TILES: Way = Way::Usual;
 /// The system copies from process to process.
 const ATTACHED: Way = Way::Other;
 
-/// Of the larger buffer of a rank. Below, ranks would tell each other for longer than they copy.
-const LEAST_BYTES: usize = 64 << 10;
+/// Of the larger buffer of a rank. Below, ranks would tell each other for longer than they copy; the more so where they share
+/// processors.
+const LEAST_BYTES: usize = 32 << 10;
+const LEAST_CROWDED_BYTES: usize = 64 << 10;
+
+/// Of the larger buffer of a rank. Calls with as much take milliseconds.
+const LONG_BYTES: usize = 8 << 20;
 
 /// So much is read between two looks whether the call has ended elsewhere.
 const PIECE_BYTES: usize = 1 << 20;
@@ -62,14 +67,14 @@ const COLLECTIVES: [Collective; 5] = [
     Collective::Broadcast,
 ];
 
-/// Of each of these collectives, by size, rounded down to a power of two.
-type Trials = HashMap<(Collective, u32), Alike>;
+/// Of each of these collectives, by size, rounded down to a power of two. There are few, which are found faster than hashed.
+type Trials = Vec<((Collective, u32), Alike)>;
 
 /// Of calls that are alike but for their buffers.
 ///
 /// What is faster may depend on whether the output is where the input is, which every rank knows of its own buffers only. So all
 /// take the calls for what they were when all told each other last.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Alike {
     out_of_place: Trial,
     in_place: Trial,
@@ -78,6 +83,11 @@ struct Alike {
 }
 
 impl Alike {
+    fn new(course: Course) -> Self {
+        let trial = Trial::new(course);
+        Self { out_of_place: trial, in_place: trial, are_in_place: false }
+    }
+
     fn of_these(&mut self) -> &mut Trial {
         if self.are_in_place { &mut self.in_place } else { &mut self.out_of_place }
     }
@@ -201,8 +211,10 @@ impl Engine {
         if !(always || self.is_tried(request)) {
             return self.drive_apart(task, is_apart, limits);
         }
-        let began = clock::now();
-        let turn = if always { Turn::Go(ATTACHED) } else { self.trial(request).turn() };
+        let trial = self.trial(request);
+        let turn = if always { Turn::Go(ATTACHED) } else { trial.turn() };
+        let is_tried = !(always || trial.is_settled());
+        let began = is_tried.then(clock::now);
         let way = match turn {
             Turn::Go(TILES) => TILES,
             Turn::Go(ATTACHED) => self.attach(request, task, Some(ATTACHED), limits)?,
@@ -210,13 +222,14 @@ impl Engine {
         };
         if way == TILES {
             // Calls that are compared here are alike.
-            let is_tried = !self.trial(request).is_settled();
             self.executor.hold_trials(is_tried);
             let ended = self.drive_apart(task, is_apart, limits);
             self.executor.hold_trials(false);
             ended?;
         }
-        self.trial(request).record(way, clock::now() - began);
+        if let Some(began) = began {
+            self.trial(request).record(way, clock::now() - began);
+        }
         Ok(())
     }
 
@@ -224,14 +237,23 @@ impl Engine {
     /// combined, or all read the same.
     fn is_tried(&self, request: &Request) -> bool {
         matches!(request.collective, Collective::AllGather | Collective::AllToAll)
-            || self.planner.introduced().crowding() <= 1.0
+            || !self.is_crowded()
+    }
+
+    fn least_bytes(&self) -> usize {
+        if self.is_crowded() { LEAST_CROWDED_BYTES } else { LEAST_BYTES }
+    }
+
+    /// Whether ranks share processors.
+    fn is_crowded(&self) -> bool {
+        self.planner.introduced().crowding() > 1.0
     }
 
     /// Whether calls like this one can be done so, which all ranks know alike.
     fn may_attach(&self, request: &Request) -> bool {
         COLLECTIVES.contains(&request.collective)
             && self.ranks > 1
-            && largest_bytes(request, self.ranks as usize) >= LEAST_BYTES
+            && largest_bytes(request, self.ranks as usize) >= self.least_bytes()
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
     }
@@ -243,7 +265,18 @@ impl Engine {
 
     fn trials(&mut self, request: &Request) -> &mut Alike {
         let size = largest_bytes(request, self.ranks as usize).max(1).ilog2();
-        self.attached.trials.entry((request.collective, size)).or_default()
+        let calls = (request.collective, size);
+        let known = self.attached.trials.iter().position(|(known, _)| *known == calls);
+        let index = known.unwrap_or_else(|| {
+            let course = match 1 << size {
+                LONG_BYTES.. => Course::OF_MILLISECONDS,
+                _ if self.is_crowded() => Course::OF_THE_CROWDED,
+                _ => Course::OF_MICROSECONDS,
+            };
+            self.attached.trials.push((calls, Alike::new(course)));
+            self.attached.trials.len() - 1
+        });
+        &mut self.attached.trials[index].1
     }
 
     /// Does a collective attached to the others, if that is possible, and if it is the `way`, or the one that is
@@ -325,8 +358,12 @@ impl Engine {
         limits: Limits<'_>,
     ) -> Ended {
         let streams = footprint(&buffers) >= self.executor.caches().exceeding_bytes();
+        let arithmetic = arithmetic(request, self.ranks);
+        let any_in_place = told.iter().any(|told| told.is_in_place);
+        if let Some(all) = all_of_two(request, told.len(), any_in_place) {
+            return self.combine((&all, arithmetic), task.stamp, told, (buffers, streams), limits);
+        }
         if let Some(part) = combined(request, self.me, told.len()) {
-            let arithmetic = arithmetic(request, self.ranks);
             self.combine((&part, arithmetic), task.stamp, told, (buffers, streams), limits)?;
         } else if let Some(Arrival { source, target, bytes, .. }) =
             kept(request, self.me, told.len())
@@ -461,7 +498,7 @@ mod tests {
 
     #[test]
     fn calls_in_place_are_tried_by_themselves() {
-        let mut alike = Alike::default();
+        let mut alike = Alike::new(Course::OF_MILLISECONDS);
         assert!(alike.are(false), "as they are taken for at first");
         alike.of_these().decide([Times { usual: 2, other: 1 }]);
         assert_eq!(alike.of_these().turn(), Turn::Go(ATTACHED));

@@ -4,7 +4,7 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::ids::Rank;
 use ccl_kernels::Region;
 
-use super::super::parts::{Part, part, slice};
+use super::super::parts::{Of, Part, part, slice};
 
 /// Bytes of a rank's buffer that belong somewhere in the own output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,6 +14,22 @@ pub(super) struct Arrival {
     pub(super) source: usize,
     pub(super) target: usize,
     pub(super) bytes: usize,
+}
+
+/// So much of two inputs, combined, is in a second-level cache with both of them.
+const ALL_OF_TWO_BYTES: usize = 512 << 10;
+
+/// What each of two ranks combines of their inputs in an AllReduce out of place, while that is not much: all of it.
+///
+/// It would read as many bytes of the other one if each combined one half, half of them from an output that was just written,
+/// and had to wait for that. In place the inputs do not last for so long, and of more ranks there would be more to read.
+pub(super) fn all_of_two(request: &Request, ranks: usize, any_in_place: bool) -> Option<Part> {
+    let bytes = request.bytes();
+    let is_possible = request.collective == Collective::AllReduce
+        && ranks == 2
+        && !any_in_place
+        && bytes <= ALL_OF_TWO_BYTES;
+    is_possible.then_some(Part { from: Of::All, source: 0, to: Of::All, target: 0, bytes })
 }
 
 /// What rank `me` of so many combines of the inputs of all.
@@ -96,6 +112,20 @@ mod tests {
                 assert_eq!(filled.last().unwrap().end, blocks * request.bytes(), "{collective:?}");
             }
         }
+    }
+
+    #[test]
+    fn only_two_ranks_out_of_place_combine_everything() {
+        let of = |collective| Request { collective, count: 500, ..Request::BARRIER };
+        let request = of(Collective::AllReduce);
+        let all = all_of_two(&request, 2, false).unwrap();
+        assert_eq!([all.read(), all.written()], [0..request.bytes(), 0..request.bytes()]);
+        assert_eq!(all.from.indices(2), 0..2);
+        assert_eq!(all_of_two(&request, 2, true), None);
+        assert_eq!(all_of_two(&request, 3, false), None);
+        let larger = Request { count: ALL_OF_TWO_BYTES + 1, ..request };
+        assert_eq!(all_of_two(&larger, 2, false), None);
+        assert_eq!(all_of_two(&of(Collective::ReduceScatter), 2, false), None);
     }
 
     #[test]
