@@ -47,8 +47,8 @@ const TILES: Way = Way::Usual;
 /// The system copies from process to process.
 const ATTACHED: Way = Way::Other;
 
-/// Of the larger buffer of a rank. Below, ranks would tell each other for longer than they copy; the more so where they share
-/// processors.
+/// Of the larger buffer of a rank. Below, ranks would tell each other for longer than they copy; where they share processors,
+/// below twice that.
 const LEAST_BYTES: usize = 32 << 10;
 const LEAST_CROWDED_BYTES: usize = 64 << 10;
 
@@ -240,8 +240,9 @@ impl Engine {
             || !self.is_crowded()
     }
 
-    fn least_bytes(&self) -> usize {
-        if self.is_crowded() { LEAST_CROWDED_BYTES } else { LEAST_BYTES }
+    /// Whether so many bytes take longer to copy than ranks take to tell each other where they are.
+    fn is_long(&self, bytes: usize) -> bool {
+        bytes >= LEAST_CROWDED_BYTES || bytes >= LEAST_BYTES && !self.is_crowded()
     }
 
     /// Whether ranks share processors.
@@ -253,7 +254,7 @@ impl Engine {
     fn may_attach(&self, request: &Request) -> bool {
         COLLECTIVES.contains(&request.collective)
             && self.ranks > 1
-            && largest_bytes(request, self.ranks as usize) >= self.least_bytes()
+            && self.is_long(largest_bytes(request, self.ranks as usize))
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
     }

@@ -1,9 +1,12 @@
 //! The end of a ring that empties it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use super::atomics::Ordering;
-use super::{Header, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, Ring, cache, loan};
+use super::{
+    Header, INLINE_AT, INLINE_BYTES, KIND_INLINE, KIND_LOAN, KIND_TILE, LINE_BYTES, Ring, cache,
+    loan,
+};
 use crate::shm::{Map, SegmentAddress, open};
 use crate::{Tile, TransportError};
 
@@ -18,6 +21,8 @@ pub(super) struct Reader {
     released: u64,
     /// Of the oldest tile that is not.
     header: Header,
+    /// Somebody has looked for it in vain.
+    has_waited: Cell<bool>,
     /// Memory of the writer that was lent before, the latest last.
     borrowed: RefCell<Vec<(SegmentAddress, Map)>>,
     /// What was found wrong while looking at the oldest tile.
@@ -29,12 +34,13 @@ impl Reader {
         assert!(index < ring.readers, "reader {index} of {}", ring.readers);
         let header = ring.first();
         let (borrowed, wrong) = (RefCell::default(), RefCell::default());
-        Self { ring, index, released: 0, header, borrowed, wrong }
+        Self { ring, index, released: 0, header, has_waited: Cell::new(false), borrowed, wrong }
     }
 
     /// The oldest tile. If something is wrong with it, there is none, and [`Self::wrong`] tells.
     pub(super) fn peek(&self) -> Option<Tile<'_>> {
         if self.ring.published(self.header).load(Ordering::Acquire) != self.released + 1 {
+            self.has_waited.set(true);
             return None;
         }
         match self.oldest() {
@@ -49,15 +55,29 @@ impl Reader {
     pub(super) fn release(&mut self) {
         let published = self.ring.published(self.header).load(Ordering::Relaxed);
         assert!(published == self.released + 1, "release without a tile");
+        let is_of_a_line = self.is_of_a_line();
         self.released += 1;
         self.header = self.ring.behind(self.header);
         // Of a writer that is ahead, it comes while the caller does something else.
         cache::fetch(self.ring.at(self.header.0));
+        let has_waited = self.has_waited.take();
+        if is_of_a_line && !has_waited {
+            cache::fetch(self.ring.at(self.ring.behind(self.header).0));
+        }
         let borrowed = self.borrowed.get_mut();
         if borrowed.len() > REMEMBERED_LOANS {
             borrowed.remove(0);
         }
         self.ring.consumed(self.index).store(self.released, Ordering::Release);
+    }
+
+    /// Whether the oldest tile, which is published, is so short that it takes no more than a line. A writer that is ahead has
+    /// two of these ready in the time in which one line comes. Longer ones it has not: whoever asks for the line of the second
+    /// takes it from the writer.
+    fn is_of_a_line(&self) -> bool {
+        let bytes = self.ring.length(self.header).load(Ordering::Relaxed) as usize;
+        let kind = self.ring.kind(self.header).load(Ordering::Relaxed);
+        kind == KIND_INLINE && bytes <= LINE_BYTES - INLINE_AT
     }
 
     /// What was found wrong, once.
