@@ -343,7 +343,7 @@ impl Engine {
     /// The end of a trial.
     fn decide(&mut self, request: &Request, stamp: Stamp, told: &[Answer]) -> Way {
         let trial = self.trial(request);
-        let (times, way) = (trial.times(), trial.decide(told.iter().map(|answer| answer.times)));
+        let (times, way) = (trial.times(), trial.decide(measured(request, told)));
         let call = stamp.signature;
         tracing::debug!(rank = self.me.0, %call, ?way, ?times, "ways compared");
         way
@@ -467,6 +467,13 @@ fn of_read<'a>(request: &Request, told: &'a [Answer]) -> impl Iterator<Item = &'
     told.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, told)| told)
 }
 
+/// What those have measured who get something from others: the root of a Broadcast by tiles is done when they are on the way.
+fn measured(request: &Request, told: &[Answer]) -> impl Iterator<Item = Times> {
+    let root = request.collective.is_rooted().then_some(request.root);
+    let counts = move |index| root.is_none_or(|root| root.index() != index);
+    told.iter().enumerate().filter(move |(index, _)| counts(*index)).map(|(_, told)| told.times)
+}
+
 fn rank(index: usize) -> Rank {
     #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
     Rank(index as u32)
@@ -495,6 +502,21 @@ mod tests {
         };
         assert_eq!(read(Collective::Broadcast), [20]);
         assert_eq!(read(Collective::AllReduce), [10, 20, 30]);
+    }
+
+    #[test]
+    fn of_a_broadcast_the_root_has_not_measured_how_long_it_takes() {
+        let of = |usual| Times { usual, other: 5 };
+        let told = [1, 2, 3].map(|usual| {
+            let times = of(usual);
+            Answer { input: 9, output: 9, is_in_place: false, factor: 0, times }
+        });
+        let counted = |collective| -> Vec<Times> {
+            let request = Request { collective, root: Rank(1), ..Request::BARRIER };
+            measured(&request, &told).collect()
+        };
+        assert_eq!(counted(Collective::Broadcast), [of(1), of(3)]);
+        assert_eq!(counted(Collective::AllReduce), [of(1), of(2), of(3)]);
     }
 
     #[test]
