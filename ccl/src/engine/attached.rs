@@ -15,6 +15,7 @@
 //! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers get
 //! something else, or nothing, and fail as well: they do not come past the barrier. Nobody writes into the memory of others.
 
+mod answers;
 mod arrivals;
 
 use std::mem;
@@ -27,8 +28,8 @@ use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
-use smallvec::SmallVec;
 
+use self::answers::{Answer, Answers, measured, of_read};
 use self::arrivals::{Arrival, all_of_two, arrivals, combined, is_readable, kept};
 use super::parts::{Part, largest_bytes};
 use super::places::{
@@ -39,7 +40,7 @@ use crate::executor::{Arithmetic, Failure, Task};
 use crate::operation::Shapes;
 use crate::plans::Plan;
 use crate::stores::{Call, footprint};
-use crate::trial::{Course, Times, Trial, Turn, Way};
+use crate::trial::{Course, Trial, Turn, Way};
 
 /// Tiles in shared memory: nobody has to be asked.
 const TILES: Way = Way::Usual;
@@ -149,47 +150,6 @@ impl Consent {
         consents.min().unwrap_or(Self::No)
     }
 }
-
-/// What a rank tells before a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Answer {
-    /// Where its input is; 0 if that must not be read.
-    input: u64,
-    /// Where its output is.
-    output: u64,
-    /// Whether one lies in the other.
-    is_in_place: bool,
-    /// As bits of the element type, if contributions are scaled, as all ranks know.
-    factor: u64,
-    times: Times,
-}
-
-impl Answer {
-    const WORDS: usize = 6;
-    const ENCODED_BYTES: usize = Self::WORDS * size_of::<u64>();
-
-    fn encode(self) -> [u8; Self::ENCODED_BYTES] {
-        let mut bytes = [0; Self::ENCODED_BYTES];
-        let Self { input, output, is_in_place, factor, times } = self;
-        let words = [input, output, is_in_place.into(), factor, times.usual, times.other];
-        for (part, word) in bytes.chunks_exact_mut(size_of::<u64>()).zip(words) {
-            part.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
-    fn decode(bytes: &[u8; Self::ENCODED_BYTES]) -> Self {
-        let word = |index: usize| {
-            u64::from_le_bytes(std::array::from_fn(|at| bytes[size_of::<u64>() * index + at]))
-        };
-        let times = Times { usual: word(4), other: word(5) };
-        let (input, output, is_in_place) = (word(0), word(1), word(2) == 1);
-        Self { input, output, is_in_place, factor: word(3), times }
-    }
-}
-
-/// What all ranks have told, in order of rank.
-type Answers = SmallVec<[Answer; 8]>;
 
 impl Engine {
     /// Does a collective by tiles, or attached to the processes of the others, as its trial says.
@@ -460,20 +420,6 @@ impl Engine {
     }
 }
 
-/// What those have told whose inputs are read.
-fn of_read<'a>(request: &Request, told: &'a [Answer]) -> impl Iterator<Item = &'a Answer> {
-    let root = request.collective.is_rooted().then_some(request.root);
-    let is_read = move |index| root.is_none_or(|root| root.index() == index);
-    told.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, told)| told)
-}
-
-/// What those have measured who get something from others: the root of a Broadcast by tiles is done when they are on the way.
-fn measured(request: &Request, told: &[Answer]) -> impl Iterator<Item = Times> {
-    let root = request.collective.is_rooted().then_some(request.root);
-    let counts = move |index| root.is_none_or(|root| root.index() != index);
-    told.iter().enumerate().filter(move |(index, _)| counts(*index)).map(|(_, told)| told.times)
-}
-
 fn rank(index: usize) -> Rank {
     #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
     Rank(index as u32)
@@ -482,42 +428,7 @@ fn rank(index: usize) -> Rank {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn answers_are_read_as_they_were_told() {
-        let times = Times { usual: 1 << 40, other: u64::MAX };
-        let (input, output, factor) = (0x7fff_1234_5678, u64::MAX - 7, 0x3f80_0000);
-        let answer = Answer { input, output, is_in_place: true, factor, times };
-        assert_eq!(Answer::decode(&answer.encode()), answer);
-    }
-
-    #[test]
-    fn of_a_broadcast_only_the_root_is_read() {
-        let times = Times { usual: 1, other: 1 };
-        let told = |input| Answer { input, output: 9, is_in_place: false, factor: 0, times };
-        let told = [told(10), told(20), told(30)];
-        let read = |collective| -> Vec<u64> {
-            let request = Request { collective, root: Rank(1), ..Request::BARRIER };
-            of_read(&request, &told).map(|told| told.input).collect()
-        };
-        assert_eq!(read(Collective::Broadcast), [20]);
-        assert_eq!(read(Collective::AllReduce), [10, 20, 30]);
-    }
-
-    #[test]
-    fn of_a_broadcast_the_root_has_not_measured_how_long_it_takes() {
-        let of = |usual| Times { usual, other: 5 };
-        let told = [1, 2, 3].map(|usual| {
-            let times = of(usual);
-            Answer { input: 9, output: 9, is_in_place: false, factor: 0, times }
-        });
-        let counted = |collective| -> Vec<Times> {
-            let request = Request { collective, root: Rank(1), ..Request::BARRIER };
-            measured(&request, &told).collect()
-        };
-        assert_eq!(counted(Collective::Broadcast), [of(1), of(3)]);
-        assert_eq!(counted(Collective::AllReduce), [of(1), of(2), of(3)]);
-    }
+    use crate::trial::Times;
 
     #[test]
     fn calls_in_place_are_tried_by_themselves() {
