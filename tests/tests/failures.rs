@@ -59,10 +59,11 @@ fn on_hosts(size: u32) -> Job {
 }
 
 fn killing_is_the_loss_of(victim: usize, job: Job) {
-    let mut job = underway(job, 4);
+    let size = job.size();
+    let mut job = underway(job, size);
     let start = Instant::now();
     job.kill(victim);
-    for ending in job.endings(&all_but(4, victim)) {
+    for ending in job.endings(&all_but(size, victim)) {
         let Ending::Lost { rank, text } = &ending else { panic!("{ending:?}") };
         assert_eq!(*rank as usize, victim, "{text}");
     }
@@ -90,6 +91,12 @@ fn a_rank_killed_while_all_read_its_memory_is_lost_to_all_others() {
 }
 
 #[test]
+fn one_of_two_ranks_that_read_all_of_each_other_is_lost_to_the_other() {
+    killing_is_the_loss_of(0, copying_by_the_system(2));
+    killing_is_the_loss_of(1, copying_by_the_system(2));
+}
+
+#[test]
 fn a_killed_rank_that_has_the_store_is_lost_to_all_others() {
     killing_is_the_loss_of(0, Job::of(4, "endless"));
 }
@@ -101,18 +108,19 @@ fn a_rank_killed_on_another_host_is_lost_to_all_others() {
 }
 
 fn freezing_is_a_deadline_that_names(victim: usize, job: Job) {
+    let size = job.size();
     // Everybody waits for everybody: a survivor that waits for another survivor would name that one.
-    let job = job.with("R2CCL_ALGO", "allreduce:one_shot");
-    let mut job = underway(job.with("R2CCL_TIMEOUT", "1.5"), 3);
+    let job = if size > 2 { job.with("R2CCL_ALGO", "allreduce:one_shot") } else { job };
+    let mut job = underway(job.with("R2CCL_TIMEOUT", "1.5"), size);
     let start = Instant::now();
     job.freeze(victim);
-    for ending in job.endings(&all_but(3, victim)) {
+    for ending in job.endings(&all_but(size, victim)) {
         let Ending::Deadline { waiting, text } = &ending else { panic!("{ending:?}") };
         let mut numbers = waiting.split(|c: char| !c.is_ascii_digit());
         assert!(numbers.any(|number| number == victim.to_string()), "{text}");
     }
     note(&format!("rank {victim} was frozen; all others knew after {:?}", start.elapsed()));
-    for survivor in all_but(3, victim) {
+    for survivor in all_but(size, victim) {
         assert!(job.exit_of(survivor).success());
     }
     job.kill(victim);
@@ -132,6 +140,7 @@ fn a_rank_frozen_while_all_work_in_its_memory_is_a_deadline_on_all_others() {
 #[test]
 fn a_rank_frozen_while_all_read_its_memory_is_a_deadline_on_all_others() {
     freezing_is_a_deadline_that_names(1, copying_by_the_system(3));
+    freezing_is_a_deadline_that_names(1, copying_by_the_system(2));
 }
 
 #[test]

@@ -83,6 +83,11 @@ impl Job {
         .with("R2CCL_BOOTSTRAP_TIMEOUT", "20")
     }
 
+    /// How many ranks it has.
+    pub(crate) fn size(&self) -> usize {
+        self.size as usize
+    }
+
     /// Sets a variable of all ranks.
     pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.settings.push((None, name.to_owned(), value.to_owned()));
