@@ -200,11 +200,6 @@ impl Engine {
             || !self.is_crowded()
     }
 
-    /// Whether so many bytes take longer to copy than ranks take to tell each other where they are.
-    fn is_long(&self, bytes: usize) -> bool {
-        bytes >= LEAST_CROWDED_BYTES || bytes >= LEAST_BYTES && !self.is_crowded()
-    }
-
     /// Whether ranks share processors.
     fn is_crowded(&self) -> bool {
         self.planner.introduced().crowding() > 1.0
@@ -214,7 +209,7 @@ impl Engine {
     fn may_attach(&self, request: &Request) -> bool {
         COLLECTIVES.contains(&request.collective)
             && self.ranks > 1
-            && self.is_long(largest_bytes(request, self.ranks as usize))
+            && is_long(largest_bytes(request, self.ranks as usize), || self.is_crowded())
             && self.planner.introduced().nodes() == 1
             && !self.planner.is_forced(request.collective)
     }
@@ -229,11 +224,7 @@ impl Engine {
         let calls = (request.collective, size);
         let known = self.attached.trials.iter().position(|(known, _)| *known == calls);
         let index = known.unwrap_or_else(|| {
-            let course = match 1 << size {
-                LONG_BYTES.. => Course::OF_MILLISECONDS,
-                _ if self.is_crowded() => Course::OF_THE_CROWDED,
-                _ => Course::OF_MICROSECONDS,
-            };
+            let course = course(1 << size, self.is_crowded());
             self.attached.trials.push((calls, Alike::new(course)));
             self.attached.trials.len() - 1
         });
@@ -420,6 +411,20 @@ impl Engine {
     }
 }
 
+/// Whether so many bytes take longer to copy than ranks take to tell each other where they are.
+fn is_long(bytes: usize, are_crowded: impl FnOnce() -> bool) -> bool {
+    bytes >= LEAST_CROWDED_BYTES || bytes >= LEAST_BYTES && !are_crowded()
+}
+
+/// The trial of calls with about so many bytes.
+fn course(bytes: usize, are_crowded: bool) -> Course {
+    match bytes {
+        LONG_BYTES.. => Course::OF_MILLISECONDS,
+        _ if are_crowded => Course::OF_THE_CROWDED,
+        _ => Course::OF_MICROSECONDS,
+    }
+}
+
 fn rank(index: usize) -> Rank {
     #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
     Rank(index as u32)
@@ -429,6 +434,25 @@ fn rank(index: usize) -> Rank {
 mod tests {
     use super::*;
     use crate::trial::Times;
+
+    #[test]
+    fn short_calls_are_not_tried_and_those_of_crowded_ranks_not_up_to_twice_that() {
+        for (bytes, alone, crowded) in [
+            (LEAST_BYTES - 1, false, false),
+            (LEAST_BYTES, true, false),
+            (LEAST_CROWDED_BYTES - 1, true, false),
+            (LEAST_CROWDED_BYTES, true, true),
+        ] {
+            assert_eq!([is_long(bytes, || false), is_long(bytes, || true)], [alone, crowded]);
+        }
+    }
+
+    #[test]
+    fn the_shorter_calls_are_and_the_more_ranks_disturb_each_other_the_more_are_counted() {
+        assert_eq!(course(LONG_BYTES - 1, false), Course::OF_MICROSECONDS);
+        assert_eq!(course(LONG_BYTES - 1, true), Course::OF_THE_CROWDED);
+        assert_eq!([false, true].map(|are| course(LONG_BYTES, are)), [Course::OF_MILLISECONDS; 2]);
+    }
 
     #[test]
     fn calls_in_place_are_tried_by_themselves() {

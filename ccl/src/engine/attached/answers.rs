@@ -51,17 +51,24 @@ pub(super) fn of_read<'a>(
     request: &Request,
     told: &'a [Answer],
 ) -> impl Iterator<Item = &'a Answer> {
-    let root = request.collective.is_rooted().then_some(request.root);
-    let is_read = move |index| root.is_none_or(|root| root.index() == index);
-    told.iter().enumerate().filter(move |(index, _)| is_read(*index)).map(|(_, told)| told)
+    of_some(request, told, true)
 }
 
 /// What those have measured who receive something. The root of a Broadcast is done as soon as its tiles are on the way, which
 /// says little of how long it takes.
 pub(super) fn measured(request: &Request, told: &[Answer]) -> impl Iterator<Item = Times> {
+    of_some(request, told, false).map(|told| told.times)
+}
+
+/// What all have told if there is no root, else the root or all others.
+fn of_some<'a>(
+    request: &Request,
+    told: &'a [Answer],
+    root_has: bool,
+) -> impl Iterator<Item = &'a Answer> {
     let root = request.collective.is_rooted().then_some(request.root);
-    let counts = move |index| root.is_none_or(|root| root.index() != index);
-    told.iter().enumerate().filter(move |(index, _)| counts(*index)).map(|(_, told)| told.times)
+    let has = move |index| root.is_none_or(|root| (root.index() == index) == root_has);
+    told.iter().enumerate().filter(move |(index, _)| has(*index)).map(|(_, told)| told)
 }
 
 #[cfg(test)]
