@@ -29,7 +29,7 @@ use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
 use ccl_transport::clock;
 
-use self::answers::{Answer, Answers, measured, of_read};
+use self::answers::{Answer, Answers, decide, of_read};
 use self::arrivals::{Arrival, all_of_two, arrivals, combined, is_readable, kept};
 use super::parts::{Part, largest_bytes};
 use super::places::{
@@ -294,7 +294,7 @@ impl Engine {
     /// The end of a trial.
     fn decide(&mut self, request: &Request, stamp: Stamp, told: &[Answer]) -> Way {
         let trial = self.trial(request);
-        let (times, way) = (trial.times(), trial.decide(measured(request, told)));
+        let (times, way) = (trial.times(), decide(trial, request, told));
         let call = stamp.signature;
         tracing::debug!(rank = self.me.0, %call, ?way, ?times, "ways compared");
         way

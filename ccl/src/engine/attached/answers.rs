@@ -3,7 +3,7 @@
 use ccl_core::collective::Request;
 use smallvec::SmallVec;
 
-use crate::trial::Times;
+use crate::trial::{Times, Trial, Way};
 
 /// What a rank tells before a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +54,10 @@ pub(super) fn of_read<'a>(
     of_some(request, told, true)
 }
 
-/// What those have measured who receive something. The root of a Broadcast is done as soon as its tiles are on the way, which
-/// says little of how long it takes.
-pub(super) fn measured(request: &Request, told: &[Answer]) -> impl Iterator<Item = Times> {
-    of_some(request, told, false).map(|told| told.times)
+/// Ends a trial, by what those have measured who receive something. The root of a Broadcast is done as soon as its tiles are on
+/// the way, which says little of how long it takes.
+pub(super) fn decide(trial: &mut Trial, request: &Request, told: &[Answer]) -> Way {
+    trial.decide(of_some(request, told, false).map(|told| told.times))
 }
 
 /// What all have told if there is no root, else the root or all others.
@@ -77,6 +77,7 @@ mod tests {
     use ccl_core::ids::Rank;
 
     use super::*;
+    use crate::trial::Course;
 
     #[test]
     fn answers_are_read_as_they_were_told() {
@@ -100,17 +101,16 @@ mod tests {
     }
 
     #[test]
-    fn of_a_broadcast_the_root_has_not_measured_how_long_it_takes() {
-        let of = |usual| Times { usual, other: 5 };
-        let told = [1, 2, 3].map(|usual| {
-            let times = of(usual);
+    fn of_a_broadcast_the_root_does_not_say_how_long_it_takes() {
+        let told = [100, 1, 100].map(|usual| {
+            let times = Times { usual, other: 50 };
             Answer { input: 9, output: 9, is_in_place: false, factor: 0, times }
         });
-        let counted = |collective| -> Vec<Times> {
+        let decided = |collective| {
             let request = Request { collective, root: Rank(1), ..Request::BARRIER };
-            measured(&request, &told).collect()
+            decide(&mut Trial::new(Course::OF_MILLISECONDS), &request, &told)
         };
-        assert_eq!(counted(Collective::Broadcast), [of(1), of(3)]);
-        assert_eq!(counted(Collective::AllReduce), [of(1), of(2), of(3)]);
+        assert_eq!(decided(Collective::Broadcast), Way::Other);
+        assert_eq!(decided(Collective::AllReduce), Way::Usual);
     }
 }
