@@ -60,6 +60,11 @@ mod x86 {
     /// A streamed piece: what the processor combines into one write to memory.
     type Line = [u8; 64];
 
+    /// Lines of a page, which the memory finds next to each other, and pages that are streamed in turns: more of the memory is at
+    /// work then, and processors that fetch ahead do so in each page by itself.
+    const PAGE_LINES: usize = 4096 / size_of::<Line>();
+    const PAGES: usize = 4;
+
     pub(super) fn copy_streaming(source: Source<'_>, mut target: Target<'_>) {
         let stream: unsafe fn(&[Line], &mut [Line]) = match () {
             () if target.bytes() < size_of::<Line>() => return copy(source, target),
@@ -84,16 +89,31 @@ mod x86 {
         unsafe { stream(from, to) }
     }
 
+    /// Where the next of so many lines is, after so many: one of each page in turns, the last ones in order.
+    #[inline]
+    fn next(before: usize, lines: usize) -> usize {
+        const TOGETHER: usize = PAGES * PAGE_LINES;
+        let (start, within) = (before - before % TOGETHER, before % TOGETHER);
+        if start + TOGETHER > lines {
+            return before;
+        }
+        start + within % PAGES * PAGE_LINES + within / PAGES
+    }
+
     /// # Safety
     ///
-    /// `to` is aligned to its lines and as long as `from`.
+    /// `to` is aligned to its lines.
+    ///
+    /// # Panics
+    /// If `to` is not as long as `from`.
     #[target_feature(enable = "avx512f")]
     unsafe fn stream_512(from: &[Line], to: &mut [Line]) {
-        for (from, to) in from.iter().zip(to) {
+        assert_eq!(from.len(), to.len(), "as many lines");
+        for at in (0..from.len()).map(|before| next(before, from.len())) {
             // SAFETY: the line is 64 bytes long; the load needs no alignment.
-            let line = unsafe { _mm512_loadu_si512(from.as_ptr().cast()) };
+            let line = unsafe { _mm512_loadu_si512(from[at].as_ptr().cast()) };
             // SAFETY: the line is 64 bytes long, and aligned (caller).
-            unsafe { _mm512_stream_si512(to.as_mut_ptr().cast(), line) };
+            unsafe { _mm512_stream_si512(to[at].as_mut_ptr().cast(), line) };
         }
         // Streaming stores are not ordered with the ordinary one that will announce these bytes.
         _mm_sfence();
@@ -104,15 +124,55 @@ mod x86 {
     /// As [`stream_512`].
     #[target_feature(enable = "avx2")]
     unsafe fn stream_256(from: &[Line], to: &mut [Line]) {
-        for (from, to) in
-            from.as_flattened().chunks_exact(32).zip(to.as_flattened_mut().chunks_exact_mut(32))
-        {
-            // SAFETY: the half is 32 bytes long; the load needs no alignment.
-            let half = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
-            // SAFETY: the half is 32 bytes long, and aligned, as halves of aligned lines are.
-            unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), half) };
+        assert_eq!(from.len(), to.len(), "as many lines");
+        for at in (0..from.len()).map(|before| next(before, from.len())) {
+            for (from, to) in from[at].chunks_exact(32).zip(to[at].chunks_exact_mut(32)) {
+                // SAFETY: the half is 32 bytes long; the load needs no alignment.
+                let half = unsafe { _mm256_loadu_si256(from.as_ptr().cast()) };
+                // SAFETY: the half is 32 bytes long, and aligned, as halves of aligned lines are.
+                unsafe { _mm256_stream_si256(to.as_mut_ptr().cast(), half) };
+            }
         }
         // As in `stream_512`.
         _mm_sfence();
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        type Stream = unsafe fn(&[Line], &mut [Line]);
+
+        #[test]
+        fn lines_arrive_where_they_belong_by_all_instructions() {
+            let streams: [(bool, Stream); 2] =
+                [(Avx512::is_available(), stream_512), (Avx2::is_available(), stream_256)];
+            for (_, stream) in streams.into_iter().filter(|(is_available, _)| *is_available) {
+                for lines in [0, 1, 255, 256, 257, 3 * 256 + 100] {
+                    #[repr(align(64))]
+                    #[derive(Clone, Copy, Debug, PartialEq)]
+                    struct Aligned(Line);
+                    let number = |at: usize| u32::try_from(at).unwrap().to_le_bytes();
+                    let from: Vec<Line> = (0..lines)
+                        .map(|at| [number(at); 16].concat().try_into().unwrap())
+                        .collect();
+                    let mut to = vec![Aligned([0; 64]); lines];
+                    // SAFETY: these are as many lines, each of 64 bytes that are aligned to it.
+                    let view =
+                        unsafe { std::slice::from_raw_parts_mut(to.as_mut_ptr().cast(), lines) };
+                    // SAFETY: the processor has the instructions, and lines are aligned.
+                    unsafe { stream(&from, view) };
+                    assert!(from.iter().zip(&to).all(|(from, to)| *from == to.0), "{lines} lines");
+                }
+            }
+        }
+
+        #[test]
+        fn four_pages_are_streamed_in_turns_and_what_is_left_in_order() {
+            let order: Vec<usize> = (0..600).map(|before| next(before, 600)).collect();
+            assert_eq!(order[..6], [0, 64, 128, 192, 1, 65]);
+            assert_eq!(order[254..258], [191, 255, 256, 320]);
+            assert_eq!(order[512..], (512..600).collect::<Vec<_>>());
+        }
     }
 }
