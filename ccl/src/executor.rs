@@ -109,10 +109,15 @@ impl Executor {
         }
         self.prepare(task.program);
         self.divide(&task.program.rails);
-        let signature = task.stamp.signature;
-        let is_root = signature.collective.is_rooted() && signature.root == self.me.0;
-        let call = Call { is_root, ..Call::of(signature.collective, task.buffers) };
+        let call = self.call(task.stamp, task.buffers);
         self.stores.begin(call, self.caches().limit(call.collective));
+    }
+
+    /// What the stores of a call with these buffers depend on.
+    fn call(&self, stamp: Stamp, buffers: &[Region<'_>]) -> Call {
+        let signature = stamp.signature;
+        let is_root = signature.collective.is_rooted() && signature.root == self.me.0;
+        Call { is_root, ..Call::of(signature.collective, buffers) }
     }
 }
 

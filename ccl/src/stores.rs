@@ -44,11 +44,16 @@ impl Caches {
         if collective == Collective::Broadcast { self.share } else { self.exceeding_bytes() }
     }
 
+    /// From how many bytes on there may be something to try.
+    pub(crate) fn least_in_doubt(self) -> usize {
+        self.share / 4
+    }
+
     /// Whether there is something to try, where a collective usually stores nothing in the caches from `limit` bytes on. A
     /// machine was seen that is faster past its caches from half of the share on while others use them, and through them up to
     /// two shares while nobody does, and there is no telling who does.
     fn are_in_doubt(self, bytes: usize, limit: usize) -> bool {
-        (self.share / 4..limit.saturating_mul(3)).contains(&bytes)
+        (self.least_in_doubt()..limit.saturating_mul(3)).contains(&bytes)
     }
 }
 
@@ -133,21 +138,21 @@ impl Stores {
         Self { caches, trials: HashMap::new(), pass: false, meter: None, is_held: false }
     }
 
-    /// Lets calls go as usual from now on, or does not any more: somebody else compares them.
+    /// Tries nothing from now on, or does again: somebody else compares calls.
     pub(crate) fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;
     }
 
     /// Decides on the stores of a call that begins. Its kind usually stores nothing in the caches from `limit` bytes on.
     pub(crate) fn begin(&mut self, call: Call, limit: usize) {
-        let usually = Past(call.bytes >= limit);
-        self.pass = usually.0;
+        self.pass = self.known(call, limit);
         self.meter = None;
         // Of two groups of messages one may send what the other receives.
         let is_comparable = call.collective != Collective::PointToPoint && !self.is_held;
         if !is_comparable || !self.caches.are_in_doubt(call.bytes, limit) {
             return;
         }
+        let usually = Past(call.bytes >= limit);
         let kind = call.kind(usually);
         let trial = self.trial(kind);
         let (way, is_tried) = match trial.turn() {
@@ -162,6 +167,13 @@ impl Stores {
         self.pass = usually.by(way).0;
         self.meter =
             is_tried.then_some(Meter { kind, bytes: call.bytes, way, worked: Duration::ZERO });
+    }
+
+    /// Whether such a call had better store past the caches, as far as is known.
+    pub(crate) fn known(&self, call: Call, limit: usize) -> bool {
+        let usually = Past(call.bytes >= limit);
+        let verdict = self.trials.get(&call.kind(usually)).and_then(Trial::verdict);
+        usually.by(verdict.unwrap_or(Way::Usual)).0
     }
 
     /// Whether the call under way stores past the caches.
@@ -192,7 +204,7 @@ impl Stores {
     }
 
     fn trial(&mut self, kind: Kind) -> &mut Trial {
-        self.trials.entry(kind).or_insert(const { Trial::new(Course::OF_MILLISECONDS) })
+        self.trials.entry(kind).or_insert(const { Trial::new(Course::OF_STORES) })
     }
 
     /// What was measured of calls of this kind.
@@ -320,6 +332,9 @@ mod tests {
         assert!(held.iter().all(|past| !past));
         stores.hold(false);
         assert_eq!(calls(&mut stores, gather, [100, 80]), tried_then(true), "from the start");
+        stores.hold(true);
+        let held = calls(&mut stores, gather, [80, 100]);
+        assert!(held.iter().all(|past| *past), "as was found");
     }
 
     #[test]

@@ -27,15 +27,15 @@ pub(crate) enum Turn {
     Decide,
 }
 
-/// How many calls a trial takes: the first ones go the usual way, the others the other way, the last ones of both count.
+/// How many calls a trial takes: the first ones go the usual way, the next ones the other way, and then the usual way again.
 ///
-/// Those before them do not. Calls with new buffers are slow whichever way they go, and those that go another way than the
-/// calls before: what they need is not where they would have left it.
+/// Calls with new buffers are slow whichever way they go, and those that go another way than the calls before: what they need
+/// is not where they would have left it. None of them counts. The usual way is measured last, so that nothing is new to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// Calls that go the usual way before any count.
+    /// Calls that go the usual way at first.
     cold: u32,
-    /// And the other way.
+    /// Calls of each way then, before any counts.
     settling: u32,
     /// Calls of each way that count.
     counted: u32,
@@ -45,38 +45,52 @@ pub(crate) struct Course {
 
 impl Course {
     /// For calls that take milliseconds, of which a few tell how long they all take.
-    pub(crate) const OF_MILLISECONDS: Self = Self { cold: 4, settling: 3, counted: 3, gain: 10 };
+    pub(crate) const OF_MILLISECONDS: Self = Self { cold: 2, settling: 3, counted: 3, gain: 10 };
+
+    /// How results are stored is tried like that.
+    pub(crate) const OF_STORES: Self = Self::OF_MILLISECONDS;
 
     /// For shorter ones.
-    pub(crate) const OF_MICROSECONDS: Self = Self { cold: 6, settling: 3, counted: 4, gain: 10 };
+    pub(crate) const OF_MICROSECONDS: Self = Self { cold: 3, settling: 3, counted: 4, gain: 10 };
 
     /// For those of ranks that share processors. Each in turn has what it needs from the call before: a call takes 30 µs, the
     /// next three 180. And the first dozen calls take longer than those that follow.
-    pub(crate) const OF_THE_CROWDED: Self = Self { cold: 12, settling: 4, counted: 8, gain: 20 };
+    pub(crate) const OF_THE_CROWDED: Self = Self { cold: 8, settling: 4, counted: 8, gain: 20 };
 
-    /// Calls that go the usual way at first.
-    pub(crate) const fn usual(self) -> u32 {
-        self.cold + self.counted
+    /// Begins when another trial of the same calls has ended: how well the usual way does may depend on what that finds.
+    pub(crate) const fn after(self, other: Self) -> Self {
+        Self { cold: other.calls() + 1 + self.cold, ..self }
+    }
+
+    /// Calls of each way, after the first ones.
+    const fn compared(self) -> u32 {
+        self.settling + self.counted
     }
 
     /// Calls before it is decided.
     pub(crate) const fn calls(self) -> u32 {
-        self.usual() + self.settling + self.counted
+        self.cold + 2 * self.compared()
     }
 
-    /// What the call does before which so many were done.
-    fn turn(self, calls: u32) -> Turn {
-        match calls {
-            _ if calls < self.usual() => Turn::Go(Way::Usual),
-            _ if calls < self.calls() => Turn::Go(Way::Other),
-            _ => Turn::Decide,
+    /// The way of the call before which so many were done, if it is not decided by then.
+    const fn way(self, calls: u32) -> Way {
+        if calls >= self.cold && calls < self.cold + self.compared() {
+            Way::Other
+        } else {
+            Way::Usual
         }
     }
 
+    /// What that call does.
+    const fn turn(self, calls: u32) -> Turn {
+        if calls < self.calls() { Turn::Go(self.way(calls)) } else { Turn::Decide }
+    }
+
     /// Whether that call counts.
-    fn counts(self, calls: u32) -> bool {
-        let before = if calls < self.usual() { self.cold } else { self.usual() + self.settling };
-        (before..before + self.counted).contains(&calls)
+    const fn counts(self, calls: u32) -> bool {
+        calls >= self.cold
+            && calls < self.calls()
+            && (calls - self.cold) % self.compared() >= self.settling
     }
 }
 
@@ -85,8 +99,10 @@ impl Course {
 pub(crate) const TRIED: [bool; Course::OF_MILLISECONDS.calls() as usize] = {
     let mut tried = [true; Course::OF_MILLISECONDS.calls() as usize];
     let mut call = 0;
-    while call < Course::OF_MILLISECONDS.usual() as usize {
-        tried[call] = false;
+    while call < tried.len() {
+        #[allow(clippy::cast_possible_truncation, reason = "there are few")]
+        let way = Course::OF_MILLISECONDS.way(call as u32);
+        tried[call] = matches!(way, Way::Other);
         call += 1;
     }
     tried
@@ -168,6 +184,19 @@ impl Trial {
         matches!(self.state, State::Settled { .. })
     }
 
+    /// Whether the call whose turn it was last is one of those that are compared: nothing else may be tried in it.
+    pub(crate) fn compares(&self) -> bool {
+        matches!(self.state, State::Trying { calls } if calls > self.course.cold)
+    }
+
+    /// What was found, while that holds.
+    pub(crate) fn verdict(&self) -> Option<Way> {
+        match self.state {
+            State::Trying { .. } => None,
+            State::Settled { way, .. } => Some(way),
+        }
+    }
+
     /// The call whose turn it was last has gone this way in that time.
     pub(crate) fn record(&mut self, way: Way, took: Duration) {
         if !self.counts() {
@@ -225,13 +254,14 @@ mod tests {
 
     #[test]
     fn both_ways_are_tried_before_one_is_taken() {
-        for (course, usual, other) in
-            [(Course::OF_MILLISECONDS, 7, 6), (Course::OF_THE_CROWDED, 20, 12)]
+        for (course, cold, compared) in
+            [(Course::OF_MILLISECONDS, 2, 6), (Course::OF_THE_CROWDED, 8, 12)]
         {
             let turns = |trial: &mut Trial, calls: u32| -> Vec<Turn> {
                 (0..calls).map(|_| trial.turn()).collect()
             };
-            let all = [vec![USUAL; usual], vec![OTHER; other], vec![Turn::Decide]].concat();
+            let ways = [vec![USUAL; cold], vec![OTHER; compared], vec![USUAL; compared]].concat();
+            let all = [ways, vec![Turn::Decide]].concat();
             let length = course.calls() + 1;
             let mut trial = Trial::new(course);
             assert_eq!(turns(&mut trial, length), all);
@@ -262,7 +292,7 @@ mod tests {
     #[test]
     fn what_was_measured_are_the_calls_that_count() {
         let mut trial = Trial::new(Course::OF_MILLISECONDS);
-        for took in [1, 1, 1, 1, 7, 10, 20, 1, 1, 1, 5, 10, 10] {
+        for took in [1, 1, 1, 1, 1, 5, 10, 10, 1, 1, 1, 7, 10, 20] {
             let Turn::Go(way) = trial.turn() else { unreachable!("the last turn") };
             trial.record(way, Duration::from_nanos(took));
         }
@@ -286,10 +316,31 @@ mod tests {
         let mut trial = Trial::new(course);
         for call in 0..course.calls() {
             let Turn::Go(way) = trial.turn() else { unreachable!("the last turn") };
-            let is_cold = call < 12 || (20..24).contains(&call);
-            trial.record(way, Duration::from_nanos(if is_cold { 1000 } else { 1 }));
+            let is_warm = (12..20).contains(&call) || call >= 24;
+            trial.record(way, Duration::from_nanos(if is_warm { 1 } else { 1000 }));
         }
         assert_eq!(trial.times(), times(8, 8));
+    }
+
+    #[test]
+    fn nothing_is_compared_before_another_trial_has_ended() {
+        let (course, other) = (Course::OF_MICROSECONDS, Course::OF_STORES);
+        let mut trial = Trial::new(course.after(other));
+        let mut others = Trial::new(other);
+        while !others.is_settled() {
+            assert_eq!(trial.turn(), USUAL);
+            assert!(!trial.compares() && trial.verdict().is_none());
+            if others.turn() == Turn::Decide {
+                others.decide([times(2, 1)]);
+            }
+        }
+        let usual = (0..).find(|_| trial.turn() != USUAL);
+        assert_eq!(usual, Some(course.cold), "and calls that are not compared go on");
+        let compared = (1..).find(|_| !trial.compares() || trial.turn() == Turn::Decide);
+        assert_eq!(compared, Some(course.calls() - course.cold));
+        trial.decide([times(2, 1)]);
+        assert!(!trial.compares());
+        assert_eq!(trial.verdict(), Some(Way::Other));
     }
 
     #[test]
@@ -298,7 +349,7 @@ mod tests {
         let lengths = [(); 9].map(|()| {
             trial.fail();
             let usual = (0..).find(|_| trial.turn() != USUAL);
-            usual.map(|calls: u32| calls - Course::OF_MILLISECONDS.usual())
+            usual.map(|calls: u32| calls - Course::OF_MILLISECONDS.cold)
         });
         let expected = [128, 256, 512, 1024, 2048, 4096, 8192, 8192, 8192];
         assert_eq!(lengths, expected.map(Some));

@@ -173,7 +173,7 @@ fn ranks_compare_the_ways_to_move_large_blocks() {
     let log = ("R2CCL_LOG", "ccl=debug");
     let program = OTHERS.into_iter().find(|program| name(program) == "alltoall_perf").unwrap();
     let compare = |variables: &[(&str, &str)]| {
-        let finished = Running::start(program, "--ranks 3 -b 1M -e 1M -n 40", variables).finish();
+        let finished = Running::start(program, "--ranks 3 -b 1M -e 1M -n 60", variables).finish();
         finished.assert_right("alltoall_perf");
         finished.errors
     };
@@ -197,7 +197,7 @@ fn ranks_compare_the_ways_to_move_large_blocks() {
 fn ranks_with_processors_of_their_own_compare_the_ways_to_combine() {
     let processors = thread::available_parallelism().unwrap().get();
     let compared = |ranks: usize| {
-        let line = format!("--ranks {ranks} -b 1M -e 1M -n 40");
+        let line = format!("--ranks {ranks} -b 1M -e 1M -n 60");
         let finished = Running::start(ALL_REDUCE, &line, &[("R2CCL_LOG", "ccl=debug")]).finish();
         finished.assert_right("all_reduce_perf");
         let compares = |line: &str| line.contains("attached: ") && line.contains("ways compared");

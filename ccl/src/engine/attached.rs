@@ -17,13 +17,13 @@
 
 mod answers;
 mod arrivals;
+mod peers;
 
 use std::mem;
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_core::settings::CrossMemoryAttach;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
@@ -31,6 +31,7 @@ use ccl_transport::clock;
 
 use self::answers::{Answer, Answers, decide, of_read};
 use self::arrivals::{Arrival, all_of_two, arrivals, combined, is_readable, kept};
+use self::peers::{Consent, Peers, Stance};
 use super::parts::{Part, largest_bytes};
 use super::places::{
     Contribution, Input, Output, PlaceOfResult, Places, Watch as _, Watched, carry_out,
@@ -84,9 +85,13 @@ struct Alike {
 }
 
 impl Alike {
-    fn new(course: Course) -> Self {
-        let trial = Trial::new(course);
-        Self { out_of_place: trial, in_place: trial, are_in_place: false }
+    /// Of calls in which others may have something to try before: those in place have done that while they were taken for others.
+    fn new(course: Course, before: Option<Course>) -> Self {
+        Self {
+            out_of_place: Trial::new(before.map_or(course, |before| course.after(before))),
+            in_place: Trial::new(course),
+            are_in_place: false,
+        }
     }
 
     fn of_these(&mut self) -> &mut Trial {
@@ -108,49 +113,6 @@ pub(super) struct Attached {
     block: Scratch,
 }
 
-/// Whose memory can be read.
-#[derive(Debug, Default)]
-enum Peers {
-    /// Nobody has tried.
-    #[default]
-    Unknown,
-    /// That of all, in order of rank.
-    All { processes: Vec<Process>, always: bool },
-    /// Not everybody can read everybody, or somebody must not.
-    NotAll,
-}
-
-/// What a rank says to being read; all do what the most reluctant one says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[repr(u8)]
-enum Consent {
-    No = 0,
-    Yes = 1,
-    Always = 2,
-}
-
-impl Consent {
-    /// Of a rank whose settings say so, if it can read all others.
-    fn of(setting: CrossMemoryAttach, can: bool) -> Self {
-        match setting {
-            _ if !can => Self::No,
-            CrossMemoryAttach::Never => Self::No,
-            CrossMemoryAttach::Measured => Self::Yes,
-            CrossMemoryAttach::Always => Self::Always,
-        }
-    }
-
-    /// Of all ranks, from the numbers that they have told.
-    fn of_all(told: &[[u8; 1]]) -> Self {
-        let consents = told.iter().map(|[number]| match number {
-            1 => Self::Yes,
-            2 => Self::Always,
-            _ => Self::No,
-        });
-        consents.min().unwrap_or(Self::No)
-    }
-}
-
 impl Engine {
     /// Does a collective by tiles, or attached to the processes of the others, as its trial says.
     pub(super) fn drive_or_attach(
@@ -165,7 +127,7 @@ impl Engine {
             return self.drive_apart(task, is_apart, limits);
         }
         let always = match self.introduce(task.stamp, limits)? {
-            Peers::All { always, .. } => *always,
+            Peers::All { agreed, .. } => agreed.consent == Consent::Always,
             Peers::Unknown | Peers::NotAll => return self.drive_apart(task, is_apart, limits),
         };
         if !(always || self.is_tried(request)) {
@@ -173,8 +135,8 @@ impl Engine {
         }
         let trial = self.trial(request);
         let turn = if always { Turn::Go(ATTACHED) } else { trial.turn() };
-        let is_tried = !(always || trial.is_settled());
-        let began = is_tried.then(clock::now);
+        let is_compared = !always && trial.compares();
+        let began = is_compared.then(clock::now);
         let way = match turn {
             Turn::Go(TILES) => TILES,
             Turn::Go(ATTACHED) => self.attach(request, task, Some(ATTACHED), limits)?,
@@ -182,7 +144,7 @@ impl Engine {
         };
         if way == TILES {
             // Calls that are compared here are alike.
-            self.executor.hold_trials(is_tried);
+            self.executor.hold_trials(is_compared);
             let ended = self.drive_apart(task, is_apart, limits);
             self.executor.hold_trials(false);
             ended?;
@@ -225,7 +187,8 @@ impl Engine {
         let known = self.attached.trials.iter().position(|(known, _)| *known == calls);
         let index = known.unwrap_or_else(|| {
             let course = course(1 << size, self.is_crowded());
-            self.attached.trials.push((calls, Alike::new(course)));
+            let before = self.attached.peers.tries_stores(1 << size).then_some(Course::OF_STORES);
+            self.attached.trials.push((calls, Alike::new(course, before)));
             self.attached.trials.len() - 1
         });
         &mut self.attached.trials[index].1
@@ -282,12 +245,10 @@ impl Engine {
         let processes = processes.inspect_err(|cause| {
             tracing::debug!(rank = self.me.0, %cause, "memory of peers cannot be read");
         });
-        let own = Consent::of(self.planner.cross_memory_attach(), processes.is_ok());
-        let consent = Consent::of_all(&self.tell_all([own as u8], stamp, limits)?);
-        self.attached.peers = match (processes, consent) {
-            (Err(_), _) | (_, Consent::No) => Peers::NotAll,
-            (Ok(processes), _) => Peers::All { processes, always: consent == Consent::Always },
-        };
+        let consent = Consent::of(self.planner.cross_memory_attach(), processes.is_ok());
+        let least_in_doubt = self.executor.caches().least_in_doubt() as u64;
+        let told = self.tell_all(Stance { consent, least_in_doubt }.encode(), stamp, limits)?;
+        self.attached.peers = Peers::new(processes, &told);
         Ok(&self.attached.peers)
     }
 
@@ -309,9 +270,9 @@ impl Engine {
         buffers: [Region<'_>; 2],
         limits: Limits<'_>,
     ) -> Ended {
-        let streams = footprint(&buffers) >= self.executor.caches().exceeding_bytes();
         let arithmetic = arithmetic(request, self.ranks);
         let any_in_place = told.iter().any(|told| told.is_in_place);
+        let streams = footprint(&buffers) >= self.executor.caches().exceeding_bytes();
         if let Some(all) = all_of_two(request, told.len(), any_in_place) {
             return self.combine((&all, arithmetic), task.stamp, told, (buffers, streams), limits);
         }
@@ -321,7 +282,8 @@ impl Engine {
             kept(request, self.me, told.len())
         {
             let [input, output] = buffers;
-            let store = if streams { copy_streaming } else { copy };
+            let past_caches = self.executor.stores_past(task.stamp, &buffers);
+            let store = if past_caches { copy_streaming } else { copy };
             store(input.source(source, bytes), output.target(target, bytes));
         }
         let are_results = request.collective == Collective::AllReduce;
@@ -455,8 +417,20 @@ mod tests {
     }
 
     #[test]
+    fn calls_in_place_have_waited_for_others_already() {
+        let (course, before) = (Course::OF_MICROSECONDS, Course::OF_STORES);
+        let mut alike = Alike::new(course, Some(before));
+        let usual = |alike: &mut Alike| {
+            (0..100).take_while(|_| alike.of_these().turn() == Turn::Go(TILES)).count()
+        };
+        let after_others = usual(&mut alike);
+        alike.are(true);
+        assert_eq!(after_others, usual(&mut alike) + before.calls() as usize + 1);
+    }
+
+    #[test]
     fn calls_in_place_are_tried_by_themselves() {
-        let mut alike = Alike::new(Course::OF_MILLISECONDS);
+        let mut alike = Alike::new(Course::OF_MILLISECONDS, None);
         assert!(alike.are(false), "as they are taken for at first");
         alike.of_these().decide([Times { usual: 2, other: 1 }]);
         assert_eq!(alike.of_these().turn(), Turn::Go(ATTACHED));
@@ -464,22 +438,5 @@ mod tests {
         assert!(!alike.of_these().is_settled() && alike.are(true));
         assert!(!alike.are(false));
         assert_eq!(alike.of_these().turn(), Turn::Go(ATTACHED), "the verdict still holds");
-    }
-
-    #[test]
-    fn all_do_what_the_most_reluctant_rank_says() {
-        use Consent::{Always, No, Yes};
-        for (told, all) in [
-            (&[[2], [1], [2]][..], Yes),
-            (&[[2], [0], [1]], No),
-            (&[[2], [2]], Always),
-            (&[[1], [3]], No),
-            (&[], No),
-        ] {
-            assert_eq!(Consent::of_all(told), all, "{told:?}");
-        }
-        assert_eq!(Consent::of(CrossMemoryAttach::Always, false), No);
-        assert_eq!(Consent::of(CrossMemoryAttach::Never, true), No);
-        assert_eq!(Consent::of(CrossMemoryAttach::Always, true), Always);
     }
 }

@@ -1,6 +1,8 @@
 //! What a run borrows, apart from how far it has come: a run can be dropped and taken up again.
 
 use ccl_core::program::{Lane, Port, Program};
+use ccl_core::wire::Stamp;
+use ccl_kernels::Region;
 use ccl_transport::Loan;
 
 use super::{Executor, Run, Task};
@@ -31,7 +33,13 @@ impl Executor {
         }
     }
 
-    /// Lets calls store as usual from now on, or does not any more; see [`Stores::hold`].
+    /// Whether a call with these buffers had better store past the caches, as far as is known.
+    pub(crate) fn stores_past(&self, stamp: Stamp, buffers: &[Region<'_>]) -> bool {
+        let call = self.call(stamp, buffers);
+        self.stores.known(call, self.caches().limit(call.collective))
+    }
+
+    /// Tries no stores from now on, or does again; see [`Stores::hold`].
     pub(crate) fn hold_trials(&mut self, is_held: bool) {
         self.stores.hold(is_held);
     }

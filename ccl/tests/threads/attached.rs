@@ -8,8 +8,11 @@ use ccl::{
 
 use super::{config, ranks};
 
-/// More than a trial has, so that its verdict is used too.
-const CALLS: usize = 36;
+/// More than a trial has, and what it may wait for, so that its verdict is used too.
+const CALLS_TO_COMPARE: usize = 52;
+
+/// Where nothing is compared.
+const CALLS: usize = 8;
 
 /// What `from` has for `to` in a call: no two bytes that could be confused are equal.
 fn byte(call: usize, from: u32, to: u32, at: usize) -> u8 {
@@ -60,9 +63,14 @@ fn call(
     assert_eq!((output[0], output[1 + blocks * bytes]), (0xee, 0xee), "outside");
 }
 
-fn repeat(communicator: &Communicator, bytes: usize, in_place: impl Fn(usize) -> bool) {
+fn repeat(
+    communicator: &Communicator,
+    calls: usize,
+    bytes: usize,
+    in_place: impl Fn(usize) -> bool,
+) {
     for collective in [Collective::AllGather, Collective::AllToAll] {
-        (0..CALLS).for_each(|n| call(communicator, collective, bytes, n, in_place(n)));
+        (0..calls).for_each(|n| call(communicator, collective, bytes, n, in_place(n)));
     }
 }
 
@@ -114,23 +122,26 @@ fn call_with_numbers(
     }
 }
 
-/// Ranks that go by what is found to be faster, or always have the system copy.
-fn on_both_ways(size: u32, body: impl Fn(Communicator) + Send + Clone + 'static) {
-    for way in [CrossMemoryAttach::Measured, CrossMemoryAttach::Always] {
+/// Ranks that go by what is found to be faster, or always have the system copy, and so many calls.
+fn on_both_ways(size: u32, body: impl Fn(Communicator, usize) + Send + Clone + 'static) {
+    let ways =
+        [(CrossMemoryAttach::Measured, CALLS_TO_COMPARE), (CrossMemoryAttach::Always, CALLS)];
+    for (way, calls) in ways {
         let mut config = config();
         config.settings.cross_memory_attach = way;
-        ranks(size, &config, body.clone());
+        let body = body.clone();
+        ranks(size, &config, move |communicator| body(communicator, calls));
     }
 }
 
 #[test]
 fn every_way_gives_the_same_results() {
     for size in [2, 3] {
-        on_both_ways(size, |communicator| {
+        on_both_ways(size, |communicator, calls| {
             for bytes in [40_001, (1 << 19) + 5] {
-                repeat(&communicator, bytes, |_| false);
-                repeat(&communicator, bytes, |_| true);
-                repeat(&communicator, bytes, |call| call % 2 == 1);
+                repeat(&communicator, calls, bytes, |_| false);
+                repeat(&communicator, calls, bytes, |_| true);
+                repeat(&communicator, calls, bytes, |call| call % 2 == 1);
             }
         });
     }
@@ -140,7 +151,7 @@ fn every_way_gives_the_same_results() {
 fn what_is_combined_or_broadcast_is_the_same_every_way() {
     use Collective::{AllReduce, Broadcast, ReduceScatter};
     for size in [2, 3] {
-        on_both_ways(size, |communicator| {
+        on_both_ways(size, |communicator, calls| {
             for of in [
                 (AllReduce, ReduceOp::Sum),
                 (AllReduce, ReduceOp::Avg),
@@ -149,7 +160,7 @@ fn what_is_combined_or_broadcast_is_the_same_every_way() {
             ] {
                 for count in [17_000, (1 << 17) + 3] {
                     for in_place in [[false; 2], [true; 2], [false, true]] {
-                        (0..CALLS).for_each(|n| {
+                        (0..calls).for_each(|n| {
                             call_with_numbers(&communicator, of, count, n, in_place[n % 2]);
                         });
                     }
@@ -162,21 +173,21 @@ fn what_is_combined_or_broadcast_is_the_same_every_way() {
 /// Whoever is in place cannot have its input read in an AllToAll, and the others hear of it.
 #[test]
 fn ranks_in_place_call_with_others_that_are_not() {
-    on_both_ways(3, |communicator| {
+    on_both_ways(3, |communicator, calls| {
         let me = communicator.rank().0 as usize;
-        repeat(&communicator, 100_000, |_| me == 1);
-        repeat(&communicator, 30_000, |call| call % 3 == me);
+        repeat(&communicator, calls, 100_000, |_| me == 1);
+        repeat(&communicator, calls, 30_000, |call| call % 3 == me);
     });
 }
 
 /// Whoever is in place writes its sum where the other one still reads.
 #[test]
 fn one_of_two_ranks_is_in_place() {
-    on_both_ways(2, |communicator| {
+    on_both_ways(2, |communicator, calls| {
         let me = communicator.rank().0 as usize;
         for in_place in [[true, false], [false, true]] {
             let of = (Collective::AllReduce, ReduceOp::Sum);
-            (0..CALLS).for_each(|n| {
+            (0..calls).for_each(|n| {
                 call_with_numbers(&communicator, of, 100_000, n, in_place[(me + n) % 2]);
             });
         }
@@ -192,7 +203,7 @@ fn ranks_may_ask_for_different_ways() {
             let mut config = config();
             config.settings.cross_memory_attach = asked[communicator.rank().0 as usize];
             let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
-            repeat(&split, 50_000, |_| false);
+            repeat(&split, CALLS_TO_COMPARE, 50_000, |_| false);
         }
     });
 }
