@@ -146,12 +146,13 @@ static void without_blocking(int rank, ccl_unique_id_t id)
     if (rank != 0) {
         REQUIRE(result == CCL_IN_PROGRESS);
         EXPECT(CCL_INVALID_USAGE, ccl_barrier(comm));
+        EXPECT(CCL_INVALID_USAGE, ccl_comm_destroy(comm));
         meet();
     }
     see_through(result, comm);
     see_through(ccl_comm_finalize(child), child);
     CHECK(ccl_comm_destroy(child));
-    see_through(ccl_comm_finalize(comm), comm);
+    /* What is not finalized yet is when this returns. */
     CHECK(ccl_comm_destroy(comm));
 }
 
@@ -192,7 +193,7 @@ static void forked(ccl_comm_t comm)
 
 static void one_thread(void)
 {
-    ccl_comm_t comms[RANKS], children[RANKS];
+    ccl_comm_t comms[RANKS], children[RANKS], loners[RANKS];
     int32_t one = 1, sums[RANKS] = {0};
     CHECK(ccl_comm_init_all(comms, RANKS));
     for (int rank = 0; rank < RANKS; rank++) {
@@ -201,10 +202,20 @@ static void one_thread(void)
         REQUIRE(number == rank);
     }
 
+    /* Two splits of a communicator are done in the order of the calls. */
     CHECK(ccl_group_start());
-    for (int rank = 0; rank < RANKS; rank++)
+    for (int rank = 0; rank < RANKS; rank++) {
         CHECK(ccl_comm_split(comms[rank], 0, 0, &children[rank], NULL));
+        CHECK(ccl_comm_split(comms[rank], rank, 0, &loners[rank], NULL));
+    }
     CHECK(ccl_group_end());
+    for (int rank = 0; rank < RANKS; rank++) {
+        int count, alone;
+        CHECK(ccl_comm_count(children[rank], &count));
+        CHECK(ccl_comm_count(loners[rank], &alone));
+        REQUIRE(count == RANKS && alone == 1);
+        CHECK(ccl_comm_destroy(loners[rank]));
+    }
 
     CHECK(ccl_group_start());
     for (int rank = 0; rank < RANKS; rank++)

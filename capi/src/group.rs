@@ -1,11 +1,13 @@
 //! The calls that a thread collects between `ccl_group_start` and `ccl_group_end`.
 //!
 //! Operations are collected and run at the end. Calls that wait for other ranks by themselves
-//! (creation, split, the end of a communicator) begin at once in threads of their own, and the end
-//! of the group waits for them.
+//! (creation, split, windows, the end of a communicator) begin at once, in a thread for each communicator: those of
+//! one go one after the other, as all ranks call them. The end of the group waits for them.
 
 use std::cell::{Cell, RefCell};
+use std::ptr;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use ccl::{Error, Operation};
@@ -14,7 +16,16 @@ use crate::device;
 use crate::member::Member;
 use crate::outcome::{Outcome, Status};
 
-type Job = JoinHandle<Result<(), Error>>;
+type Work = Box<dyn FnOnce() -> Result<(), Error> + Send>;
+
+/// The thread that does what a communicator has to do, in order.
+#[derive(Debug)]
+struct Worker {
+    /// Where the member is, which what it has to do keeps alive.
+    member: *const Member,
+    orders: Sender<Work>,
+    thread: JoinHandle<Result<(), Error>>,
+}
 
 /// What an open group has so far.
 #[derive(Debug, Default)]
@@ -22,7 +33,7 @@ struct Collected {
     failure: Option<Error>,
     operations: Vec<(Arc<Member>, Operation<'static>)>,
     device_calls: Vec<(Arc<Member>, device::Call)>,
-    jobs: Vec<Job>,
+    workers: Vec<Worker>,
     in_progress: bool,
 }
 
@@ -111,19 +122,48 @@ pub(crate) fn perform(
         }
         return member.work_in_background(work);
     }
+    wait_for(member, work)
+}
+
+/// Does something that waits for other ranks before this call returns, or the end of the open group.
+pub(crate) fn wait_for(
+    member: &Member,
+    work: impl FnOnce() -> Result<(), Error> + Send + 'static,
+) -> Outcome {
     if !is_open() {
         return work().map(|()| Status::Done);
     }
-    let job = std::thread::Builder::new().name("r2ccl-group".into()).spawn(work);
-    let job = job.map_err(|cause| Error::system("start a thread", cause))?;
-    OPEN.with_borrow_mut(|open| open.jobs.push(job));
-    Ok(Status::Done)
+    OPEN.with_borrow_mut(|open| open.order(member, Box::new(work))).map(|()| Status::Done)
+}
+
+/// Does what is ordered, one after the other, up to the first error.
+fn serve(orders: &Receiver<Work>) -> Result<(), Error> {
+    orders.iter().try_for_each(|work| work())
 }
 
 impl Collected {
+    /// Has a member do something after all that it was told to do before.
+    fn order(&mut self, member: &Member, work: Work) -> Result<(), Error> {
+        let known = self.workers.iter().position(|worker| ptr::eq(worker.member, member));
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let (orders, ordered) = channel();
+                let serve = move || serve(&ordered);
+                let thread = std::thread::Builder::new().name("r2ccl-group".into()).spawn(serve);
+                let thread = thread.map_err(|cause| Error::system("start a thread", cause))?;
+                self.workers.push(Worker { member, orders, thread });
+                self.workers.len() - 1
+            }
+        };
+        // It has ended only if it panicked, which shows at the end.
+        let _ = self.workers[index].orders.send(work);
+        Ok(())
+    }
+
     /// Communicators progress together, operations of one of them in order.
     fn predict(self) -> Result<f64, Error> {
-        let jobs = join(self.jobs);
+        let jobs = join(self.workers);
         self.failure.map_or(Ok(()), Err)?;
         jobs?;
         if !self.device_calls.is_empty() {
@@ -142,7 +182,7 @@ impl Collected {
     }
 
     fn run(self) -> Outcome {
-        let jobs = join(self.jobs);
+        let jobs = join(self.workers);
         self.failure.map_or(Ok(()), Err)?;
         jobs?;
         let status = if self.in_progress { Status::InProgress } else { Status::Done };
@@ -205,19 +245,26 @@ fn common_mode(operations: &[(Arc<Member>, Operation<'static>)]) -> Result<Optio
     ))
 }
 
-/// Waits for all jobs; the first error counts.
-fn join(jobs: Vec<Job>) -> Result<(), Error> {
+/// Waits until all is done; the first error counts.
+fn join(workers: Vec<Worker>) -> Result<(), Error> {
+    // All of them are told that nothing comes after what they have, before any is waited for.
+    let threads: Vec<_> = workers.into_iter().map(|worker| worker.thread).collect();
     let mut result = Ok(());
-    for job in jobs {
+    for thread in threads {
         let panicked = || Error::Internal("a call of the group panicked".into());
-        result = result.and(job.join().unwrap_or_else(|_| Err(panicked())));
+        result = result.and(thread.join().unwrap_or_else(|_| Err(panicked())));
     }
     result
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::RecvTimeoutError;
+    use std::time::Duration;
+
     use super::*;
+    use crate::handles::locked;
 
     #[test]
     fn levels_close_in_order() {
@@ -244,15 +291,42 @@ mod tests {
     }
 
     #[test]
-    fn jobs_begin_at_once_and_are_waited_for() {
-        let member = Member::starting(true);
-        let (sender, receiver) = std::sync::mpsc::channel();
+    fn work_of_several_communicators_begins_at_once_and_is_waited_for() {
+        let members = [Member::starting(true), Member::starting(true)];
+        let (sender, receiver) = channel();
         start();
         let waits = move || receiver.recv().map_err(|error| Error::Internal(error.to_string()));
-        assert_eq!(perform(&member, waits), Ok(Status::Done));
+        assert_eq!(perform(&members[0], waits), Ok(Status::Done));
         let wakes = move || sender.send(()).map_err(|error| Error::Internal(error.to_string()));
-        assert_eq!(perform(&member, wakes), Ok(Status::Done));
+        assert_eq!(perform(&members[1], wakes), Ok(Status::Done));
         assert_eq!(end(), Ok(Status::Done));
+    }
+
+    #[test]
+    fn work_of_one_communicator_is_done_in_order_up_to_an_error() {
+        let member = Member::starting(true);
+        let (sender, receiver) = channel();
+        let first = move || match receiver.recv_timeout(Duration::from_millis(50)) {
+            Err(RecvTimeoutError::Timeout) => Ok(receiver),
+            begun => Err(Error::Internal(format!("the next one did not wait: {begun:?}"))),
+        };
+        let seen = Arc::new(Mutex::new(None));
+        start();
+        let keep = Arc::clone(&seen);
+        let first = move || first().map(|receiver| *locked(&keep) = Some(receiver));
+        assert_eq!(perform(&member, first), Ok(Status::Done));
+        for number in 0..5 {
+            let sender = sender.clone();
+            let work = move || {
+                sender.send(number).map_err(|error| Error::Internal(error.to_string()))?;
+                if number == 3 { Err(Error::InvalidUsage("three".into())) } else { Ok(()) }
+            };
+            assert_eq!(perform(&member, work), Ok(Status::Done));
+        }
+        drop(sender);
+        assert_eq!(end(), Err(Error::InvalidUsage("three".into())));
+        let done = locked(&seen).take().map(|receiver| receiver.iter().collect::<Vec<_>>());
+        assert_eq!(done, Some(vec![0, 1, 2, 3]));
     }
 
     #[test]

@@ -103,11 +103,6 @@ impl Member {
         result
     }
 
-    /// Whether it is not yet known if the communicator will exist.
-    pub(crate) fn is_starting(&self) -> bool {
-        self.created.get().is_none()
-    }
-
     /// The communicator, whatever it does.
     #[inline(always)]
     pub(crate) fn communicator(&self) -> Result<&Communicator, Error> {

@@ -259,10 +259,20 @@ impl Communicator {
     }
 
     pub(crate) fn start_all(&self, operations: Vec<Operation<'static>>) -> Result<Pending, Error> {
+        self.check_start(&operations)?;
+        Ok(self.push(operations))
+    }
+
+    /// Whether these operations can be [started](Self::push).
+    pub(crate) fn check_start(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
         self.usable()?;
-        self.validate(&operations)?;
-        self.handle.ensure_driver()?;
-        Ok(self.core().queue.push(Work::Operations(operations)))
+        self.validate(operations)?;
+        self.handle.ensure_driver()
+    }
+
+    /// Starts operations that were [checked](Self::check_start). If the communicator has failed since, that is how they end.
+    pub(crate) fn push(&self, operations: Vec<Operation<'static>>) -> Pending {
+        self.core().queue.push(Work::Operations(operations))
     }
 
     /// Starts what the driver does for a call on memory of a device, in order with all other calls.

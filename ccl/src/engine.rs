@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use crate::executor::{Arithmetic, Executor, LEAST_LOAN_BYTES, Task};
 use crate::health::{Health, Turn};
-use crate::operation::{Operation, or_empty};
+use crate::operation::{Operation, Shapes, as_done, or_empty};
 use crate::plans::Planner;
 
 use attached::Attached;
@@ -39,7 +39,7 @@ pub(crate) use ending::{Limits, Watch};
 use pauses::Pauses;
 
 /// Buffers of the application stand behind these in a group of sends and receives.
-const FIRST_MESSAGE_BUFFER: u16 = 3;
+const FIRST_MESSAGE_BUFFER: u32 = 3;
 /// Who has waited for so long tells peers on other hosts what has arrived, whatever else there is to send: links on which
 /// nothing is under way would not find out that a rail swallows all.
 const CONFIRM_AFTER: Duration = Duration::from_millis(1);
@@ -173,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// Runs validated operations: neighbouring sends and receives together, the rest in order.
+    /// Runs validated operations: collectives in order, then sends and receives together.
     #[inline(always)]
     pub(crate) fn run(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Ended {
         match operations {
@@ -185,21 +185,11 @@ impl Engine {
     }
 
     fn several(&mut self, operations: &[Operation<'_>], limits: Limits<'_>) -> Ended {
-        let is_message = |operation: &Operation<'_>| {
-            matches!(operation, Operation::Send { .. } | Operation::Receive { .. })
-        };
-        let mut rest = operations;
-        while let Some(first) = rest.first() {
-            let messages = rest.iter().take_while(|operation| is_message(operation)).count();
-            if messages > 0 {
-                self.exchange(&rest[..messages], limits)?;
-                rest = &rest[messages..];
-            } else {
-                self.one(first, limits)?;
-                rest = &rest[1..];
-            }
-        }
-        Ok(())
+        let operations = as_done(operations);
+        let collectives = operations.partition_point(|operation| !operation.is_message());
+        let (collectives, messages) = operations.split_at(collectives);
+        collectives.iter().try_for_each(|operation| self.one(operation, limits))?;
+        if messages.is_empty() { Ok(()) } else { self.exchange(messages, limits) }
     }
 
     fn one(&mut self, operation: &Operation<'_>, limits: Limits<'_>) -> Ended {
@@ -242,8 +232,8 @@ impl Engine {
         }
         self.planner.keep(plan);
         if request.collective.reduces() && is_integer_mean(request) {
-            let blocks = request.bytes().min(output.bytes());
-            divide(request.datatype, u64::from(self.ranks), output.target(0, blocks));
+            let result = Shapes::of(request, self.me, self.ranks)?.output_bytes;
+            divide(request.datatype, u64::from(self.ranks), output.target(0, result));
         }
         Ok(())
     }
@@ -282,9 +272,9 @@ impl Engine {
     /// Sends and receives of one group, all at once. They have no place in the sequence of
     /// collectives: only the two ends of each take part.
     fn exchange(&mut self, messages: &[Operation<'_>], limits: Limits<'_>) -> Ended {
-        let mut buffers = vec![Region::empty(); usize::from(FIRST_MESSAGE_BUFFER)];
+        let mut buffers = vec![Region::empty(); FIRST_MESSAGE_BUFFER as usize];
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
-        for (message, buffer) in messages.iter().zip(FIRST_MESSAGE_BUFFER..=u16::MAX) {
+        for (message, buffer) in messages.iter().zip(FIRST_MESSAGE_BUFFER..) {
             let (list, peer, data) = match message {
                 Operation::Send { peer, data } => (&mut sends, *peer, *data),
                 Operation::Receive { peer, data } => (&mut receives, *peer, *data),

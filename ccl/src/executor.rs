@@ -196,11 +196,7 @@ impl<'a> Run<'a> {
     }
 
     fn region(&self, buffer: Buffer) -> &Region<'a> {
-        if buffer == Buffer::SCRATCH {
-            &self.scratch
-        } else {
-            &self.task.buffers[usize::from(buffer.0)]
-        }
+        if buffer == Buffer::SCRATCH { &self.scratch } else { &self.task.buffers[buffer.index()] }
     }
 
     fn source(&self, span: Span, step: StepIndex, bytes: usize) -> Source<'_> {

@@ -10,9 +10,10 @@ use crate::operation::Operation;
 /// Operations of one or several communicators that start together, as between `ncclGroupStart` and
 /// `ncclGroupEnd`.
 ///
-/// Neighbouring sends and receives of one communicator progress at the same time, in any order;
-/// collectives of one communicator run in the order in which they were added; different
-/// communicators progress at the same time, so that one thread may serve several ranks.
+/// Collectives of one communicator run in the order in which they were added. Then all its sends and
+/// receives progress at the same time, in any order, wherever they stand among the collectives: that may be
+/// elsewhere in the groups of other ranks. Different communicators progress at the same time, so
+/// that one thread may serve several ranks.
 #[derive(Debug, Default)]
 pub struct Group<'a> {
     members: Vec<(Communicator, Vec<Operation<'a>>)>,
@@ -74,10 +75,12 @@ impl Group<'static> {
     /// Starts everything that was added; one request per communicator.
     ///
     /// # Errors
-    /// The arguments are impossible, or a communicator failed before.
+    /// The arguments are impossible, or a communicator failed before: nothing was started.
     pub fn start(self) -> Result<Vec<Pending>, Error> {
-        let start =
-            |(communicator, operations): (Communicator, _)| communicator.start_all(operations);
-        self.members.into_iter().map(start).collect()
+        for (communicator, operations) in &self.members {
+            communicator.check_start(operations)?;
+        }
+        let start = |(communicator, operations): (Communicator, _)| communicator.push(operations);
+        Ok(self.members.into_iter().map(start).collect())
     }
 }

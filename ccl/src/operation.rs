@@ -1,5 +1,7 @@
 //! What the application asks for, and whether it can be done.
 
+use std::borrow::Cow;
+
 use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
@@ -105,6 +107,11 @@ impl<M> OperationOn<M> {
         }
     }
 
+    /// Whether it is a send or a receive, in which only the two ends take part.
+    pub(crate) fn is_message(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Receive { .. })
+    }
+
     /// The same call with other memory in the place of each buffer.
     #[inline(always)]
     pub fn map<N>(self, mut other: impl FnMut(M) -> N) -> OperationOn<N> {
@@ -122,6 +129,17 @@ impl<M> OperationOn<M> {
             Self::Barrier => OperationOn::Barrier,
         }
     }
+}
+
+/// Calls of a group in the order in which they are done: first those of all ranks, as they were added, and then all sends and
+/// receives together, which may stand at other places in the groups of other ranks.
+pub(crate) fn as_done<M: Clone>(group: &[OperationOn<M>]) -> Cow<'_, [OperationOn<M>]> {
+    if group.is_sorted_by_key(OperationOn::is_message) {
+        return Cow::Borrowed(group);
+    }
+    let mut group = group.to_vec();
+    group.sort_by_key(OperationOn::is_message);
+    Cow::Owned(group)
 }
 
 impl<M: Span> OperationOn<M> {

@@ -17,8 +17,8 @@ thread_local! {
 
 /// A context manager: calls inside it start together, at its end.
 ///
-/// Sends and receives of one communicator progress at the same time, in any order; its collectives run in
-/// the order in which they were called; different communicators progress at the same time. Until the end
+/// The collectives of one communicator run in the order in which they were called, and then its sends and receives
+/// progress at the same time, wherever they stand among them; different communicators progress at the same time. Until the end
 /// all buffers belong to the library. Groups nest: the outermost end counts. If the body raises, nothing
 /// of the group runs.
 ///

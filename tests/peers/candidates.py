@@ -78,7 +78,7 @@ def iterations(size):
 
 def untimed(size):
     """Calls before the timed ones, in which a library uses memory for the first time and tries what is faster."""
-    return 40 if size <= 4 << 20 else 20
+    return 40 if size <= 64 << 20 else 30
 
 
 def is_crowded(plan):

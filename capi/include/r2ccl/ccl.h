@@ -340,8 +340,8 @@ ccl_result_t ccl_recv(void *recv, size_t count, ccl_datatype_t datatype, int pee
 
 /* Opens a group in this thread. Calls up to the matching ccl_group_end() are only collected and
  * return CCL_SUCCESS; their buffers belong to the library until then. Groups nest: the outermost
- * end counts. Sends and receives of a group progress together; collectives of one communicator run
- * in order; different communicators progress together. */
+ * end counts. Collectives of one communicator run in order, and then its sends and receives progress
+ * together, wherever they stand among them; different communicators progress together. */
 ccl_result_t ccl_group_start(void);
 
 /* Runs what was collected and returns when it is done, with the first error. If a call inside the

@@ -13,7 +13,7 @@ use crate::abi::{
 };
 use crate::arguments::{Slot, rank as checked_rank};
 use crate::config::{Choices, milliseconds};
-use crate::group::{self, perform};
+use crate::group::{self, perform, wait_for};
 use crate::handles::locked;
 use crate::member::{COMMUNICATORS, Member};
 use crate::outcome::{Outcome, Status, entry, entry_on, on};
@@ -171,9 +171,11 @@ pub extern "C" fn ccl_comm_destroy(comm: CommHandle) -> c_int {
             return Ok(Status::Done);
         }
         let member = COMMUNICATORS.get(comm.addr())?;
-        if member.is_starting() {
+        if member.state().is_none() {
             return Err(Error::InvalidUsage(
-                "the communicator is still being created; ccl_comm_abort gives it up".into(),
+                "the previous call, or the creation, is in progress: poll ccl_comm_get_async_error, or give it up with \
+                 ccl_comm_abort"
+                    .into(),
             ));
         }
         end(&COMMUNICATORS.remove(comm.addr())?)
@@ -324,8 +326,8 @@ fn end(member: &Arc<Member>) -> Outcome {
         owner.release_device();
         finalized
     };
-    // Nobody can ask for the end of background work: the handle is gone.
-    perform(member, finish).map(|_| Status::Done)
+    // Nobody could ask for the end of it in the background: the handle is gone.
+    wait_for(member, finish)
 }
 
 /// Takes back a handle that the program shall not see.

@@ -52,7 +52,7 @@ impl Port {
 
 /// Which memory a [`Span`] lies in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Buffer(pub u16);
+pub struct Buffer(pub u32);
 
 impl Buffer {
     /// The application's send buffer.
@@ -61,6 +61,13 @@ impl Buffer {
     pub const OUTPUT: Self = Self(1);
     /// Memory of the communicator for data in transit.
     pub const SCRATCH: Self = Self(2);
+
+    /// Its place among the buffers of a call.
+    #[must_use]
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
 /// A place in memory; its length is that of the step that names it.

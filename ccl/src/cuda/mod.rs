@@ -36,7 +36,7 @@ use ccl_core::error::Error;
 use ccl_core::layout::Ragged;
 
 use crate::driver::{Pending, Work, lock};
-use crate::operation::{OperationOn, Span};
+use crate::operation::{OperationOn, Span, as_done};
 use direct::Direct;
 use pieces::{Cutter, batches};
 use staging::{Issue, SLOTS, Staging};
@@ -134,7 +134,7 @@ impl Communicator {
         self.enqueue_group(&[operation], stream)
     }
 
-    /// Puts calls on the stream of which neighbouring sends and receives progress together.
+    /// Puts calls on the stream: collectives in order, then sends and receives, which progress together.
     ///
     /// # Errors
     /// As [`Self::enqueue`].
@@ -162,7 +162,8 @@ impl Communicator {
         let (first, others) = streams.split_first().ok_or_else(no_stream)?;
         streams.iter().try_for_each(|stream| self.check_stream(stream))?;
         operations.iter().try_for_each(|operation| self.check_call(operation))?;
-        let batches = batches(operations);
+        let operations = as_done(operations);
+        let batches = batches(&operations);
         let counts = batches.iter().map(|batch| self.cutter.count(batch));
         let counts = counts.collect::<Result<Vec<_>, _>>()?;
         for other in others {

@@ -63,19 +63,13 @@ impl<M> Piece<M> {
     }
 }
 
-/// Neighbouring messages go together; everything else by itself.
-pub(crate) fn batches<M>(mut rest: &[OperationOn<M>]) -> Vec<&[OperationOn<M>]> {
-    let is_message = |operation: &OperationOn<M>| {
-        matches!(operation, OperationOn::Send { .. } | OperationOn::Receive { .. })
-    };
-    let mut batches = Vec::new();
-    while !rest.is_empty() {
-        let messages = rest.iter().take_while(|operation| is_message(operation)).count();
-        let (batch, others) = rest.split_at(messages.max(1));
-        batches.push(batch);
-        rest = others;
-    }
-    batches
+/// What is done together, of calls in the order in which they are [done](crate::operation::as_done): all messages, and everything
+/// else by itself.
+pub(crate) fn batches<M>(calls: &[OperationOn<M>]) -> Vec<&[OperationOn<M>]> {
+    let collectives = calls.partition_point(|call| !call.is_message());
+    let (collectives, messages) = calls.split_at(collectives);
+    let messages = (!messages.is_empty()).then_some(messages);
+    collectives.chunks(1).chain(messages).collect()
 }
 
 /// Who cuts, for whom.

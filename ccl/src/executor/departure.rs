@@ -121,7 +121,7 @@ impl Run<'_> {
         if bytes < LEAST_LOAN_BYTES || self.factor(from).is_some() {
             return None;
         }
-        let whole = (*self.loans.get(usize::from(from.buffer.0))?)?;
+        let whole = (*self.loans.get(from.buffer.index())?)?;
         Some(Loan { offset: whole.offset + from.offset + posted, bytes: bytes - posted, ..whole })
     }
 }

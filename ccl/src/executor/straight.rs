@@ -109,11 +109,7 @@ impl<'r> Straight<'r> {
     }
 
     fn region(&self, buffer: Buffer) -> Region<'r> {
-        if buffer == Buffer::SCRATCH {
-            self.scratch
-        } else {
-            self.task.buffers[usize::from(buffer.0)]
-        }
+        if buffer == Buffer::SCRATCH { self.scratch } else { self.task.buffers[buffer.index()] }
     }
 
     #[inline(always)]

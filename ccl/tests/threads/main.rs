@@ -155,6 +155,106 @@ fn messages_in_a_group_meet_in_any_order() {
     });
 }
 
+/// Each rank sends to the next one, receives from the one before, and sums, in this order: 0, 1, 2 or 1, 2, 0 or 2, 0, 1.
+#[test]
+fn messages_of_a_group_may_stand_anywhere_among_its_collectives() {
+    ranks(3, &config(), |communicator| {
+        let me = communicator.rank().0;
+        // More than there is room for on the way.
+        let (sent, mut received) = (vec![me; 1 << 20], vec![9; 1 << 20]);
+        let (mut sum, mut mean) = ([me], [3 * me]);
+        let request = |op| Request {
+            collective: Collective::AllReduce,
+            count: 1,
+            datatype: DataType::Uint32,
+            reduction: Reduction::Builtin(op),
+            root: Rank(0),
+        };
+        let send = Operation::Send { peer: Rank((me + 1) % 3), data: Region::of(&sent) };
+        let receive =
+            Operation::Receive { peer: Rank((me + 2) % 3), data: Region::of_mut(&mut received) };
+        let all_reduce = |op, all| Operation::Collective {
+            request: request(op),
+            input: Some(all),
+            output: Some(all),
+        };
+        let sum_all = all_reduce(ReduceOp::Sum, Region::of_mut(&mut sum));
+        let mean_all = all_reduce(ReduceOp::Avg, Region::of_mut(&mut mean));
+        let mut operations = [send, receive, sum_all];
+        operations.rotate_left(me as usize);
+        let mut group = Group::default();
+        for operation in operations {
+            group.add(&communicator, operation);
+        }
+        group.add(&communicator, mean_all);
+        group.run().unwrap();
+        assert!(received.iter().all(|from| *from == (me + 2) % 3));
+        assert_eq!((sum, mean), ([3], [3]));
+    });
+}
+
+#[test]
+fn a_group_has_as_many_messages_as_anybody_wants() {
+    const MESSAGES: u32 = 70_000;
+    ranks(2, &config(), |communicator| {
+        let peer = Rank(1 - communicator.rank().0);
+        let sent: Vec<u32> = (0..MESSAGES).collect();
+        let mut received = vec![u32::MAX; sent.len()];
+        let mut group = Group::default();
+        for data in sent.chunks(1) {
+            group.add(&communicator, Operation::Send { peer, data: Region::of(data) });
+        }
+        for data in received.chunks_mut(1) {
+            group.add(&communicator, Operation::Receive { peer, data: Region::of_mut(data) });
+        }
+        group.run().unwrap();
+        assert_eq!(sent, received);
+    });
+}
+
+#[test]
+fn a_mean_of_integers_leaves_who_is_not_the_root_alone() {
+    ranks(3, &config(), |communicator| {
+        let request = Request {
+            collective: Collective::Reduce,
+            count: 4,
+            datatype: DataType::Int32,
+            reduction: Reduction::Builtin(ReduceOp::Avg),
+            root: Rank(1),
+        };
+        let mut values = [30, 60, 90, 120];
+        let all = Region::of_mut(&mut values);
+        let operation = Operation::Collective { request, input: Some(all), output: Some(all) };
+        communicator.run(operation).unwrap();
+        assert_eq!(values, [30, 60, 90, 120]);
+    });
+}
+
+#[test]
+fn of_a_group_that_cannot_be_started_nothing_is() {
+    let [good, failed] = [(); 2].map(|()| {
+        let id = UniqueId::create(&config().settings).unwrap();
+        Communicator::create(&id, 0, 1, &config()).unwrap()
+    });
+    failed.abort("for this test");
+    let [input, output] = [7, 8].map(|value| Region::of_mut(Box::leak(Box::new([value; 1]))));
+    let request = Request {
+        collective: Collective::AllReduce,
+        count: 1,
+        datatype: DataType::Uint32,
+        reduction: Reduction::Builtin(ReduceOp::Sum),
+        root: Rank(0),
+    };
+    let mut group = Group::default();
+    group.add(&good, Operation::Collective { request, input: Some(input), output: Some(output) });
+    group.add(&failed, Operation::Barrier);
+    assert!(matches!(group.start(), Err(Error::Aborted { .. })));
+    good.barrier().unwrap();
+    let mut bytes = [0; 4];
+    ccl_kernels::copy(output.source(0, 4), (&mut bytes[..]).into());
+    assert_eq!(u32::from_ne_bytes(bytes), 8);
+}
+
 #[test]
 fn started_calls_run_in_order() {
     ranks(3, &config(), |communicator| {
