@@ -10,6 +10,7 @@ use ccl_transport::verbs::{
 };
 
 use crate::network::{EndId, Network, Shared};
+use crate::scenario::Execution;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -133,6 +134,13 @@ impl QueuePair for SimulatedPair {
         self.look(&network);
     }
 
+    fn discard(&mut self) {
+        let network = self.network.clone();
+        let mut network = network.lock();
+        network.discard(self.end);
+        self.look(&network);
+    }
+
     fn reset(&mut self) {
         let network = self.network.clone();
         let mut network = network.lock();
@@ -146,6 +154,10 @@ impl QueuePair for SimulatedPair {
 
     fn in_flight(&self) -> bool {
         self.network.lock().in_flight(self.end)
+    }
+
+    fn confirms_alone(&self) -> bool {
+        self.network.lock().physics.execution == Execution::AtArrival
     }
 
     fn descriptor(&self) -> Option<RawFd> {

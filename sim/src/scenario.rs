@@ -206,7 +206,9 @@ impl Scenario {
         let calls = (0..count).map(|_| draw_call(&mut random, ranks, tile_bytes)).collect();
         let faults = draw_faults(&mut random, &hosts);
         let shape = LinkShape { tile_bytes, slots };
-        let physics = Physics { unstaged: random.percent(50), ..physics };
+        // A NIC that works by itself sends from memory that stays.
+        let unstaged = random.percent(50) && physics.execution == Execution::WhenPolled;
+        let physics = Physics { unstaged, ..physics };
         Self { seed, hosts, host_of, shape, physics, calls, faults }
     }
 

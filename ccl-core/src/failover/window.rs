@@ -38,6 +38,8 @@ pub struct Loss {
 pub struct Window {
     /// By slot: the copy that is under way.
     copies: Vec<Option<Copy>>,
+    /// By slot: the copy of which it was said that it has arrived.
+    arrived: Vec<Option<Copy>>,
     /// Handed to a path that was lost, in order.
     lost: VecDeque<u64>,
     /// Committed by the application.
@@ -58,8 +60,9 @@ impl Window {
     #[must_use]
     pub fn new(slots: usize) -> Self {
         assert!(slots > 0, "a window without slots carries nothing");
-        let copies = vec![None; slots];
-        Self { copies, lost: VecDeque::new(), staged: 0, posted: 0, consumed: 0, freed: 0 }
+        let (copies, arrived) = (vec![None; slots], vec![None; slots]);
+        let lost = VecDeque::new();
+        Self { copies, arrived, lost, staged: 0, posted: 0, consumed: 0, freed: 0 }
     }
 
     /// Whether another tile can be staged.
@@ -100,19 +103,28 @@ impl Window {
         self.posted += u64::from(!is_repeat);
         let slot = self.slot(sequence);
         self.copies[slot] = Some(Copy { path, bytes, is_repeat });
+        self.arrived[slot] = None;
         is_repeat
     }
 
-    /// Notes that the copy of a tile on `path` has arrived; returns its bytes, if it was under way.
-    pub fn landed(&mut self, sequence: u64, path: usize) -> Option<usize> {
+    /// Notes that the copy of a tile on `path` has arrived; tells whether it was under way. Calls `arrived` with the path and
+    /// bytes of this copy, and of others that must have arrived.
+    pub fn landed(
+        &mut self,
+        sequence: u64,
+        path: usize,
+        arrived: &mut impl FnMut(usize, usize),
+    ) -> bool {
         if !(self.freed..self.posted).contains(&sequence) {
-            return None;
+            return false;
         }
         let slot = self.slot(sequence);
-        let bytes = self.copies[slot].filter(|copy| copy.path == path)?.bytes;
+        let Some(copy) = self.copies[slot].filter(|copy| copy.path == path) else { return false };
         self.copies[slot] = None;
-        self.advance(&mut |_, _| ());
-        Some(bytes)
+        self.arrived[slot] = Some(copy);
+        arrived(path, copy.bytes);
+        self.advance(arrived);
+        true
     }
 
     /// Notes that the peer has consumed the tiles before this one. Calls `arrived` with the path and
@@ -136,10 +148,21 @@ impl Window {
         Ok(())
     }
 
+    /// Notes that the peer may not know of tiles that have arrived on `path`, and never will: a NIC has confirmed them, and died
+    /// before it told its host. Until they are consumed they count as under way again.
+    pub fn doubt(&mut self, path: usize) {
+        for sequence in self.freed.max(self.consumed)..self.posted {
+            let slot = self.slot(sequence);
+            if self.copies[slot].is_none() && !self.lost.contains(&sequence) {
+                self.copies[slot] = self.arrived[slot].filter(|copy| copy.path == path);
+            }
+        }
+    }
+
     /// Notes that what is under way on `path` will never arrive: the path is fenced, and this is
     /// known to the peer before anything else reaches it. Tiles that the peer may not have are the
-    /// next to be handed out.
-    pub fn lose(&mut self, path: usize) -> Loss {
+    /// next to be handed out. Calls `arrived` with the path and bytes of copies on other paths that must have arrived.
+    pub fn lose(&mut self, path: usize, arrived: &mut impl FnMut(usize, usize)) -> Loss {
         let mut loss = Loss::default();
         for sequence in self.freed..self.posted {
             let slot = self.slot(sequence);
@@ -152,7 +175,7 @@ impl Window {
             }
         }
         self.lost.make_contiguous().sort_unstable();
-        self.advance(&mut |_, _| ());
+        self.advance(arrived);
         loss
     }
 
@@ -201,6 +224,8 @@ mod tests {
 
     use super::*;
 
+    fn nobody(_: usize, _: usize) {}
+
     fn full() -> Window {
         let mut window = Window::new(4);
         for sequence in 0..4 {
@@ -213,9 +238,10 @@ mod tests {
     #[test]
     fn what_a_lost_path_carried_is_sent_again_in_order() {
         let mut window = full();
-        assert_eq!(window.landed(0, 0), Some(10));
-        assert_eq!(window.lose(0), Loss { tiles: 1, bytes: 10 }, "0 has arrived, 2 has not");
-        assert_eq!(window.lose(1), Loss { tiles: 2, bytes: 20 });
+        assert!(window.landed(0, 0, &mut nobody));
+        let loss = window.lose(0, &mut nobody);
+        assert_eq!(loss, Loss { tiles: 1, bytes: 10 }, "0 has arrived, 2 has not");
+        assert_eq!(window.lose(1, &mut nobody), Loss { tiles: 2, bytes: 20 });
         for sequence in [1, 2, 3] {
             assert_eq!(window.next(), Some(sequence));
             assert!(window.post(sequence, 2, 10), "this is a repeat");
@@ -226,15 +252,39 @@ mod tests {
     #[test]
     fn a_slot_waits_for_the_second_copy_of_its_tile() {
         let mut window = full();
-        window.lose(0);
-        assert!(window.post(0, 1, 10) && window.post(2, 1, 10));
-        window.consumed(4, &mut |_, _| ()).unwrap();
+        window.lose(0, &mut nobody);
+        assert!(window.post(0, 2, 10) && window.post(2, 2, 10));
+        window.consumed(4, &mut nobody).unwrap();
         assert!(!window.has_room(), "the second copy of 0 may still land");
-        assert_eq!(window.landed(0, 1), Some(10));
+        let mut arrived = Vec::new();
+        assert!(window.landed(0, 2, &mut |path, _| arrived.push(path)));
+        assert_eq!(arrived, [2, 1], "as has 1, whose only copy it was");
         assert!(window.has_room());
         assert_eq!(window.stage(), 4);
-        window.lose(1);
-        assert_eq!(window.next(), Some(4), "2 was consumed, and its copy is fenced");
+        arrived.clear();
+        window.lose(2, &mut |path, _| arrived.push(path));
+        assert_eq!(arrived, [1], "3 has; the copy of 2 is fenced");
+        assert_eq!(window.next(), Some(4), "2 was consumed");
+    }
+
+    #[test]
+    fn what_is_in_doubt_is_sent_again_unless_it_was_consumed() {
+        let mut window = full();
+        for sequence in 0..4 {
+            assert!(window.landed(sequence, sequence as usize % 2, &mut nobody));
+        }
+        window.consumed(1, &mut nobody).unwrap();
+        window.doubt(0);
+        assert_eq!(window.lose(0, &mut nobody), Loss { tiles: 1, bytes: 10 });
+        assert_eq!(window.next(), Some(2), "0 was consumed, 1 and 3 came on another path");
+        window.doubt(0);
+        assert_eq!(window.lose(0, &mut nobody), Loss::default(), "it is lost already");
+        assert!(window.post(2, 1, 10));
+        window.doubt(0);
+        assert_eq!(window.lose(0, &mut nobody), Loss::default(), "it is under way elsewhere");
+        window.consumed(4, &mut nobody).unwrap();
+        assert!(window.landed(2, 1, &mut nobody));
+        assert!(window.is_settled());
     }
 
     #[test]
@@ -251,6 +301,8 @@ mod tests {
         Land(usize),
         Consume,
         Lose(usize),
+        /// And what has arrived on that path, unknown to the peer.
+        LoseUnheard(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
@@ -260,6 +312,7 @@ mod tests {
             4 => (0usize..8).prop_map(Act::Land),
             2 => Just(Act::Consume),
             1 => (0usize..3).prop_map(Act::Lose),
+            1 => (0usize..3).prop_map(Act::LoseUnheard),
         ]
     }
 
@@ -272,6 +325,9 @@ mod tests {
             // What the network carries, and what the peer has.
             let mut wire: Vec<(u64, usize)> = Vec::new();
             let (mut has, mut consumed) = (std::collections::BTreeSet::new(), 0);
+            let mut came: Vec<(u64, usize)> = Vec::new();
+            // Copies by path that were posted, and neither reported nor lost with their path.
+            let mut open = [0_i32; 3];
             for act in acts {
                 match act {
                     Act::Stage if window.has_room() => {
@@ -283,21 +339,36 @@ mod tests {
                         if let Some(sequence) = window.next() {
                             window.post(sequence, path, 10);
                             wire.push((sequence, path));
+                            open[path] += 1;
                         }
                     }
                     Act::Land(index) if !wire.is_empty() => {
                         let (sequence, path) = wire.remove(index % wire.len());
                         has.insert(sequence);
-                        window.landed(sequence, path);
+                        came.push((sequence, path));
+                        window.landed(sequence, path, &mut |path, _| open[path] -= 1);
+                    }
+                    Act::LoseUnheard(path) => {
+                        for (sequence, _) in came.iter().filter(|(_, other)| *other == path) {
+                            let is_elsewhere = came.iter().any(|(one, on)| one == sequence && *on != path);
+                            if *sequence >= consumed && !is_elsewhere {
+                                has.remove(sequence);
+                            }
+                        }
+                        came.retain(|(_, other)| *other != path);
+                        window.doubt(path);
+                        window.lose(path, &mut |path, _| open[path] -= 1);
+                        open[path] = 0;
+                        wire.retain(|(_, other)| *other != path);
                     }
                     Act::Consume if has.contains(&consumed) => {
                         // What was consumed over its only copy counts as arrived.
                         consumed += 1;
-                        let mut arrived = Vec::new();
-                        window.consumed(consumed, &mut |path, _| arrived.push(path)).unwrap();
+                        window.consumed(consumed, &mut |path, _| open[path] -= 1).unwrap();
                     }
                     Act::Lose(path) => {
-                        window.lose(path);
+                        window.lose(path, &mut |path, _| open[path] -= 1);
+                        open[path] = 0;
                         // Some of it has arrived, unknown to the sender.
                         for (sequence, other) in &wire {
                             if *other == path && sequence % 2 == 0 {
@@ -312,8 +383,13 @@ mod tests {
             while let Some(sequence) = window.next() {
                 window.post(sequence, 0, 10);
                 wire.push((sequence, 0));
+                open[0] += 1;
             }
-            has.extend(wire.drain(..).map(|(sequence, _)| sequence));
+            for (sequence, path) in wire.drain(..) {
+                has.insert(sequence);
+                window.landed(sequence, path, &mut |path, _| open[path] -= 1);
+            }
+            prop_assert_eq!(open, [0; 3], "each copy arrives once, or is lost with its path");
             prop_assert!((consumed..window.staged()).all(|sequence| has.contains(&sequence)));
         }
     }

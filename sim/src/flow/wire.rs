@@ -93,9 +93,9 @@ impl Wire {
     pub(super) fn has_room(&mut self, now: Picos) -> bool {
         if let Some(Paths { split, landings, .. }) = &mut self.paths {
             while let Some((at, sequence, path)) = landings.pop_front_if(|(at, ..)| *at <= now) {
-                if let Some(bytes) = self.window.landed(sequence, path) {
+                self.window.landed(sequence, path, &mut |path, bytes| {
                     split.finished(path, bytes, timestamp(at));
-                }
+                });
             }
         }
         self.window.has_room()
@@ -120,8 +120,8 @@ impl Wire {
 
     /// A tile that takes no time on its way has landed.
     pub(super) fn land(&mut self, sequence: u64, path: usize) {
-        let landed = self.window.landed(sequence, path);
-        assert!(landed.is_some(), "a tile lands after it was posted");
+        let landed = self.window.landed(sequence, path, &mut |_, _| ());
+        assert!(landed, "a tile lands after it was posted");
     }
 
     /// The readers have consumed so many tiles, as far as the sender knows.

@@ -242,13 +242,26 @@ impl Network {
             into.push(*completion);
             this.completions.pop_front();
         }
-        let shows = this.shown != this.done;
+        // What a NIC writes by itself leaves no trace but what was written.
+        let shows = self.physics.execution == Execution::WhenPolled && this.shown != this.done;
         this.shown = this.done;
         into.len() > before || shows
     }
 
-    /// The owner gives the queue pair up.
+    /// The owner gives the queue pair up. What has arrived is executed first where that is for the process to do.
     pub(crate) fn fail(&mut self, end: EndId) {
+        let Self { ends, physics, .. } = self;
+        let is_ready = ends[end].state == State::ReadyToSend;
+        // What has landed elsewhere in part ends there.
+        let is_whole = ends[end].inbox.front().is_some_and(|arrival| arrival.elsewhere == 0);
+        if is_ready && is_whole && physics.execution == Execution::WhenPolled {
+            self.execute_inbox(end, &mut Nowhere);
+        }
+        self.discard(end);
+    }
+
+    /// The owner gives the queue pair up, and what has arrived.
+    pub(crate) fn discard(&mut self, end: EndId) {
         if matches!(self.ends[end].state, State::Error | State::Reset) {
             return;
         }
@@ -261,7 +274,7 @@ impl Network {
 
     /// Forgets everything.
     pub(crate) fn reset(&mut self, end: EndId) {
-        self.fail(end);
+        self.discard(end);
         let this = &mut self.ends[end];
         this.state = State::Reset;
         this.fault = None;
@@ -273,7 +286,7 @@ impl Network {
         if self.over {
             return;
         }
-        self.fail(end);
+        self.discard(end);
     }
 
     /// For how long the peer's host has confirmed nothing.
@@ -330,8 +343,8 @@ impl Network {
     }
 
     /// Of completions that do not show yet, some are lost when the queue pair goes to error: the
-    /// operation was executed, and nobody says so. What came from the peer is reported in any case,
-    /// because the peer may know already that it was executed.
+    /// operation was executed, and nobody says so. What a process executed for the peer it reports in any case,
+    /// because the peer may know already that it was executed; a NIC that dies does not.
     fn swallow(&mut self, end: EndId) {
         let is_mute = self.nics[self.ends[end].place.nic].mute > 0;
         let (now, is_lost) = (self.now, self.random.percent(50));
@@ -340,7 +353,8 @@ impl Network {
             let is_hidden = *visible > now || is_mute;
             let is_own =
                 !matches!(completion.opcode, Opcode::Receive | Opcode::ReceiveWriteWithImmediate);
-            if is_hidden && is_own && is_lost && completion.status == Status::Success {
+            let is_fragile = is_own || self.physics.execution == Execution::AtArrival;
+            if is_hidden && is_fragile && is_lost && completion.status == Status::Success {
                 *completion = flushed(completion.id, completion.opcode);
                 lost += 1;
             }

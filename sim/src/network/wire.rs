@@ -30,7 +30,7 @@ pub(super) struct Arrival {
     pub(super) operation: Operation,
     bytes: Option<Vec<u8>>,
     /// Bytes behind the first that went elsewhere than the operation says.
-    elsewhere: usize,
+    pub(super) elsewhere: usize,
     /// When those come of which a part has gone elsewhere.
     rest_at: Nanos,
 }

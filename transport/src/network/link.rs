@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ccl_core::failover::fence::Fences;
 use ccl_core::failover::window::Window;
+use ccl_core::ids::Timestamp;
 use ccl_core::queue::tile_bytes;
 
 use super::RailTraffic;
@@ -182,10 +183,12 @@ impl NetworkLink {
             (Status::Success, Opcode::Write) if completion.id != CONTROL => {
                 let now = self.repair.now();
                 self.carriers[path].awaited.confirmed(now);
-                if let Some(bytes) = self.window.landed(completion.id.0, path) {
+                let is_news = {
+                    let mut arrived = arrivals(&mut self.split, &self.carriers, now);
+                    self.window.landed(completion.id.0, path, &mut arrived)
+                };
+                if is_news {
                     self.unstaged.set(self.geometry.index(completion.id.0), false);
-                    let since = self.split.finished(path, bytes, now);
-                    self.carriers[path].arrived(bytes, since, now);
                     self.resumed();
                 }
                 Ok(())
@@ -248,14 +251,22 @@ impl NetworkLink {
         }
     }
 
+    /// As [`Self::take_credit`], of all paths on which the peer writes without polls of this end: nothing else tells that it
+    /// has. Tells whether there was any.
+    fn take_written_credits(&mut self) -> bool {
+        let before = self.window.consumed_tiles();
+        for path in 0..self.carriers.len() {
+            if self.carriers[path].live.as_ref().is_some_and(|live| live.pair.confirms_alone()) {
+                self.take_credit(path);
+            }
+        }
+        self.window.consumed_tiles() > before
+    }
+
     /// Frees the slots of the tiles that the peer says it has consumed.
     fn free(&mut self, consumed: u64) -> Result<(), String> {
-        let (split, carriers, now) = (&mut self.split, &self.carriers, self.repair.now());
-        let mut finished = |path, bytes| {
-            let since = split.finished(path, bytes, now);
-            carriers[path].arrived(bytes, since, now);
-        };
-        self.window.consumed(consumed, &mut finished).map_err(|impossible| impossible.to_string())
+        let mut arrived = arrivals(&mut self.split, &self.carriers, self.repair.now());
+        self.window.consumed(consumed, &mut arrived).map_err(|impossible| impossible.to_string())
     }
 
     /// The next tile gets its header, and takes the credit along.
@@ -272,6 +283,7 @@ impl NetworkLink {
     /// reason to lose what it said.
     fn advance(&mut self, landing: &mut Landing<'_>) -> Result<bool, TransportError> {
         let mut moved = self.poll_expected(landing);
+        moved |= self.take_written_credits();
         if moved {
             self.used();
         }
@@ -287,6 +299,18 @@ impl NetworkLink {
     fn is_settled(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
         self.window.is_posted() && !live.any(|live| live.pair.in_flight())
+    }
+}
+
+/// What to do with copies of tiles that have arrived.
+pub(super) fn arrivals<'a>(
+    split: &'a mut Split,
+    carriers: &'a [Carrier],
+    now: Timestamp,
+) -> impl FnMut(usize, usize) + 'a {
+    move |path, bytes| {
+        let since = split.finished(path, bytes, now);
+        carriers[path].arrived(bytes, since, now);
     }
 }
 

@@ -20,7 +20,7 @@ use ccl_core::ids::Timestamp;
 use super::carrier::{Awaited, Live};
 use super::events::{Evidence, Log, RailEvent, RailEventKind, Witness};
 use super::keeper::{Keeper, News};
-use super::link::NetworkLink;
+use super::link::{NetworkLink, arrivals};
 use crate::verbs::{Completion, Domain, QueuePair};
 use crate::{TransportError, clock};
 
@@ -178,9 +178,15 @@ impl NetworkLink {
     pub(super) fn give_up(&mut self, path: usize, evidence: Evidence, cause: String) {
         let Some(mut live) = self.carriers[path].live.take() else { return };
         self.carriers[path].awaited = Awaited::default();
-        live.pair.fail();
+        match evidence {
+            Evidence::Peer => live.pair.discard(),
+            Evidence::Device | Evidence::Closed | Evidence::Carrier | Evidence::Silence => {
+                live.pair.fail();
+            }
+        }
         let mut last = Vec::new();
         live.pair.poll(&mut last);
+        let confirms_alone = live.pair.confirms_alone();
         drop(live);
         self.take_last(path, &last);
         self.repair.revision += 1;
@@ -188,7 +194,11 @@ impl NetworkLink {
         self.fences.give_up(path);
         self.owes_credit = true;
         self.repair.watch.forget(path);
-        let loss = self.window.lose(path);
+        if confirms_alone {
+            self.window.doubt(path);
+        }
+        let now = self.repair.now();
+        let loss = self.window.lose(path, &mut arrivals(&mut self.split, &self.carriers, now));
         self.carriers[path].cause = format!("{cause} ({})", evidence.name());
         if self.peer_left || !self.repair.terms.enabled {
             return self.end_if_severed(Duration::ZERO);

@@ -257,6 +257,10 @@ impl QueuePair for Faulty {
         self.inner.fail();
     }
 
+    fn discard(&mut self) {
+        self.inner.discard();
+    }
+
     fn reset(&mut self) {
         self.inner.reset();
         self.waiting.clear();

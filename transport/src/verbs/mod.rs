@@ -192,6 +192,12 @@ pub trait QueuePair: Send + fmt::Debug {
     /// end afterwards, and nothing more leaves it.
     fn fail(&mut self);
 
+    /// As [`Self::fail`], because the peer has given this queue pair up: what has come, and was not executed, must not be any
+    /// more. It may have come again elsewhere, and what replaces it too.
+    fn discard(&mut self) {
+        self.fail();
+    }
+
     /// Goes to `Reset`: forgets everything, completions not yet polled included.
     fn reset(&mut self);
 

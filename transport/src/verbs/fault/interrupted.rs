@@ -176,6 +176,11 @@ impl<C: Lossy> QueuePair for Interrupted<C> {
         self.start_waiting();
     }
 
+    fn discard(&mut self) {
+        self.inner.discard();
+        self.start_waiting();
+    }
+
     fn reset(&mut self) {
         self.inner.reset();
         self.waiting.clear();

@@ -381,6 +381,10 @@ impl QueuePair for SoftQueuePair {
 
     fn fail(&mut self) {
         self.take_what_has_arrived();
+        self.discard();
+    }
+
+    fn discard(&mut self) {
         self.state = State::Error;
         let text = format!("{}: fenced by its owner", self.path);
         self.fault.get_or_insert(TransportError::PeerGone(text));

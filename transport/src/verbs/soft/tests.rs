@@ -277,6 +277,23 @@ fn what_has_arrived_before_a_fence_is_executed() {
     assert_eq!(statuses, [(WorkId(7), Status::Success)]);
 }
 
+/// What the peer has given up may have come again elsewhere, and what replaces it.
+#[test]
+fn what_has_arrived_before_the_peer_fenced_it_is_not_executed() {
+    let mut bench = Bench::new();
+    let remote = bench.region.remote(64);
+    bench.say(&Header { remote, ..Header::new(Kind::Write, 1000) });
+    bench.peer.write_all(&[1; 1000]).unwrap();
+    let deadline = soon();
+    while queue_pair::unconfirmed(&bench.peer) != Some(0) {
+        assert!(clock::now() < deadline);
+    }
+    bench.pair.discard();
+    bench.until_error();
+    let memory = bench.region.memory().lock();
+    assert!(memory.bytes(0..4096).iter().all(|&found| found == 0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
