@@ -199,6 +199,9 @@ impl Host {
         if !self.has_way() {
             return Ok(());
         }
+        // A driver that loads may wait until the device is idle, and keep others from launching meanwhile. So ranks that share a
+        // device begin when all have come: where they ask for it, all their calls have been launched by then.
+        self.gather::<()>(&(), agenda)?;
         let loaded = self.modules(module);
         let loaded = loaded.iter().try_for_each(|one| self.gpu.prepare_from(&self.supply, *one));
         let said = loaded.map_err(|error| format!("{error} ({})", error.remedy()));
