@@ -39,7 +39,7 @@ pub struct Choice {
     pub partition: Partition,
     /// Which rails carry what between hosts, in order of node, if that is not by capacity.
     pub division: Option<Division>,
-    /// Digest of name, partition and capacities: equal on ranks that planned alike.
+    /// Digest of name, partition and the rails of every host: equal on ranks that planned alike.
     pub digest: u32,
     /// One line for people.
     pub reason: String,
@@ -249,7 +249,11 @@ fn digest(name: &str, layout: &Layout, topology: &Topology) -> u32 {
         hash.add(&(layout.elements(part) as u64).to_le_bytes());
     }
     for node in (0..topology.nodes()).map(Node) {
-        hash.add(&topology.capacity(node).to_bits().to_le_bytes());
+        // Their sum would not do: which rails carry what depends on which of them is lost.
+        for rail in topology.rails(node) {
+            hash.add(&[u8::from(rail.up)]);
+            hash.add(&rail.bytes_per_second.to_bits().to_le_bytes());
+        }
         for rank in topology.ranks_of(node) {
             hash.add(&rank.0.to_le_bytes());
         }
@@ -268,6 +272,31 @@ impl Fnv {
     fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::ids::{Rail, Rank};
+    use ccl_core::topology::{Host, RailCapacity};
+
+    use super::*;
+
+    #[test]
+    fn ranks_that_miss_different_rails_of_a_host_have_different_digests() {
+        let hosts = vec![Host { rails: vec![RailCapacity::up(1e9); 2], cores: 1 }; 3];
+        let healthy = Topology::new([0, 1, 2].map(Node).to_vec(), hosts);
+        let request = crate::tests::request(Collective::AllReduce, 1 << 20, Rank(0));
+        let digest = |topology: &Topology| {
+            let model = CostModel::default_for(topology);
+            choose(&request, topology, &model, Some("two_shot")).unwrap().digest
+        };
+        let without = |rail| healthy.clone().with_rail(Node(1), Rail(rail), false);
+        let digests = [&healthy, &without(0), &without(1)].map(digest);
+        assert_eq!(digest(&without(1)), digests[2]);
+        for (place, one) in digests.iter().enumerate() {
+            assert!(!digests[..place].contains(one), "{digests:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What can be wrong with the cable of a NIC, and the little language in which faults are asked for.
 //!
 //! The same text breaks real cables on a testbed and queue pairs in a [`Rehearsal`]. Faults of one cable
-//! may overlap: [`Condition`] remembers all of them. Nothing here touches a network.
+//! may overlap, also those of one kind: [`Condition`] counts all of them. Nothing here touches a network.
 
 mod language;
 mod rehearsal;
@@ -78,54 +78,63 @@ pub struct Action {
     pub cable: Cable,
 }
 
-/// Everything that is wrong with one cable.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Everything that is wrong with one cable: how many faults of each kind have begun and not ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// [`Fault::Admin`].
-    pub admin: bool,
+    pub admin: u32,
     /// [`Fault::Carrier`].
-    pub carrier: bool,
+    pub carrier: u32,
     /// [`Fault::Silent`].
-    pub silent: bool,
+    pub silent: u32,
     /// [`Fault::Oneway`] that loses what the host sends.
-    pub outgoing: bool,
+    pub outgoing: u32,
     /// [`Fault::Oneway`] that loses what the host should receive.
-    pub incoming: bool,
-    /// [`Fault::Slow`], with what is left.
-    pub slow: Option<Rate>,
+    pub incoming: u32,
+    /// [`Fault::Slow`], with what each of them leaves; in order of time.
+    slow: Vec<Rate>,
 }
 
 impl Condition {
-    /// The condition when, in addition, `fault` has begun or ended.
+    /// The condition when, in addition, `fault` has begun or ended. The end of a fault that has not begun
+    /// changes nothing.
     #[must_use]
     pub fn after(mut self, turn: Turn, fault: Fault) -> Self {
-        let broken = turn == Turn::Cut;
         match fault {
-            Fault::Admin => self.admin = broken,
-            Fault::Carrier => self.carrier = broken,
-            Fault::Silent => self.silent = broken,
-            Fault::Oneway(Direction::Outgoing) => self.outgoing = broken,
-            Fault::Oneway(Direction::Incoming) => self.incoming = broken,
-            Fault::Slow(rate) => self.slow = broken.then_some(rate),
+            Fault::Admin => turn.count(&mut self.admin),
+            Fault::Carrier => turn.count(&mut self.carrier),
+            Fault::Silent => turn.count(&mut self.silent),
+            Fault::Oneway(Direction::Outgoing) => turn.count(&mut self.outgoing),
+            Fault::Oneway(Direction::Incoming) => turn.count(&mut self.incoming),
+            Fault::Slow(rate) => turn.list(&mut self.slow, rate),
         }
         self
     }
 
     /// The fault of which the host is told by its own kernel.
     #[must_use]
-    pub fn severed(self) -> Option<Fault> {
-        let admin = self.admin.then_some(Fault::Admin);
-        admin.or(self.carrier.then_some(Fault::Carrier))
+    pub fn severed(&self) -> Option<Fault> {
+        let admin = (self.admin > 0).then_some(Fault::Admin);
+        admin.or((self.carrier > 0).then_some(Fault::Carrier))
     }
 
     /// Whether nothing gets through in a direction.
     #[must_use]
-    pub fn loses(self, direction: Direction) -> bool {
+    pub fn loses(&self, direction: Direction) -> bool {
         let oneway = match direction {
             Direction::Outgoing => self.outgoing,
             Direction::Incoming => self.incoming,
         };
-        oneway || self.silent || self.severed().is_some()
+        oneway > 0 || self.silent > 0 || self.severed().is_some()
+    }
+
+    /// What a slow cable carries: of several faults the one that leaves least decides.
+    #[must_use]
+    pub fn slowest(&self) -> Option<Rate> {
+        self.slow.iter().copied().min_by_key(|rate| match rate {
+            Rate::Unlimited => u64::MAX,
+            Rate::Limited { bytes_per_second } => *bytes_per_second,
+        })
     }
 }
 
@@ -150,6 +159,25 @@ impl Turn {
         match self {
             Self::Cut => "cut",
             Self::Heal => "heal",
+        }
+    }
+
+    /// One fault more, or one less.
+    fn count(self, faults: &mut u32) {
+        *faults = match self {
+            Self::Cut => faults.saturating_add(1),
+            Self::Heal => faults.saturating_sub(1),
+        }
+    }
+
+    /// The same, of faults that are not all alike.
+    fn list(self, rates: &mut Vec<Rate>, rate: Rate) {
+        match self {
+            Self::Cut => rates.push(rate),
+            Self::Heal => {
+                let place = rates.iter().position(|listed| *listed == rate);
+                place.map(|place| rates.remove(place));
+            }
         }
     }
 }
@@ -253,5 +281,46 @@ mod tests {
         let both = both.after(Turn::Cut, Fault::Carrier);
         assert_eq!(both.severed(), Some(Fault::Admin));
         assert_eq!(both.after(Turn::Heal, Fault::Admin).severed(), Some(Fault::Carrier));
+    }
+
+    #[test]
+    fn faults_of_one_kind_heal_by_themselves() {
+        let oneway = |direction| Fault::Oneway(direction);
+        for fault in [
+            Fault::Admin,
+            Fault::Carrier,
+            Fault::Silent,
+            oneway(Direction::Outgoing),
+            oneway(Direction::Incoming),
+            Fault::Slow(Rate::Unlimited),
+        ] {
+            let once = Condition::default().after(Turn::Cut, fault);
+            let twice = once.clone().after(Turn::Cut, fault);
+            let healed = twice.after(Turn::Heal, fault);
+            assert_eq!(healed, once, "{fault}");
+            let whole = healed.after(Turn::Heal, fault);
+            assert_eq!(whole, Condition::default(), "{fault}");
+            assert_eq!(whole.after(Turn::Heal, fault), Condition::default(), "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_cable_is_as_slow_as_the_worst_of_its_faults() {
+        let [slow, slower] = [20, 10].map(|bytes_per_second| Rate::Limited { bytes_per_second });
+        let mut condition = Condition::default();
+        for (turn, rate, left) in [
+            (Turn::Cut, Rate::Unlimited, Some(Rate::Unlimited)),
+            (Turn::Cut, slow, Some(slow)),
+            (Turn::Cut, slower, Some(slower)),
+            (Turn::Heal, slow, Some(slower)),
+            (Turn::Cut, slow, Some(slower)),
+            (Turn::Heal, slower, Some(slow)),
+            (Turn::Heal, slower, Some(slow)),
+            (Turn::Heal, slow, Some(Rate::Unlimited)),
+            (Turn::Heal, Rate::Unlimited, None),
+        ] {
+            condition = condition.after(turn, Fault::Slow(rate));
+            assert_eq!(condition.slowest(), left, "{} {rate}", turn.name());
+        }
     }
 }

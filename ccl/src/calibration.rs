@@ -150,11 +150,7 @@ fn measure(communicator: &Communicator, topology: &Topology) -> Result<Tuning, E
 /// Sends to the `round`-th host after this one and receives from the one before, with amounts that grow
 /// until they take long enough.
 fn exchange(communicator: &Communicator, topology: &Topology, round: u32) -> Result<Sight, Error> {
-    let me = communicator.rank();
-    let (nodes, node) = (topology.nodes(), topology.node_of(me).0);
-    let place = topology.ranks_of(Node(node)).iter().position(|rank| *rank == me).unwrap_or(0);
-    let at = |node: u32| topology.ranks_of(Node(node % nodes)).get(place).copied();
-    let (to, from) = (at(node + round), at(node + nodes - round));
+    let (to, from) = partners(topology, communicator.rank(), round);
     let mut bytes = FIRST_BYTES;
     loop {
         let (data, mut arrived) = (vec![0_u8; bytes], vec![0_u8; bytes]);
@@ -173,12 +169,27 @@ fn exchange(communicator: &Communicator, topology: &Topology, round: u32) -> Res
         let sent: Vec<f64> =
             sent(communicator).iter().zip(&before).map(|(after, before)| after - before).collect();
         let mut shortest = [0.0];
-        communicator.all_reduce(&[seconds], &mut shortest, ReduceOp::Min)?;
+        communicator.all_reduce(&[evidence(seconds, to, from)], &mut shortest, ReduceOp::Min)?;
         if shortest[0] >= LEAST_SECONDS || bytes >= MOST_BYTES {
             return Ok(Sight { seconds, sent });
         }
         bytes *= 4;
     }
+}
+
+/// To whom rank `me` sends in a round and from whom it receives: the rank with the same place on the host, if
+/// that host has so many.
+fn partners(topology: &Topology, me: Rank, round: u32) -> (Option<Rank>, Option<Rank>) {
+    let (nodes, node) = (topology.nodes(), topology.node_of(me).0);
+    let place = topology.ranks_of(Node(node)).iter().position(|rank| *rank == me).unwrap_or(0);
+    let at = |node: u32| topology.ranks_of(Node(node % nodes)).get(place).copied();
+    (at(node + round), at(node + nodes - round))
+}
+
+/// What a rank says of how long an exchange took, of which the shortest counts: whoever has nobody to exchange
+/// with is done at once, which says nothing.
+fn evidence(seconds: f64, to: Option<Rank>, from: Option<Rank>) -> f64 {
+    if to.is_none() && from.is_none() { f64::INFINITY } else { seconds }
 }
 
 /// Bytes that left on each of this rank's rails.
@@ -278,4 +289,34 @@ fn latency(communicator: &Communicator, topology: &Topology) -> Result<(f64, f64
 fn quarter(seconds: &mut [f64]) -> f64 {
     seconds.sort_unstable_by(f64::total_cmp);
     seconds[seconds.len() / 4]
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::topology::{Host, RailCapacity};
+
+    use super::*;
+
+    #[test]
+    fn a_rank_without_partners_does_not_say_how_long_an_exchange_took() {
+        let host = Host { rails: vec![RailCapacity::up(1e9)], cores: 1 };
+        let topology = Topology::new([0, 0, 1].map(Node).to_vec(), vec![host; 2]);
+        let all = [0, 1, 2].map(|rank| partners(&topology, Rank(rank), 1));
+        let both = |rank| (Some(Rank(rank)), Some(Rank(rank)));
+        assert_eq!(all, [both(2), (None, None), both(0)]);
+        let seconds = [0.5, 1e-6, 0.25];
+        let said = all.iter().zip(seconds).map(|((to, from), took)| evidence(took, *to, *from));
+        assert_eq!(said.fold(f64::INFINITY, f64::min).total_cmp(&0.25), std::cmp::Ordering::Equal);
+    }
+
+    #[test]
+    fn whoever_only_sends_or_only_receives_says_how_long_that_took() {
+        let host = Host { rails: vec![RailCapacity::up(1e9)], cores: 1 };
+        let topology = Topology::new([0, 0, 1, 2, 2].map(Node).to_vec(), vec![host; 3]);
+        let (sends, receives) = (partners(&topology, Rank(4), 1), partners(&topology, Rank(1), 1));
+        assert_eq!((sends, receives), ((Some(Rank(1)), None), (None, Some(Rank(4)))));
+        for (to, from) in [sends, receives] {
+            assert!(evidence(0.5, to, from).is_finite());
+        }
+    }
 }

@@ -32,7 +32,7 @@ use crate::executor::Executor;
 use crate::guardian::Guardian;
 use crate::health::{Health, HealthBoard};
 use crate::operation::Operation;
-use crate::plans::Planner;
+use crate::plans::{self, Planner};
 use crate::setup;
 use crate::split;
 use crate::timeline::RailRecord;
@@ -66,6 +66,7 @@ impl Communicator {
             let text = format!("rank {rank} is not a rank of a group of {size}");
             return Err(Error::InvalidArgument(text));
         }
+        plans::check(&config.settings)?;
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         let rank = Rank(rank);
         id.await_way(&config.settings, deadline)?;

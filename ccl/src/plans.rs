@@ -292,7 +292,10 @@ impl Planner {
     /// As [`Self::plan`].
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
         let forced = forced(&self.settings, request.collective);
-        Ok(explain(&explore(request, &self.topology, &self.model, forced)?))
+        // As [`Self::ragged`] chooses: no rank knows what the others send to each other.
+        let count = if request.collective == Collective::AllToAllV { 0 } else { request.count };
+        let request = Request { count, ..*request };
+        Ok(explain(&explore(&request, &self.topology, &self.model, forced)?))
     }
 
     /// Ranks in different epochs must not take each other's plans for their own, even where they are
@@ -330,6 +333,38 @@ fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> C
     tuning.map_or(model, |tuning| tuning.model(model))
 }
 
+/// Refuses names of algorithms that do not exist: who misspells one would believe to have it.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] names the setting, what it says, and the names that exist.
+pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
+    settings.algorithms.iter().try_for_each(|choice| {
+        let (who, known) = match choice.collective {
+            Some(collective) => (collective.name(), names(collective).to_vec()),
+            None => ("no collective", all_names()),
+        };
+        if known.contains(&choice.algorithm.as_str()) {
+            return Ok(());
+        }
+        let has = if choice.collective.is_some() { "has no" } else { "has an" };
+        let (algorithm, known) = (&choice.algorithm, known.join(", "));
+        Err(Error::InvalidArgument(format!(
+            "R2CCL_ALGO=\"{choice}\" is not allowed: {who} {has} algorithm {algorithm:?}; there are: {known}"
+        )))
+    })
+}
+
+/// The names of the algorithms of all collectives, each once.
+fn all_names() -> Vec<&'static str> {
+    let mut all = Vec::new();
+    for name in Collective::ALL.into_iter().flat_map(names) {
+        if !all.contains(name) {
+            all.push(*name);
+        }
+    }
+    all
+}
+
 /// The algorithm that the settings ask for: the first that names this collective, or none.
 fn forced(settings: &Settings, collective: Collective) -> Option<&str> {
     let concerns = |choice: &&AlgorithmChoice| match choice.collective {
@@ -342,6 +377,42 @@ fn forced(settings: &Settings, collective: Collective) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn asked(text: &str) -> Settings {
+        Settings::parse([("R2CCL_ALGO", text)]).unwrap().settings
+    }
+
+    #[test]
+    fn names_that_no_collective_has_are_refused_with_those_that_exist() {
+        for text in ["", "two_shot", "chain", "allreduce:hub_shares,pairwise", "broadcast:chain"] {
+            assert_eq!(check(&asked(text)), Ok(()), "{text}");
+        }
+        for (text, named, known) in [
+            ("tow_shot", "R2CCL_ALGO=\"tow_shot\"", ["two_shot", "pairwise"]),
+            ("ring,tow_shot", "R2CCL_ALGO=\"tow_shot\"", ["two_shot", "pairwise"]),
+            ("allreduce:chain", "R2CCL_ALGO=\"allreduce:chain\"", ["two_shot", "ring"]),
+            ("alltoallv:bruck", "alltoallv has no algorithm \"bruck\"", ["direct", "pairwise"]),
+        ] {
+            let error = check(&asked(text)).unwrap_err();
+            assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+            let message = error.to_string();
+            for part in known.into_iter().chain([named]) {
+                assert!(message.contains(part), "{message}");
+            }
+        }
+    }
+
+    /// Their counts are known to no rank, so that they decide nothing.
+    #[test]
+    fn an_uneven_exchange_is_explained_as_it_is_chosen() {
+        let topology = Topology::single_host(8, 8);
+        let planner = Planner::new(Rank(1), topology, Settings::default());
+        let collective = Collective::AllToAllV;
+        let explained =
+            |count| planner.explain(&Request { collective, count, ..Request::BARRIER }).unwrap();
+        assert_eq!(explained(1), explained(1 << 20));
+        assert!(explained(1).contains("pairwise"), "{}", explained(1));
+    }
 
     #[test]
     fn what_is_combined_in_order_of_rank_is_known() {

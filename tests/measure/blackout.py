@@ -28,7 +28,7 @@ def arguments():
     parser.add_argument("--fault", default="carrier", help="carrier, admin or silent")
     parser.add_argument("--hosts", type=int, default=3)
     parser.add_argument("--rails", type=int, default=4)
-    parser.add_argument("--rate", help="of every rail, as 200mbit; unlimited if left out")
+    parser.add_argument("--rate", help="of every rail, as 200mbit, or none; that of the testbed, 1gbit, if left out")
     parser.add_argument("--size", default="64K")
     parser.add_argument("--every", type=float, default=0.5, help="mean seconds between cuts")
     parser.add_argument("--heal", type=float, default=0.25, help="mean seconds until a cable heals")

@@ -49,22 +49,33 @@ pub fn find(arguments: &Arguments) -> Outcome<Membership> {
 /// meant for `collective`, so that one which does not exist is an error and not ignored.
 ///
 /// # Errors
-/// A setting has an impossible value.
+/// A setting has an impossible value, or an algorithm is named where none is chosen.
 pub fn configuration(arguments: &Arguments, collective: Option<Collective>) -> Outcome<Config> {
     let library = |error| Failure::Library { rank: 0, error };
     let mut config = Config::from_environment().map_err(library)?;
     if let Some(algorithm) = &arguments.algorithm {
-        let choice = match collective {
-            Some(collective) if !algorithm.contains([':', ',']) => {
-                format!("{}:{algorithm}", collective.name())
-            }
-            _ => algorithm.clone(),
-        };
+        let choice = choice(algorithm, collective)?;
         let parsed = Settings::parse([("R2CCL_ALGO", choice)]).map_err(library)?;
         config.settings.algorithms = parsed.settings.algorithms;
     }
     config.timeout = arguments.deadline();
     Ok(config)
+}
+
+/// What `--algo` means as a setting.
+fn choice(algorithm: &str, collective: Option<Collective>) -> Outcome<String> {
+    match collective {
+        None => {
+            let text = format!(
+                "--algo {algorithm}: this benchmark sends messages, there is nothing to choose"
+            );
+            Err(Failure::Input(text))
+        }
+        Some(collective) if !algorithm.contains([':', ',']) => {
+            Ok(format!("{}:{algorithm}", collective.name()))
+        }
+        Some(_) => Ok(algorithm.to_owned()),
+    }
 }
 
 /// How the ranks of this process become members of the communicator of all ranks.
@@ -161,4 +172,29 @@ fn create(config: &Config, rank: u32) -> Outcome<UniqueId> {
 
 fn parse(bytes: &[u8; crate::launch::MEETING_BYTES], rank: u32) -> Outcome<UniqueId> {
     UniqueId::from_bytes(bytes).map_err(|error| Failure::Library { rank, error })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::{ALL_REDUCE, ALLTOALLV, HYPERCUBE, SENDRECV};
+
+    #[test]
+    fn a_bare_name_is_meant_for_the_collective_of_the_benchmark() {
+        for (benchmark, name, meant) in [
+            (&ALL_REDUCE, "ring", "allreduce:ring"),
+            (&ALLTOALLV, "nonsense", "alltoallv:nonsense"),
+            (&ALL_REDUCE, "barrier:one_shot,ring", "barrier:one_shot,ring"),
+        ] {
+            assert_eq!(choice(name, benchmark.collective).unwrap(), meant);
+        }
+    }
+
+    #[test]
+    fn benchmarks_of_messages_have_no_algorithm() {
+        for benchmark in [&SENDRECV, &HYPERCUBE] {
+            let refused = choice("ring", benchmark.collective).unwrap_err();
+            assert!(refused.to_string().contains("--algo ring"), "{refused}");
+        }
+    }
 }

@@ -38,7 +38,7 @@ impl Rehearsal {
     pub fn condition(&self, cable: Cable, elapsed_ns: u64) -> Condition {
         let Some(course) = self.courses.get(&cable) else { return Condition::default() };
         let next = course.partition_point(|(from_ns, _)| *from_ns <= elapsed_ns);
-        next.checked_sub(1).map_or_else(Condition::default, |present| course[present].1)
+        next.checked_sub(1).map_or_else(Condition::default, |present| course[present].1.clone())
     }
 
     /// Whether all cables exist where the hosts have so many rails each.
@@ -102,7 +102,8 @@ fn courses(turns: &[Timed]) -> BTreeMap<Cable, Vec<(u64, Condition)>> {
     let mut courses: BTreeMap<Cable, Vec<(u64, Condition)>> = BTreeMap::new();
     for Timed { at_ns, action } in turns {
         let course = courses.entry(action.cable).or_default();
-        let before = course.last().map_or_else(Condition::default, |(_, condition)| *condition);
+        let before =
+            course.last().map_or_else(Condition::default, |(_, condition)| condition.clone());
         course.push((*at_ns, before.after(action.turn, action.fault)));
     }
     courses
@@ -132,15 +133,28 @@ mod tests {
         let table = [(4, (false, None)), (5, (true, None)), (10, (true, Some(Fault::Admin)))];
         for (ms, expected) in table {
             let condition = both.condition(cable(0, 1), ms * MS);
-            assert_eq!((condition.silent, condition.severed()), expected, "after {ms} ms");
+            assert_eq!((condition.silent > 0, condition.severed()), expected, "after {ms} ms");
         }
         let last = both.condition(cable(0, 1), u64::MAX);
-        assert_eq!((last.silent, last.severed()), (false, Some(Fault::Admin)));
+        assert_eq!((last.silent, last.severed()), (0, Some(Fault::Admin)));
         let oneway = both.condition(cable(1, 0), 0);
         let lost = [Direction::Outgoing, Direction::Incoming].map(|way| oneway.loses(way));
         assert_eq!(lost, [false, true]);
         assert_eq!(both.condition(cable(1, 1), u64::MAX), Condition::default());
         assert!(both.concerns(cable(1, 0)) && !both.concerns(cable(1, 1)));
+    }
+
+    #[test]
+    fn faults_of_one_kind_that_overlap_heal_by_themselves() {
+        let both = rehearsal(
+            "silent:host=0,rail=0,at=5ms,heal=10ms; silent:host=0,rail=0,at=10ms,heal=20ms",
+        );
+        for (ms, is_lost) in
+            [(4, false), (5, true), (10, true), (15, true), (29, true), (30, false)]
+        {
+            let condition = both.condition(cable(0, 0), ms * MS);
+            assert_eq!(condition.loses(Direction::Outgoing), is_lost, "after {ms} ms");
+        }
     }
 
     #[test]

@@ -114,7 +114,9 @@ pub const TABLE: &[Setting] = &[
         default: "0",
         help: "Payload of one tile inside a host; 0: 512 KiB, and less, 32 KiB at least, where the rings between two ranks each \
                would have more than 8 MiB together, or those to all ranks 16. Where three or more ranks send to all, \
-               half of it.",
+               half of it. Of either kind of rings all have 512 MiB together at most: beyond that any value is cut, to \
+               4 KiB at least. With 0 a tile between two ranks is shorter than 32 KiB from 91 ranks on a host, and \
+               has 4 KiB from 182.",
         field: Field::Bytes {
             of: |s| &mut s.tile_bytes,
             least: 0,
@@ -266,8 +268,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_ALGO",
         default: "",
-        help: "Algorithm by hand: one name for every collective, or `allreduce:ring,broadcast:chain`; \
-               empty: the planner chooses.",
+        help: "Algorithm by hand: one name for every collective that has it, or `allreduce:ring,broadcast:chain`; \
+               a name that does not exist is an error; empty: the planner chooses.",
         field: Field::Syntax {
             set: |s, text| values::list(text).map(|value| s.algorithms = value),
             allowed: "`algorithm` or `collective:algorithm`, separated by commas",

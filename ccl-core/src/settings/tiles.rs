@@ -93,6 +93,9 @@ mod tests {
         assert_eq!([1, 2, 4, 5].map(lengths), [[512, 512], [512, 512], [256, 512], [160, 408]]);
         assert_eq!([8, 16, 64].map(lengths), [[64, 256], [32, 128], [32, 32]]);
         assert_eq!(lengths(256), [4, 32], "rings of a host have a limit");
+        let beside_the_limit =
+            [90, 91, 181, 182].map(|ranks| settings.pair_tile_bytes(ranks) / KIB);
+        assert_eq!(beside_the_limit, [32, 28, 8, 4], "docs/configuration.md says where");
         assert_eq!(lengths(1000), [4, 32]);
         let room = |ranks| settings.pair_slots(ranks) * settings.pair_tile_bytes(ranks) / KIB;
         assert_eq!([2, 4, 8, 16].map(room), [2048, 512, 128, 64]);

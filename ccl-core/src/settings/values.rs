@@ -32,6 +32,15 @@ impl FromStr for AlgorithmChoice {
     }
 }
 
+impl fmt::Display for AlgorithmChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(collective) = self.collective {
+            write!(f, "{}:", collective.name())?;
+        }
+        f.write_str(&self.algorithm)
+    }
+}
+
 /// What carries tiles between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Network {
@@ -344,5 +353,8 @@ mod tests {
         assert_eq!(choice.algorithm, "ring");
         assert_eq!("tree".parse::<AlgorithmChoice>().unwrap().collective, None);
         assert!("allgather:".parse::<AlgorithmChoice>().is_err());
+        for text in ["allgather:ring", "tree"] {
+            assert_eq!(text.parse::<AlgorithmChoice>().unwrap().to_string(), text);
+        }
     }
 }

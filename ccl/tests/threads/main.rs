@@ -231,6 +231,18 @@ fn a_mean_of_integers_leaves_who_is_not_the_root_alone() {
 }
 
 #[test]
+fn an_algorithm_that_does_not_exist_makes_no_communicator() {
+    let mut config = config();
+    config.settings = ccl_core::settings::Settings::parse([("R2CCL_ALGO", "allreduce:tow_shot")])
+        .unwrap()
+        .settings;
+    let id = UniqueId::create(&config.settings).unwrap();
+    let refused = Communicator::create(&id, 0, 1, &config).unwrap_err();
+    let Error::InvalidArgument(text) = refused else { unreachable!("{refused}") };
+    assert!(text.contains("tow_shot") && text.contains("two_shot"), "{text}");
+}
+
+#[test]
 fn of_a_group_that_cannot_be_started_nothing_is() {
     let [good, failed] = [(); 2].map(|()| {
         let id = UniqueId::create(&config().settings).unwrap();

@@ -1,6 +1,8 @@
 //! AllToAll with a count of its own for every pair of ranks; see [`crate::traffic`] for the counts.
 //! There is no in-place form.
 
+use ccl::Collective;
+
 use super::no_remark;
 use crate::benchmark::{
     Benchmark, Call, Counts, Factor, OperationColumn, Origin, Phase, Place, Segment,
@@ -9,7 +11,7 @@ use crate::benchmark::{
 /// `alltoallv_perf`. Its size is what the busiest rank sends or receives.
 pub const ALLTOALLV: Benchmark = Benchmark {
     name: "alltoallv_perf",
-    collective: None,
+    collective: Some(Collective::AllToAllV),
     operation: OperationColumn::Fixed("none"),
     rooted: false,
     uneven: true,

@@ -105,10 +105,10 @@ impl Bed {
     pub fn apply(&mut self, action: Action) -> Outcome<Moment> {
         let Action { turn, fault, cable } = action;
         self.shape.check(cable).map_err(Failure::Input)?;
-        let before = self.conditions.get(&cable).copied().unwrap_or_default();
-        let after = before.after(turn, fault);
+        let before = self.conditions.get(&cable).cloned().unwrap_or_default();
+        let after = before.clone().after(turn, fault);
         let began_ns = clock::now_ns();
-        for step in steps(before, after, self.shape.rate) {
+        for step in steps(&before, &after, self.shape.rate) {
             self.take(cable, step).map_err(|cause| Failure::system(action.to_string(), cause))?;
         }
         let ended_ns = clock::now_ns();

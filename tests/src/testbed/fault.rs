@@ -38,23 +38,23 @@ pub enum Step {
 
 /// What leads from one condition to another where a whole cable carries `rate`.
 #[must_use]
-pub fn steps(before: Condition, after: Condition, rate: Rate) -> Vec<Step> {
+pub fn steps(before: &Condition, after: &Condition, rate: Rate) -> Vec<Step> {
     let pairs = facets(before, rate).into_iter().zip(facets(after, rate));
     pairs.filter_map(|(before, after)| (before != after).then_some(after)).collect()
 }
 
 /// What makes a network have this condition, one step for everything that can be changed.
-fn facets(condition: Condition, rate: Rate) -> [Step; 5] {
+fn facets(condition: &Condition, rate: Rate) -> [Step; 5] {
     let queue = |loses| match loses {
         true => Queue::Blackhole,
-        false => Queue::Shaped(condition.slow.unwrap_or(rate)),
+        false => Queue::Shaped(condition.slowest().unwrap_or(rate)),
     };
     [
-        Step::Power(End::Host, !condition.admin),
-        Step::Power(End::Switch, !condition.carrier),
-        Step::Attached(!condition.silent),
-        Step::Queue(End::Host, queue(condition.outgoing)),
-        Step::Queue(End::Switch, queue(condition.incoming)),
+        Step::Power(End::Host, condition.admin == 0),
+        Step::Power(End::Switch, condition.carrier == 0),
+        Step::Attached(condition.silent == 0),
+        Step::Queue(End::Host, queue(condition.outgoing > 0)),
+        Step::Queue(End::Switch, queue(condition.incoming > 0)),
     ]
 }
 
@@ -98,24 +98,26 @@ mod tests {
         ];
         for (fault, cut, heal) in table {
             let healthy = Condition::default();
-            let broken = healthy.after(Turn::Cut, fault);
-            assert_eq!(steps(healthy, broken, RATE), cut, "{fault}");
-            assert_eq!(broken.after(Turn::Heal, fault), healthy, "{fault}");
-            assert_eq!(steps(broken, healthy, RATE), heal, "{fault}");
+            let broken = healthy.clone().after(Turn::Cut, fault);
+            assert_eq!(steps(&healthy, &broken, RATE), cut, "{fault}");
+            assert_eq!(broken.clone().after(Turn::Heal, fault), healthy, "{fault}");
+            assert_eq!(steps(&broken, &healthy, RATE), heal, "{fault}");
         }
     }
 
     #[test]
     fn a_slow_cable_that_loses_everything_is_slow_again_afterwards() {
         let slow = Condition::default().after(Turn::Cut, Fault::Slow(LESS));
-        let lost = slow.after(Turn::Cut, Fault::Oneway(Direction::Outgoing));
-        let steps = steps(lost, slow, RATE);
+        let lost = slow.clone().after(Turn::Cut, Fault::Oneway(Direction::Outgoing));
+        let steps = steps(&lost, &slow, RATE);
         assert_eq!(steps, [Step::Queue(End::Host, Queue::Shaped(LESS))]);
     }
 
     #[test]
     fn what_is_the_case_already_needs_no_step() {
         let broken = Condition::default().after(Turn::Cut, Fault::Admin);
-        assert_eq!(steps(broken, broken.after(Turn::Cut, Fault::Admin), RATE), []);
+        let twice = broken.clone().after(Turn::Cut, Fault::Admin);
+        assert_eq!(steps(&broken, &twice, RATE), []);
+        assert_eq!(steps(&twice, &broken, RATE), [], "one of the two is left");
     }
 }
