@@ -382,6 +382,20 @@ def wrong_calls() -> list[str]:
         lambda: dist.all_to_all_single(
             torch.zeros(size), torch.zeros(size), [1] * (size + 1), None
         ),
+        lambda: dist.all_to_all_single(torch.empty(2 * size), torch.ones(200 * size)),
+        lambda: dist.all_to_all_single(torch.empty(200 * size), torch.ones(2 * size)),
+        lambda: dist.all_to_all_single(torch.empty(size, 1), torch.ones(size, 3)),
+        lambda: dist.all_to_all_single(torch.empty(size), torch.ones(size + 1)),
+        lambda: dist.all_to_all_single(torch.empty(()), torch.ones(())),
+        lambda: dist.all_to_all_single(torch.empty(size), torch.ones(size), None, [2] * size),
+        lambda: dist.all_to_all_single(torch.empty(size + 1), torch.ones(size), [1] * size, None),
+        lambda: dist.all_to_all_single(
+            torch.empty(2), torch.ones(2), [3, -1] + [0] * (size - 2), [2] + [0] * (size - 1)
+        ),
+        # Their sum is 2, if one does not look closely.
+        lambda: dist.all_to_all_single(
+            torch.empty(2), torch.ones(2), [2] + [0] * (size - 1), [2**63 - 1] * 2
+        ),
     ]
     messages = []
     for call in calls:
@@ -408,6 +422,15 @@ def test_wrong_calls_are_refused_and_harm_nobody() -> None:
             "blocks",
             "ranks",
             "splits",
+            "an output of 4 elements for an input of 400",
+            "an output of 400 elements for an input of 4",
+            "an output of 2 elements for an input of 6",
+            "3 rows for 2 ranks",
+            "without dimensions",
+            "splits of more than the 2 rows",
+            "splits of 2 rows for a tensor of 3",
+            "splits of more than the 2 rows",
+            "splits of more than the 2 rows",
         ]
         for message, part in zip(messages, expected, strict=True):
             assert part in message, messages

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from worlds import run_world
@@ -55,6 +57,110 @@ def synchronous_after_asynchronous() -> None:
 
 def test_a_synchronous_call_waits_for_its_turn() -> None:
     run_world(3, synchronous_after_asynchronous)
+
+
+def started(late: int, name: str) -> torch.futures.Future[list[torch.Tensor]]:
+    """The future of a sum of ones that rank ``late`` starts when the others have a callback on theirs.
+
+    They say so with :func:`followed`.
+    """
+    if dist.get_rank() == late:
+        dist.distributed_c10d._get_default_store().wait([f"{name} followed"])
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    assert work is not None
+    return work.get_future()
+
+
+def followed(name: str) -> None:
+    dist.distributed_c10d._get_default_store().set(f"{name} followed", "1")
+
+
+def collectives_in_callbacks(late: int) -> None:
+    size = dist.get_world_size()
+
+    def nested(name: str, depth: int) -> float:
+        """What the innermost callback has summed: each waits for the next one."""
+
+        def callback(done: torch.futures.Future[list[torch.Tensor]]) -> float:
+            tensor = done.value()[0]
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            tensor = work.get_future().wait()[0]
+            dist.all_reduce(tensor)
+            if depth > 0:
+                return nested(f"{name}/{depth}", depth - 1)
+            return tensor[0].item()
+
+        future = started(late, name).then(callback)
+        if dist.get_rank() != late:
+            followed(name)
+        return future.wait()
+
+    for depth in range(3):
+        assert nested(f"depth {depth}", depth) == size**3
+    assert total(1.0) == size
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_callbacks_start_collectives_and_wait_for_them(late: int) -> None:
+    run_world(2, collectives_in_callbacks, late, seconds=60.0)
+
+
+def chain_of_callbacks() -> None:
+    size = dist.get_world_size()
+
+    def again(done: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        work = dist.all_reduce(done.value()[0], async_op=True)
+        assert work is not None
+        return work.get_future().wait()
+
+    future = started(1, "chain").then(again).then(again)
+    if dist.get_rank() == 0:
+        followed("chain")
+    assert future.wait()[0].tolist() == [float(size**3)] * 1000
+
+
+def test_a_chain_of_callbacks_makes_a_collective_each() -> None:
+    run_world(2, chain_of_callbacks, seconds=60.0)
+
+
+def callback_that_waits_for_the_next_call() -> None:
+    first = started(1, "first")
+    after = torch.ones(10)
+    second = dist.all_reduce(after, async_op=True)
+    assert second is not None
+    future = first.then(lambda _: second.wait() and after[0].item())
+    if dist.get_rank() == 0:
+        followed("first")
+    assert future.wait() == dist.get_world_size()
+
+
+def test_a_callback_may_wait_for_a_call_that_was_made_before() -> None:
+    run_world(2, callback_that_waits_for_the_next_call, seconds=60.0)
+
+
+def callback_that_waits_in_vain() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    future = started(1, "vain")
+    if dist.get_rank() == 1:
+        future.wait()
+        store.wait(["noticed"])
+        return ""
+    dist.set_timeout(timedelta(seconds=2))
+    waiting = future.then(lambda _: dist.all_reduce(torch.ones(1)))
+    followed("vain")
+    try:
+        waiting.wait()
+        return "nothing"
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        store.set("noticed", "yes")
+
+
+def test_a_callback_that_waits_in_vain_has_a_timeout() -> None:
+    message = run_world(2, callback_that_waits_in_vain, seconds=60.0)[0]
+    assert "did not finish within 2000 ms" in message
 
 
 def exchanged_objects() -> None:
@@ -224,6 +330,36 @@ def ended_and_begun_again(turns: int) -> None:
 
 def test_groups_end_and_begin_again_without_a_trace() -> None:
     run_world(2, ended_and_begun_again, 5)
+
+
+def begun_again_in_the_same_store(turns: int) -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    store = dist.PrefixStore("same", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    for turn in range(turns):
+        if turn > 0 and rank == 0:
+            # The others have come by then, and find what the last group has left.
+            store.wait([f"{turn}: rank {peer}" for peer in range(1, size)])
+            time.sleep(0.5)
+        store.set(f"{turn}: rank {rank}", "1")
+        dist.init_process_group(
+            "r2ccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
+        )
+        assert total(1.0) == size
+        message = torch.tensor([float(turn)])
+        if rank == 0:
+            dist.send(message, 1)
+        elif rank == 1:
+            received = torch.zeros(1)
+            dist.recv(received, 0)
+            assert received.item() == turn
+        pair_of_all()
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
+        dist.destroy_process_group()
+
+
+def test_groups_begin_again_in_the_same_store() -> None:
+    run_world(3, begun_again_in_the_same_store, 3, seconds=120.0)
 
 
 def ended_with_work_under_way() -> None:

@@ -66,6 +66,35 @@ def test_gradients_compressed_by_a_hook() -> None:
     run_world(2, data_parallel_with_hook)
 
 
+def data_parallel_with_low_ranks() -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
+        PowerSGDState,
+        powerSGD_hook,
+    )
+
+    results = []
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        net = Net()
+        # All parameters are used, and fit one bucket: ranks make all calls in the same order then.
+        net.sometimes = nn.Identity()
+        model = DistributedDataParallel(net, process_group=group)
+        # Compresses from the third step on, in callbacks that make two collectives each.
+        state = PowerSGDState(group, matrix_approximation_rank=2, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook)
+        results.append(train(model, steps=8))
+        assert state.compression_stats()[0] > 1.0
+    assert_close(*results)
+    for parameter in results[0]:
+        of_root = parameter.clone()
+        dist.broadcast(of_root, 0)
+        assert torch.equal(of_root, parameter)
+
+
+def test_gradients_of_low_rank() -> None:
+    pytest.importorskip("numpy", reason="the hook of PyTorch needs NumPy")
+    run_world(2, data_parallel_with_low_ranks, seconds=120.0)
+
+
 def uneven_inputs() -> float:
     rank = dist.get_rank()
     model = DistributedDataParallel(Net().second, bucket_cap_mb=0.001)

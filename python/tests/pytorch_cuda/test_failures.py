@@ -192,6 +192,10 @@ def impossible() -> None:
             dist.all_reduce(there(torch.ones(4, dtype=torch.int32)), op)
     with pytest.raises(ValueError, match="on cuda:0 and on cpu|on cpu and on cuda:0"):
         dist.all_gather_into_tensor(torch.empty(4 * size), x)
+    with pytest.raises(ValueError, match="an output of 4 elements for an input of 400"):
+        dist.all_to_all_single(x, ones(400))
+    with pytest.raises(ValueError, match="splits of more than the 4 rows"):
+        dist.all_to_all_single(x, ones(4), None, [4] * size)
     with pytest.raises(ValueError, match="no tags"):
         dist.isend(x, 1 - dist.get_rank(), tag=3)
     with pytest.raises(ValueError, match="a rank that is named"):
@@ -210,6 +214,21 @@ def impossible() -> None:
     # Nothing of that has moved anything, and the group goes on.
     dist.all_reduce(x)
     assert bits(x) == bits(torch.full((4,), float(size)))
+
+
+def ring_of_single_messages() -> str:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with pytest.raises(dist.DistBackendError) as caught:
+        # Each waits for the next one, which waits for its own.
+        dist.isend(ones(), (rank + 1) % size)
+    return str(caught.value)
+
+
+def test_single_messages_in_a_ring_are_told_of_batches() -> None:
+    for rank, message in enumerate(run_world(3, ring_of_single_messages, timeout=3.0)):
+        low, high = sorted((rank, (rank + 1) % 3))
+        assert f"between ranks {low} and {high}" in message and "only 1 of 2 ranks" in message
+        assert "batch_isend_irecv" in message
 
 
 def test_what_is_impossible_is_a_value_error() -> None:

@@ -56,11 +56,11 @@ R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                            std::vector<uint64_t> global_ranks)
     : Backend(rank, size),
       options_(options_for(timeout, name, std::move(global_ranks))),
-      store_(store->clone()),
+      store_(meet(store->clone(), size, timeout)),
       communicator_(std::make_shared<Communicator>(
-          shared_id(*store, rank, size, timeout), rank, size, timeout, name)),
+          shared_id(*store_, rank), rank, size, timeout, name)),
       own_timeout_(timeout),
-      queue_(std::make_unique<CallQueue>()),
+      queue_(std::make_shared<CallQueue>()),
       sentinel_(std::make_unique<Sentinel>()) {
   init();
 }
@@ -68,7 +68,7 @@ R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
 R2cclBackend::~R2cclBackend() {
   if (generation_ != fork_generation()) {
     // The threads behind these are those of the parent, and so may the locks be.
-    queue_.release();
+    new std::shared_ptr<CallQueue>(std::move(queue_));
     sentinel_.release();
     new std::shared_ptr<Mailbox>(std::move(mailbox_));
     new std::shared_ptr<DeviceGroup>(std::move(device_group_));

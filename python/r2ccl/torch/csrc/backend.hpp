@@ -173,7 +173,8 @@ class R2cclBackend : public c10d::Backend {
 
   const uint64_t generation_ = fork_generation();
   const c10::intrusive_ptr<Options> options_;
-  // For this object alone: PyTorch's own uses of the store do not wait for ours.
+  // For the ranks of this group while it is there, and with a connection of its own: PyTorch's own
+  // uses of the store do not wait for ours.
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Communicator> communicator_;
   // The deadline that the communicator itself has.
@@ -193,7 +194,7 @@ class R2cclBackend : public c10d::Backend {
   std::optional<Block> block_;
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
-  std::unique_ptr<CallQueue> queue_;
+  std::shared_ptr<CallQueue> queue_;
   std::unique_ptr<Sentinel> sentinel_;
 };
 

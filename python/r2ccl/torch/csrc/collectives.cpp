@@ -1,8 +1,6 @@
 // The collectives as PyTorch calls them: what is checked, and what then waits for its turn.
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/Utils.hpp>
-
 #include "backend.hpp"
 #include "bodies.hpp"
 
@@ -49,6 +47,29 @@ void check_gathered(const Tensors& list, const at::Tensor& input, int rank, int 
   check_list(list, ranks, input.scalar_type(), "all_gather");
   TORCH_CHECK_VALUE(list[rank].numel() == input.numel(), "r2ccl all_gather: an output of ",
                     list[rank].numel(), " elements for an input of ", input.numel());
+}
+
+// The rows of a tensor of all_to_all_single: as many as its splits say, or a multiple of the ranks.
+// Each split is compared with what is left, so that no sum overflows.
+void check_splits(const std::vector<int64_t>& splits, const at::Tensor& tensor, int ranks) {
+  TORCH_CHECK_VALUE(tensor.dim() > 0, "r2ccl all_to_all: a tensor without dimensions has no rows");
+  const int64_t rows = tensor.size(0);
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(rows % ranks == 0, "r2ccl all_to_all: ", rows, " rows for ", ranks,
+                      " ranks cannot be split evenly");
+    return;
+  }
+  TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(ranks), "r2ccl all_to_all: ",
+                    splits.size(), " splits for ", ranks, " ranks");
+  int64_t left = rows;
+  for (const auto split : splits) {
+    TORCH_CHECK_VALUE(split >= 0, "r2ccl all_to_all: a split of ", split, " rows");
+    TORCH_CHECK_VALUE(split <= left, "r2ccl all_to_all: splits of more than the ", rows,
+                      " rows of their tensor");
+    left -= split;
+  }
+  TORCH_CHECK_VALUE(left == 0, "r2ccl all_to_all: splits of ", rows - left,
+                    " rows for a tensor of ", rows);
 }
 
 }  // namespace
@@ -320,8 +341,13 @@ Work R2cclBackend::alltoall_base(at::Tensor& output,
                                  const c10d::AllToAllOptions& options) {
   check_tensor(output, "all_to_all");
   check_tensors({input}, output.scalar_type(), "all_to_all");
-  c10d::checkSplitSizes(output_splits, output, size_);
-  c10d::checkSplitSizes(input_splits, input, size_);
+  check_splits(output_splits, output, size_);
+  check_splits(input_splits, input, size_);
+  const bool is_even = output_splits.empty() && input_splits.empty();
+  // One count is for both then.
+  TORCH_CHECK_VALUE(!is_even || output.numel() == input.numel(),
+                    "r2ccl all_to_all: an output of ", output.numel(),
+                    " elements for an input of ", input.numel());
   const Call call{
       OpType::ALLTOALL_BASE, "r2ccl:all_to_all", options.asyncOp, options.timeout, {input}};
   return launch(call, {output}, [=, ranks = size_](const Target& target) {
@@ -330,7 +356,6 @@ Work R2cclBackend::alltoall_base(at::Tensor& output,
     const auto to = Staged::output(output);
     const auto sent = Blocks::of(input, input_splits, ranks, wire);
     const auto received = Blocks::of(output, output_splits, ranks, wire);
-    const bool is_even = output_splits.empty() && input_splits.empty();
     const auto result =
         is_even ? target.alltoall(from.data(), to.data(), sent.counts[0], wire.type)
                 : target.alltoallv(from.data(), sent.counts.data(), sent.displacements.data(),

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "meeting.hpp"
+#include "store.hpp"
 
 namespace r2ccl_torch {
 
@@ -92,7 +93,8 @@ DeviceGroup::Line& DeviceGroup::connected(c10::Device device) {
     return *collectives_;
   }
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("collectives", store_);
-  const auto id = shared_id(*prefixed, rank_, size_, timeout_);
+  const auto met = meet(prefixed, size_, timeout_);
+  const auto id = shared_id(*met, rank_);
   auto communicator =
       std::make_shared<Communicator>(id, rank_, size_, timeout_, name_ + ", on devices");
   return keep({std::move(communicator), side_stream(device), nullptr}, std::nullopt);
@@ -102,7 +104,12 @@ DeviceGroup::Line& DeviceGroup::connected(c10::Device device) {
 // ranks that both send first do not wait for each other.
 DeviceGroup::Line& DeviceGroup::line_to(int peer, bool is_send, c10::Device device) {
   check_device(device);
-  const auto [low, high] = std::minmax(rank_, peer);
+  const int low = std::min(rank_, peer);
+  const int high = std::max(rank_, peer);
+  const auto advice =
+      c10::str(" to the first message on devices between ranks ", low, " and ", high,
+               ", for which both have to come: where ranks wait for each other in a ring, "
+               "use torch.distributed.batch_isend_irecv");
   for (const bool upwards : {true, false}) {
     const bool sends = upwards == (rank_ == low);
     if (messages_.count({peer, sends}) > 0) {
@@ -112,7 +119,8 @@ DeviceGroup::Line& DeviceGroup::line_to(int peer, bool is_send, c10::Device devi
     const auto prefixed =
         c10::make_intrusive<c10d::PrefixStore>(c10::str("messages/", from, "/", to), store_);
     const int place = rank_ == low ? 0 : 1;
-    const auto id = shared_id(*prefixed, place, 2, timeout_);
+    const auto met = meet(prefixed, 2, timeout_, advice);
+    const auto id = shared_id(*met, place);
     const auto name = c10::str(name_, ", messages on devices from rank ", from, " to rank ", to);
     auto communicator = std::make_shared<Communicator>(id, place, 2, timeout_, name);
     keep({std::move(communicator), side_stream(device), nullptr}, std::pair(peer, sends));

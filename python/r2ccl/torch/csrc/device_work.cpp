@@ -84,12 +84,14 @@ bool DeviceWork::is_settled() {
   return look() != State::UnderWay;
 }
 
-void DeviceWork::expire(const std::string& what) {
+News DeviceWork::expire(const std::string& what) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_ == State::UnderWay) {
     state_ = State::Failed;
     reason_ = timed_out(what, timeout_);
   }
+  // Futures of devices have ended when the call was made.
+  return nullptr;
 }
 
 bool DeviceWork::isCompleted() {

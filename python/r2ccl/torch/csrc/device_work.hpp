@@ -38,7 +38,7 @@ class DeviceWork : public Expiring {
   }
 
   bool is_settled() override;
-  void expire(const std::string& what) override;
+  News expire(const std::string& what) override;
 
   bool isCompleted() override;
   bool isSuccess() const override;

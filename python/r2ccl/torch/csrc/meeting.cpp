@@ -4,8 +4,6 @@
 
 #include <c10/util/Exception.h>
 
-#include "store.hpp"
-
 namespace r2ccl_torch {
 
 namespace {
@@ -29,8 +27,7 @@ void share_new_id(c10d::Store& store) {
 
 }  // namespace
 
-ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds timeout) {
-  meet(store, "members", size, timeout);
+ccl_unique_id_t shared_id(c10d::Store& store, int rank) {
   if (rank == 0) {
     share_new_id(store);
   }

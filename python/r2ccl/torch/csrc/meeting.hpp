@@ -7,8 +7,7 @@
 
 namespace r2ccl_torch {
 
-// The id that rank 0 makes. All ranks call this with the same store, which is for this alone, and
-// wait for each other; throws after `timeout`.
-ccl_unique_id_t shared_id(c10d::Store& store, int rank, int size, Milliseconds timeout);
+// The id that rank 0 makes. All ranks call this with the store in which they have met, once.
+ccl_unique_id_t shared_id(c10d::Store& store, int rank);
 
 }  // namespace r2ccl_torch

@@ -49,11 +49,14 @@ void Sentinel::serve() {
   c10::setThreadName("r2ccl-deadlines");
   while (true) {
     for (auto& late : sweep()) {
-      if (const auto operation = late.operation.lock()) {
-        operation->expire(late.what);
-      }
+      const auto operation = late.operation.lock();
+      const auto tell = operation ? operation->expire(late.what) : nullptr;
       if (late.expired) {
         late.expired();
+      }
+      // Last: a callback may wait for other calls, which end now, or never.
+      if (tell) {
+        tell();
       }
     }
     std::unique_lock<std::mutex> lock(mutex_);

@@ -18,7 +18,7 @@ class Sentinel {
   ~Sentinel();
 
   // When `timeout` is over and the operation is not settled, it is settled with a message that says
-  // `what` did not finish; then `expired` is called, if there is one.
+  // `what` did not finish; then `expired` is called, if there is one, and then callbacks.
   void watch(const c10::intrusive_ptr<Expiring>& operation,
              Milliseconds timeout,
              std::string what,

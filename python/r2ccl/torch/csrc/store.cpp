@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace r2ccl_torch {
 
@@ -18,16 +19,26 @@ bool await(const std::function<bool()>& condition, Milliseconds timeout) {
   return true;
 }
 
-void meet(c10d::Store& store, const std::string& key, int size, Milliseconds timeout) {
-  const auto everybody = key + "/all";
-  if (store.add(key, 1) == size) {
-    store.set(everybody, std::vector<uint8_t>{1});
+c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
+                                     int size,
+                                     Milliseconds timeout,
+                                     const std::string& advice) {
+  const auto members = c10::str("members/", size);
+  const int64_t place = store->add(members, 1);
+  // Nobody comes again before all have come, so every `size` of them are one meeting.
+  const int64_t meeting = (place - 1) / size;
+  const auto name = c10::str("meeting/", size, "/", meeting);
+  auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  if (place == (meeting + 1) * size) {
+    own->set("all", std::vector<uint8_t>{1});
   }
-  if (!await([&] { return store.check({everybody}); }, timeout)) {
-    const auto came = store.add(key, 0);
+  if (!await([&] { return own->check({"all"}); }, timeout)) {
+    const auto came = store->add(members, 0) - meeting * size;
     C10_THROW_ERROR(DistBackendError, c10::str("r2ccl: only ", came, " of ", size,
-                                               " ranks have come within ", timeout.count(), " ms"));
+                                               " ranks have come within ", timeout.count(), " ms",
+                                               advice));
   }
+  return own;
 }
 
 }  // namespace r2ccl_torch

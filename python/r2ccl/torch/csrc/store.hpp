@@ -19,7 +19,13 @@ constexpr Milliseconds kLongestPause{50};
 // Looks again and again whether `condition` holds; false if it does not within `timeout`.
 bool await(const std::function<bool()>& condition, Milliseconds timeout);
 
-// Waits until `size` ranks have called this with the same store and key. Throws after `timeout`.
-void meet(c10d::Store& store, const std::string& key, int size, Milliseconds timeout);
+// Waits until `size` ranks have called this with the same store. Throws after `timeout`, and says
+// `advice` too. What it returns is a store for those who have met, and for this time only: a store
+// may outlive groups and be used by the next one, and what the last one has left there is not for
+// it.
+c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
+                                     int size,
+                                     Milliseconds timeout,
+                                     const std::string& advice = "");
 
 }  // namespace r2ccl_torch

@@ -72,22 +72,34 @@ c10::intrusive_ptr<Operation> Operation::of_all(
 }
 
 void Operation::run(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (...) {
-    settle(std::current_exception());
-    return;
+  if (const auto tell = conclude(body)) {
+    tell();
   }
-  settle(nullptr);
 }
 
 void Operation::settle(std::exception_ptr failure) {
+  if (const auto tell = conclude(std::move(failure))) {
+    tell();
+  }
+}
+
+News Operation::conclude(const std::function<void()>& body) {
+  std::exception_ptr failure;
+  try {
+    body();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  return conclude(failure);
+}
+
+News Operation::conclude(std::exception_ptr failure) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::vector<Follower> followers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (completed_) {
-      return;
+      return nullptr;
     }
     // Before anybody sees the end: who has waited for the last call may stop the profiler.
     if (recordFunctionEndCallback_) {
@@ -100,16 +112,22 @@ void Operation::settle(std::exception_ptr failure) {
     followers.swap(followers_);
   }
   cv_.notify_all();
-  if (future) {
-    mark(*future, outputs_, failure);
+  if (!future && followers.empty()) {
+    return nullptr;
   }
-  for (const auto& follower : followers) {
-    follower(failure);
-  }
+  return [future = std::move(future), outputs = outputs_, followers = std::move(followers),
+          failure = std::move(failure)] {
+    if (future) {
+      mark(*future, outputs, failure);
+    }
+    for (const auto& follower : followers) {
+      follower(failure);
+    }
+  };
 }
 
-void Operation::expire(const std::string& what) {
-  settle(timed_out(what, timeout_));
+News Operation::expire(const std::string& what) {
+  return conclude(timed_out(what, timeout_));
 }
 
 bool Operation::is_settled() {

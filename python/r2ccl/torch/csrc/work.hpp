@@ -12,6 +12,10 @@
 
 namespace r2ccl_torch {
 
+// Tells whoever follows a call that it has ended, which may take as long as they like: callbacks of
+// the program run in it. Empty if nobody does. To be called once, and without locks.
+using News = std::function<void()>;
+
 // A call with a deadline that somebody else watches.
 class Expiring : public c10d::Work {
  public:
@@ -20,7 +24,7 @@ class Expiring : public c10d::Work {
   virtual bool is_settled() = 0;
 
   // Settles it, unless that has happened, with a timeout that says `what` did not happen.
-  virtual void expire(const std::string& what) = 0;
+  virtual News expire(const std::string& what) = 0;
 };
 
 // What is thrown when `what` did not happen in time.
@@ -48,10 +52,14 @@ class Operation : public Expiring {
   // Runs `body` in this thread and settles the operation with what it throws.
   void run(const std::function<void()>& body);
 
-  // Settles the operation. Does nothing if that has happened.
+  // Settles the operation and tells of it. Does nothing if that has happened.
   void settle(std::exception_ptr failure);
 
-  void expire(const std::string& what) override;
+  // The first halves of both: whoever waits for it goes on, and others are to be told.
+  News conclude(const std::function<void()>& body);
+  News conclude(std::exception_ptr failure);
+
+  News expire(const std::string& what) override;
 
   bool is_settled() override;
 
