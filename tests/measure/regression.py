@@ -112,6 +112,9 @@ class Programs:
     def __init__(self, folder=None):
         if folder:
             self.paths = {path.name: str(path) for path in Path(folder).resolve().iterdir()}
+            if "yardsticks" not in self.paths:
+                sys.exit(f"{folder} has no `yardsticks`, which cargo builds into the folder `examples` of its own: "
+                         "put them beside the programs, or leave out --programs")
             return
         wanted = (["-p", "ccl-tests", "--bins"], ["-p", "ccl-kernels", "--example", "yardsticks"])
         self.paths = {}
