@@ -5,7 +5,6 @@
 //! one go one after the other, as all ranks call them. The end of the group waits for them.
 
 use std::cell::{Cell, RefCell};
-use std::ptr;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -21,8 +20,7 @@ type Work = Box<dyn FnOnce() -> Result<(), Error> + Send>;
 /// The thread that does what a communicator has to do, in order.
 #[derive(Debug)]
 struct Worker {
-    /// Where the member is, which what it has to do keeps alive.
-    member: *const Member,
+    member: Arc<Member>,
     orders: Sender<Work>,
     thread: JoinHandle<Result<(), Error>>,
 }
@@ -113,7 +111,7 @@ pub(crate) fn submit_on_device(member: &Arc<Member>, call: device::Call) -> Outc
 
 /// Does something that waits for other ranks: here, or elsewhere where the caller must not wait.
 pub(crate) fn perform(
-    member: &Member,
+    member: &Arc<Member>,
     work: impl FnOnce() -> Result<(), Error> + Send + 'static,
 ) -> Outcome {
     if !member.blocking {
@@ -127,7 +125,7 @@ pub(crate) fn perform(
 
 /// Does something that waits for other ranks before this call returns, or the end of the open group.
 pub(crate) fn wait_for(
-    member: &Member,
+    member: &Arc<Member>,
     work: impl FnOnce() -> Result<(), Error> + Send + 'static,
 ) -> Outcome {
     if !is_open() {
@@ -136,15 +134,20 @@ pub(crate) fn wait_for(
     OPEN.with_borrow_mut(|open| open.order(member, Box::new(work))).map(|()| Status::Done)
 }
 
-/// Does what is ordered, one after the other, up to the first error.
+/// Does what is ordered, one after the other: also after an error, because what was begun has to end somehow. The first error
+/// counts.
 fn serve(orders: &Receiver<Work>) -> Result<(), Error> {
-    orders.iter().try_for_each(|work| work())
+    let mut result = Ok(());
+    for work in orders {
+        result = result.and(work());
+    }
+    result
 }
 
 impl Collected {
     /// Has a member do something after all that it was told to do before.
-    fn order(&mut self, member: &Member, work: Work) -> Result<(), Error> {
-        let known = self.workers.iter().position(|worker| ptr::eq(worker.member, member));
+    fn order(&mut self, member: &Arc<Member>, work: Work) -> Result<(), Error> {
+        let known = self.workers.iter().position(|worker| Arc::ptr_eq(&worker.member, member));
         let index = match known {
             Some(index) => index,
             None => {
@@ -152,7 +155,7 @@ impl Collected {
                 let serve = move || serve(&ordered);
                 let thread = std::thread::Builder::new().name("r2ccl-group".into()).spawn(serve);
                 let thread = thread.map_err(|cause| Error::system("start a thread", cause))?;
-                self.workers.push(Worker { member, orders, thread });
+                self.workers.push(Worker { member: Arc::clone(member), orders, thread });
                 self.workers.len() - 1
             }
         };
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn work_of_one_communicator_is_done_in_order_up_to_an_error() {
+    fn work_of_one_communicator_is_done_in_order_and_all_of_it() {
         let member = Member::starting(true);
         let (sender, receiver) = channel();
         let first = move || match receiver.recv_timeout(Duration::from_millis(50)) {
@@ -326,7 +329,7 @@ mod tests {
         drop(sender);
         assert_eq!(end(), Err(Error::InvalidUsage("three".into())));
         let done = locked(&seen).take().map(|receiver| receiver.iter().collect::<Vec<_>>());
-        assert_eq!(done, Some(vec![0, 1, 2, 3]));
+        assert_eq!(done, Some(vec![0, 1, 2, 3, 4]));
     }
 
     #[test]

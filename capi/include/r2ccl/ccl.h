@@ -199,7 +199,8 @@ ccl_result_t ccl_comm_set_timeout(ccl_comm_t comm, int timeout_ms);
  * ccl_comm_abort() may follow. */
 ccl_result_t ccl_comm_finalize(ccl_comm_t comm);
 
-/* Frees a communicator, finalizing it first where that has not happened. NULL is ignored. */
+/* Frees a communicator, finalizing it first where that has not happened: it returns when that is
+ * done, also with blocking = 0. NULL is ignored. */
 ccl_result_t ccl_comm_destroy(ccl_comm_t comm);
 
 /* Ends all calls on the communicator, on all ranks, with CCL_REMOTE_ERROR, and frees it. Returns

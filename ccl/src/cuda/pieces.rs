@@ -281,6 +281,7 @@ mod tests {
     use ccl_core::datatype::{ReduceOp, Reduction};
 
     use super::*;
+    use crate::operation::as_done;
 
     fn operation(collective: Collective, count: usize) -> OperationOn<Stretch> {
         let reduction = Reduction::Builtin(ReduceOp::Sum);
@@ -338,6 +339,20 @@ mod tests {
                 assert!(cuts.iter().all(|cut| *cut == cuts[0]), "{collective:?}: {cuts:?}");
             }
         }
+    }
+
+    #[test]
+    fn messages_go_together_behind_everything_else() {
+        let data = Stretch { offset: 0, bytes: 8 };
+        let message = |peer| OperationOn::Send { peer: Rank(peer), data };
+        let group = [message(1), OperationOn::Barrier, message(2), OperationOn::Barrier];
+        let in_order = as_done(&group);
+        let names = |batch: &[OperationOn<Stretch>]| -> Vec<_> {
+            batch.iter().map(OperationOn::name).collect()
+        };
+        let batches: Vec<_> = batches(&in_order).into_iter().map(names).collect();
+        assert_eq!(batches, [vec!["barrier"], vec!["barrier"], vec!["send", "send"]]);
+        assert!(matches!(in_order[2], OperationOn::Send { peer: Rank(1), .. }), "in order");
     }
 
     #[test]

@@ -53,6 +53,14 @@ impl Bench {
         self.peer.write_all(&header.encode()).unwrap();
     }
 
+    /// What was said is in the socket of the queue pair.
+    fn wait_until_it_has_come(&self) {
+        let deadline = soon();
+        while queue_pair::unconfirmed(&self.peer) != Some(0) {
+            assert!(clock::now() < deadline);
+        }
+    }
+
     fn hear(&mut self) -> Header {
         let mut bytes = [0; HEADER_BYTES];
         self.peer.read_exact(&mut bytes).unwrap();
@@ -262,10 +270,7 @@ fn what_has_arrived_before_a_fence_is_executed() {
             bench.peer.write_all(&[9; 8]).unwrap();
         }
     }
-    let deadline = soon();
-    while queue_pair::unconfirmed(&bench.peer) != Some(0) {
-        assert!(clock::now() < deadline);
-    }
+    bench.wait_until_it_has_come();
     bench.pair.fail();
     bench.until_error();
     let memory = bench.region.memory().lock();
@@ -284,10 +289,7 @@ fn what_has_arrived_before_the_peer_fenced_it_is_not_executed() {
     let remote = bench.region.remote(64);
     bench.say(&Header { remote, ..Header::new(Kind::Write, 1000) });
     bench.peer.write_all(&[1; 1000]).unwrap();
-    let deadline = soon();
-    while queue_pair::unconfirmed(&bench.peer) != Some(0) {
-        assert!(clock::now() < deadline);
-    }
+    bench.wait_until_it_has_come();
     bench.pair.discard();
     bench.until_error();
     let memory = bench.region.memory().lock();
