@@ -41,21 +41,28 @@ pub(crate) struct Course {
     counted: u32,
     /// The other way is taken if it is faster by one part in so many: what is measured twice differs by less.
     gain: u32,
+    /// A verdict holds for so many times as many calls where one way takes more than half as long again as the other: chance does not
+    /// explain that, and trying it again is expensive.
+    clear: u32,
 }
 
 impl Course {
     /// For calls that take milliseconds, of which a few tell how long they all take.
-    pub(crate) const OF_MILLISECONDS: Self = Self { cold: 2, settling: 3, counted: 3, gain: 10 };
+    pub(crate) const OF_MILLISECONDS: Self =
+        Self { cold: 2, settling: 3, counted: 3, gain: 10, clear: 8 };
 
-    /// How results are stored is tried like that.
-    pub(crate) const OF_STORES: Self = Self::OF_MILLISECONDS;
+    /// How results are stored is tried like that. What is clear there may be so because of what the buffers hold: some processors
+    /// store zeros past their caches in half the time.
+    pub(crate) const OF_STORES: Self = Self { clear: 1, ..Self::OF_MILLISECONDS };
 
     /// For shorter ones.
-    pub(crate) const OF_MICROSECONDS: Self = Self { cold: 3, settling: 3, counted: 4, gain: 10 };
+    pub(crate) const OF_MICROSECONDS: Self =
+        Self { cold: 3, settling: 3, counted: 4, gain: 10, clear: 8 };
 
     /// For those of ranks that share processors. Each in turn has what it needs from the call before: a call takes 30 µs, the
     /// next three 180. And the first dozen calls take longer than those that follow.
-    pub(crate) const OF_THE_CROWDED: Self = Self { cold: 8, settling: 4, counted: 8, gain: 20 };
+    pub(crate) const OF_THE_CROWDED: Self =
+        Self { cold: 8, settling: 4, counted: 8, gain: 20, clear: 8 };
 
     /// Begins when another trial of the same calls has ended: how well the usual way does may depend on what that finds.
     pub(crate) const fn after(self, other: Self) -> Self {
@@ -111,6 +118,9 @@ pub(crate) const TRIED: [bool; Course::OF_MILLISECONDS.calls() as usize] = {
 /// Calls that go the way that was found, the first time and at most.
 const CALLS: (u32, u32) = (128, 8192);
 
+/// Of so many calls that go as usual, ranks meet in one, to make sure that they still know what calls these are.
+const SURE: u32 = 16;
+
 /// Nanoseconds of all calls that count together, by way; `u64::MAX` if none has gone that way. Not the shortest call: of ranks that
 /// share a processor each in turn has what it needs from the call before, so that every other one is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,6 +141,12 @@ impl Times {
     fn better(self, gain: u32) -> Way {
         let [usual, other, gain] = [self.usual, self.other, gain.into()].map(u128::from);
         if other * gain < usual * (gain - 1) { Way::Other } else { Way::Usual }
+    }
+
+    /// Whether one way takes more than half as long again as the other.
+    fn are_clear(self) -> bool {
+        let [usual, other] = [self.usual, self.other].map(u128::from);
+        usual.max(other) * 2 > usual.min(other) * 3
     }
 }
 
@@ -197,6 +213,12 @@ impl Trial {
         }
     }
 
+    /// Whether in the call whose turn it was last ranks should make sure that it is one of those that this is the trial of: in one
+    /// of so many that go as usual.
+    pub(crate) fn makes_sure(&self) -> bool {
+        matches!(self.state, State::Settled { way: Way::Usual, left } if left % SURE == 0)
+    }
+
     /// The call whose turn it was last has gone this way in that time.
     pub(crate) fn record(&mut self, way: Way, took: Duration) {
         if !self.counts() {
@@ -225,18 +247,19 @@ impl Trial {
 
     /// The way to go from now on, by what all ranks have measured.
     pub(crate) fn decide(&mut self, told: impl IntoIterator<Item = Times>) -> Way {
-        let way = told.into_iter().fold(Times::NONE, Times::least).better(self.course.gain);
-        self.settle(way);
+        let least = told.into_iter().fold(Times::NONE, Times::least);
+        let way = least.better(self.course.gain);
+        self.settle(way, if least.are_clear() { self.course.clear } else { 1 });
         way
     }
 
     /// The other way was not to be had in this call.
     pub(crate) fn fail(&mut self) {
-        self.settle(Way::Usual);
+        self.settle(Way::Usual, 1);
     }
 
-    fn settle(&mut self, way: Way) {
-        self.state = State::Settled { way, left: self.holds };
+    fn settle(&mut self, way: Way, times: u32) {
+        self.state = State::Settled { way, left: (times * self.holds).min(CALLS.1) };
         self.holds = (2 * self.holds).min(CALLS.1);
     }
 }
@@ -265,7 +288,7 @@ mod tests {
             let length = course.calls() + 1;
             let mut trial = Trial::new(course);
             assert_eq!(turns(&mut trial, length), all);
-            assert_eq!(trial.decide([times(100, 50)]), Way::Other);
+            assert_eq!(trial.decide([times(100, 70)]), Way::Other);
             assert!((0..CALLS.0).all(|_| trial.turn() == OTHER && trial.is_settled()));
             assert_eq!(turns(&mut trial, length), all, "and again");
             assert!(!trial.is_settled());
@@ -353,5 +376,30 @@ mod tests {
         });
         let expected = [128, 256, 512, 1024, 2048, 4096, 8192, 8192, 8192];
         assert_eq!(lengths, expected.map(Some));
+    }
+
+    #[test]
+    fn a_clear_verdict_holds_for_longer() {
+        let calls = |course, told: Times, trials: usize| {
+            let mut trial = Trial::new(course);
+            for _ in 0..trials {
+                trial.decide([told]);
+            }
+            let is_over = |_: &u32| {
+                trial.turn();
+                !trial.is_settled()
+            };
+            (0..).find(is_over)
+        };
+        let course = Course::OF_MICROSECONDS;
+        for told in [times(151, 100), times(100, 151)] {
+            assert_eq!(calls(course, told, 1), Some(1024));
+            assert_eq!(calls(course, told, 2), Some(2048));
+            assert_eq!(calls(course, told, 5), Some(8192), "and no longer");
+            assert_eq!(calls(Course::OF_STORES, told, 1), Some(128));
+        }
+        for told in [times(150, 100), times(100, 150)] {
+            assert_eq!(calls(course, told, 1), Some(128));
+        }
     }
 }

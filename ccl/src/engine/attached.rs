@@ -136,10 +136,11 @@ impl Engine {
         let trial = self.trial(request);
         let turn = if always { Turn::Go(ATTACHED) } else { trial.turn() };
         let is_compared = !always && trial.compares();
+        let makes_sure = !always && trial.makes_sure();
         let began = is_compared.then(clock::now);
         let way = match turn {
-            Turn::Go(TILES) => TILES,
-            Turn::Go(ATTACHED) => self.attach(request, task, Some(ATTACHED), limits)?,
+            Turn::Go(TILES) if !makes_sure => TILES,
+            Turn::Go(way) => self.attach(request, task, Some(way), limits)?,
             Turn::Decide => self.attach(request, task, None, limits)?,
         };
         if way == TILES {
@@ -194,7 +195,7 @@ impl Engine {
         &mut self.attached.trials[index].1
     }
 
-    /// Does a collective attached to the others, if that is possible, and if it is the `way`, or the one that is
+    /// Tells the others what this call is. Does it attached to them, if that is possible, and if it is the `way`, or the one that is
     /// decided on where there is none. Tells which way the call has to go, or has gone.
     fn attach(
         &mut self,
@@ -215,12 +216,16 @@ impl Engine {
         let answer = Answer { input, output, is_in_place, factor, times };
         let told = self.tell_all(answer.encode(), task.stamp, limits)?;
         let told: Answers = told.iter().map(Answer::decode).collect();
+        let are_in_place = of_read(request, &told).all(|told| told.is_in_place);
+        let as_taken = self.trials(request).are(are_in_place);
+        if way == Some(TILES) {
+            return Ok(TILES);
+        }
         if of_read(request, &told).any(|told| told.input == 0) {
             self.trial(request).fail();
             return Ok(TILES);
         }
-        let are_in_place = of_read(request, &told).all(|told| told.is_in_place);
-        let way = match (way, self.trials(request).are(are_in_place)) {
+        let way = match (way, as_taken) {
             (Some(way), _) => way,
             (None, true) => self.decide(request, task.stamp, &told),
             // What was measured is of other calls.
@@ -426,6 +431,20 @@ mod tests {
         let after_others = usual(&mut alike);
         alike.are(true);
         assert_eq!(after_others, usual(&mut alike) + before.calls() as usize + 1);
+    }
+
+    #[test]
+    fn calls_that_go_by_tiles_find_out_that_they_are_in_place() {
+        let mut alike = Alike::new(Course::OF_MILLISECONDS, None);
+        alike.of_these().decide([Times { usual: 1, other: 2 }]);
+        let until_sure = |alike: &mut Alike| {
+            (0..1000).find(|_| {
+                alike.of_these().turn() == Turn::Go(TILES) && alike.of_these().makes_sure()
+            })
+        };
+        assert_eq!([until_sure(&mut alike), until_sure(&mut alike)], [Some(15), Some(15)]);
+        alike.of_these().decide([Times { usual: 2, other: 1 }]);
+        assert_eq!(until_sure(&mut alike), None, "all tell each other in each call");
     }
 
     #[test]
