@@ -21,11 +21,12 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::super::super::{Access, Depth, Memory};
 use super::abi;
 use super::abi::mlx5::{Builders, ExtendedPair, Mlx5Pair};
-use super::context::{Gid, ProtectionDomain, Registration};
+use super::context::Gid;
 use super::endpoint::{LIST, Path, TargetAddress};
 use super::ledger::{ENTRY_BYTES, Entry};
 use super::objects::{Handle, Queue, Shared};
 use super::pair::{INLINE_BYTES, Kind, Pair, blank, errno};
+use super::protection::{ProtectionDomain, Registration};
 use super::reliable::{
     RECEIVER_NOT_READY_RETRIES, RECEIVER_NOT_READY_TIMER, RETRIES, TIMEOUT, initialise, way,
 };

@@ -5,9 +5,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use super::super::super::Depth;
-use super::context::{Gid, ProtectionDomain};
+use super::context::Gid;
 use super::dynamic::{Dynamic, Place};
 use super::objects::Queue;
+use super::protection::ProtectionDomain;
 use super::reliable::Reliable;
 use super::work::{Post, Reported, Source, reported};
 use crate::TransportError;

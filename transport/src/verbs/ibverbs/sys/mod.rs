@@ -21,13 +21,13 @@ mod ledger;
 mod library;
 mod objects;
 mod pair;
+mod protection;
 mod reliable;
 mod work;
 
-pub(super) use context::{
-    Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState, ProtectionDomain, Registration,
-};
+pub(super) use context::{Context, DeviceLimits, Event, Gid, GidEntry, GidKind, PortState};
 pub(super) use dynamic::Place;
 pub(super) use endpoint::{Endpoint, LIST, Path, TargetAddress};
 pub(super) use library::{DeviceList, Library};
+pub(super) use protection::{ProtectionDomain, Registration};
 pub(super) use work::{Outcome, Post, Reported, Source, Target, What};

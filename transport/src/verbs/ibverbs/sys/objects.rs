@@ -7,8 +7,9 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use super::abi;
-use super::context::{Context, ProtectionDomain, warn_unless_closed, without_blocking};
+use super::context::{Context, warn_unless_closed, without_blocking};
 use super::pair::errno;
+use super::protection::ProtectionDomain;
 use crate::TransportError;
 
 /// Completions taken at once.

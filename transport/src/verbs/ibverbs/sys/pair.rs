@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use super::abi;
 use super::abi::mlx5::{DynamicAttributes, ExtendedInitAttributes, Mlx5Attributes};
-use super::context::{ProtectionDomain, error, warn_unless_closed};
+use super::context::{error, warn_unless_closed};
 use super::library::Mlx5Functions;
 use super::objects::{Queue, Shared, refused};
+use super::protection::ProtectionDomain;
 use crate::TransportError;
 
 /// Bytes that a small write may carry in the request itself, if the device can.

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use super::super::super::Depth;
 use super::abi;
-use super::context::{Gid, ProtectionDomain};
+use super::context::Gid;
 use super::endpoint::{LIST, Path};
 use super::objects::Queue;
 use super::pair::{INLINE_BYTES, Kind, Pair, blank, errno};
+use super::protection::ProtectionDomain;
 use super::work::{Post, Source, Target, What, inline_segment, segment};
 use crate::TransportError;
 
