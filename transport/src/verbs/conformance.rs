@@ -67,6 +67,10 @@ const VARIANTS: &[Variant] = &[
         |plain| wrap(plain, Script::benign(1)),
     ),
     #[cfg(feature = "rdma")]
+    ("imitation, unaligned", || Some(ibverbs::unaligned()), |plain| plain),
+    #[cfg(feature = "rdma")]
+    ("imitation, dynamic, unaligned", || Some(ibverbs::dynamic_unaligned()), |plain| plain),
+    #[cfg(feature = "rdma")]
     ("imitation, dynamic", || Some(ibverbs::dynamic(Make::Mlx5)), |plain| plain),
     #[cfg(feature = "rdma")]
     ("imitation, dynamic at one end", || Some(ibverbs::dynamic(Make::Plain)), |plain| plain),

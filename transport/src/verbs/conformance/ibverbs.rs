@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ccl_core::settings::HcaFilter;
 
-use super::super::ibverbs::imitated::{self, Make, Spares};
+use super::super::ibverbs::imitated::{self, Make, Spares, Unaligned};
 use super::super::ibverbs::{IbDevice, devices};
 use super::*;
 
@@ -35,6 +35,18 @@ pub(super) fn dynamic(right: Make) -> [Box<dyn Device>; 2] {
         Make::Plain => Box::new(other),
     };
     [Box::new(Spares(left)), other]
+}
+
+/// Two devices of the imitation with memory that does not begin at a page.
+pub(super) fn unaligned() -> [Box<dyn Device>; 2] {
+    let hosts = imitated::hosts(1, Make::Mlx5);
+    hosts.map(|mut host| Box::new(Unaligned(host.swap_remove(0))) as Box<dyn Device>)
+}
+
+/// The same with dynamic queue pairs.
+pub(super) fn dynamic_unaligned() -> [Box<dyn Device>; 2] {
+    let hosts = imitated::hosts(1, Make::Mlx5);
+    hosts.map(|mut host| Box::new(Unaligned(Spares(host.swap_remove(0)))) as Box<dyn Device>)
 }
 
 /// Virtual devices over two rails of the imitation.

@@ -62,12 +62,12 @@ impl Domain for IbDomain {
         let remote_atomic = access.remote_atomic && shared.limits.has_atomics;
         let access = Access { remote_atomic, ..access };
         let registration = shared.protection.register(memory, access)?;
-        let (local, remote) = registration.keys();
+        let ((local, remote), address) = (registration.keys(), registration.address());
         let mut regions = shared.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(local, memory.clone());
         let region = Region { shared: Arc::clone(shared), registration };
         let keys = (LocalKey(local), RemoteKey(remote));
-        Ok(MemoryRegion::new(memory.clone(), keys, 0, Box::new(region)))
+        Ok(MemoryRegion::new(memory.clone(), keys, address, Box::new(region)))
     }
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {

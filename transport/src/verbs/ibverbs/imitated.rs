@@ -1,6 +1,7 @@
 //! Devices of the imitation, for tests.
 
 use std::net::IpAddr;
+use std::ptr::NonNull;
 
 use ccl_core::settings::HcaFilter;
 
@@ -51,5 +52,47 @@ impl Domain for SpareDomain {
 
     fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
         self.0.spare_queue_pair(depth)
+    }
+}
+
+/// A device all of whose memory begins somewhere in a page, as that of programs does.
+#[derive(Debug)]
+pub(in super::super) struct Unaligned<D>(pub(in super::super) D);
+
+#[derive(Debug)]
+struct UnalignedDomain(Box<dyn Domain>);
+
+/// As atomics want it, and no more.
+const PLACE_IN_PAGE: usize = 8 * 37;
+
+impl<D: Device> Device for Unaligned<D> {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    fn address(&self) -> IpAddr {
+        self.0.address()
+    }
+
+    fn domain(&self) -> Result<Box<dyn Domain>, TransportError> {
+        Ok(Box::new(UnalignedDomain(self.0.domain()?)))
+    }
+}
+
+impl Domain for UnalignedDomain {
+    /// Other memory of the same length.
+    fn register(&self, memory: &Memory, access: Access) -> Result<MemoryRegion, TransportError> {
+        let around = Memory::allocate(PLACE_IN_PAGE + memory.bytes())?;
+        let start = NonNull::new(around.start().as_ptr().wrapping_add(PLACE_IN_PAGE));
+        // SAFETY: the region keeps it mapped, and nobody else knows of it.
+        let unaligned = unsafe { Memory::lent(start.expect("inside"), memory.bytes()) };
+        let region = self.0.register(&unaligned, access)?;
+        let (local, remote) = (region.segment(0, 0).key, region.remote(0));
+        let keys = (local, remote.key);
+        Ok(MemoryRegion::new(unaligned, keys, remote.address, Box::new((region, around))))
+    }
+
+    fn queue_pair(&self, depth: Depth) -> Result<Box<dyn QueuePair>, TransportError> {
+        self.0.queue_pair(depth)
     }
 }

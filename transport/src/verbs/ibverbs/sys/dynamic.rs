@@ -335,6 +335,7 @@ impl<'a> List<'a> {
     /// What is written behind a message: its number, length and immediate.
     fn entry(&self, post: &Post<'_>, entry: Entry, number: u64) {
         self.label(post.id | ENTRY, post.is_reported);
+        // A ledger begins at a page, and so at address 0.
         let address = Entry::offset(number, self.peer.entries) as u64;
         let (pair, key) = (self.pair.as_ptr(), self.peer.ledger);
         // SAFETY: a list was begun.

@@ -7,8 +7,8 @@
 //! - Every object is owned by a type that gives it back when it is dropped, and keeps alive what it was
 //!   made from. The library itself stays loaded as long as the process lives.
 //! - A NIC touches registered memory only. A [`Registration`] owns a clone of the memory, so its pages
-//!   stay mapped until they are no longer registered. Registered addresses begin at 0, so a wrong offset
-//!   names nothing else of this process, and what the NIC is told about memory needs no check here.
+//!   stay mapped until they are no longer registered. Registered addresses begin within the first page, so a
+//!   wrong offset names nothing else of this process, and what the NIC is told about memory needs no check here.
 //! - The library may be used from several threads at once.
 
 mod abi;

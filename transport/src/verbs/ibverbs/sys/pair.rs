@@ -104,7 +104,7 @@ impl Pair {
     }
 
     /// Of any kind, by libmlx5. It puts small messages that arrive into the completion, and copies them from
-    /// there to where the receive says: but our addresses begin at 0, and are none of this process.
+    /// there to where the receive says: but our addresses begin within the first page, and are none of this process.
     fn make_mlx5(
         mlx5: &Mlx5Functions,
         domain: &ProtectionDomain,

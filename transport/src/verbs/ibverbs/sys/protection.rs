@@ -12,6 +12,7 @@ use super::super::super::{Access, DmaBuf, Memory};
 use super::abi;
 use super::context::{Context, warn_unless_closed};
 use super::library::REGISTER_DMABUF;
+use super::work::first_address;
 use crate::TransportError;
 
 /// Memory and queue pairs that may touch each other.
@@ -47,7 +48,7 @@ impl ProtectionDomain {
         self.pointer.as_ptr()
     }
 
-    /// Makes all of `memory` known to the device, at addresses from 0 on.
+    /// Makes all of `memory` known to the device, at addresses below the size of a page and from there on.
     ///
     /// # Errors
     /// The device refused, or the process may not lock so much memory; or it is a dma-buf, and library or
@@ -71,14 +72,14 @@ impl ProtectionDomain {
             Some(buffer) => self.register_dmabuf(buffer, memory.bytes(), flags)?,
         };
         let pointer = NonNull::new(pointer).ok_or_else(|| self.refused(memory))?;
-        Ok(Registration { pointer, _memory: memory.clone(), domain: Arc::clone(self) })
+        Ok(Registration { pointer, memory: memory.clone(), domain: Arc::clone(self) })
     }
 
     fn register_mapped(&self, memory: &Memory, flags: c_int) -> *mut abi::MemoryRegion {
-        let start = memory.start().as_ptr().cast();
-        let functions = &self.context.library().functions;
+        let (start, bytes) = (memory.start().as_ptr().cast(), memory.bytes());
+        let (functions, address) = (&self.context.library().functions, first_address(memory));
         // SAFETY: the memory is mapped, and stays so because the registration owns a clone of it.
-        unsafe { (functions.ibv_reg_mr_iova)(self.pointer(), start, memory.bytes(), 0, flags) }
+        unsafe { (functions.ibv_reg_mr_iova)(self.pointer(), start, bytes, address, flags) }
     }
 
     fn register_dmabuf(
@@ -140,7 +141,7 @@ impl Drop for ProtectionDomain {
 pub(in super::super) struct Registration {
     pointer: NonNull<abi::MemoryRegion>,
     /// Stays mapped until the device does not know it any more.
-    _memory: Memory,
+    memory: Memory,
     domain: Arc<ProtectionDomain>,
 }
 
@@ -157,6 +158,11 @@ impl Registration {
         // SAFETY: as above.
         let remote = unsafe { (*self.pointer.as_ptr()).rkey };
         (local, remote)
+    }
+
+    /// By which address devices know its first byte.
+    pub(in super::super) fn address(&self) -> u64 {
+        first_address(&self.memory)
     }
 }
 

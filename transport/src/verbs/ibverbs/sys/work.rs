@@ -1,5 +1,7 @@
 //! What an endpoint is told to do, and what it reports.
 
+use rustix::param::page_size;
+
 use super::super::super::Memory;
 use super::abi;
 use super::library::{Library, text};
@@ -112,8 +114,18 @@ pub(super) fn reported(library: &Library, found: &abi::Completion) -> Reported {
     Reported { id: found.wr_id, outcome, bytes: found.byte_len as usize, immediate }
 }
 
+/// By which address devices know the first byte of memory: its place in its page. The kernel registers memory at
+/// addresses only that are where they were in a page, and that is all that a peer learns of an address of this process.
+pub(super) fn first_address(memory: &Memory) -> u64 {
+    if memory.dmabuf().is_some() {
+        return 0;
+    }
+    (memory.start().addr().get() % page_size()) as u64
+}
+
 pub(super) fn segment(source: &Source<'_>) -> abi::ScatterGather {
-    abi::ScatterGather { addr: source.offset as u64, length: source.bytes, lkey: source.key }
+    let addr = first_address(source.memory) + source.offset as u64;
+    abi::ScatterGather { addr, length: source.bytes, lkey: source.key }
 }
 
 /// What is inline is copied by this process.

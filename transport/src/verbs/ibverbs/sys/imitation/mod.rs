@@ -15,7 +15,8 @@
 //! - a dynamic target has a number only when it receives, which may be that of one that is gone, and no error
 //!   state; requests that arrive while it is being destroyed are executed;
 //! - a device of mlx5 puts small messages into the completion, from where libmlx5 copies them to where the
-//!   receive says *in this process*, unless it is told not to. Registered at address 0 they are lost.
+//!   receive says *in this process*, unless it is told not to. Registered at other addresses they are lost;
+//! - memory is registered only at an address that has the place in a page that it has in this process.
 //!
 //! It is written after the manual pages and sources of rdma-core and the driver in Linux. It shows that the code
 //! here does what those say, not that they say what hardware does.

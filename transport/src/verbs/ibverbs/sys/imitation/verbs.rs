@@ -237,8 +237,12 @@ unsafe extern "C" fn reg_mr(
 ) -> *mut abi::MemoryRegion {
     let (network, id) = behind(domain);
     let mut world = network.world();
-    let key = u32::try_from(world.number()).expect("few numbers");
     let start = addr.expose_provenance();
+    let page = rustix::param::page_size();
+    if start % page != usize::try_from(address).expect("64 bits") % page {
+        return none(libc::EINVAL);
+    }
+    let key = u32::try_from(world.number()).expect("few numbers");
     let access = access.cast_unsigned();
     let region = Region { domain: id, start, bytes: length as u64, address, access };
     world.regions.insert(key, region);
