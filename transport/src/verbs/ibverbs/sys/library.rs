@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::abi;
 use super::abi::mlx5::{ExtendedInitAttributes, ExtendedPair, Mlx5Attributes, Mlx5Pair};
+use super::context::error;
 use crate::TransportError;
 
 /// The name of the library since 2005; its symbols have versions.
@@ -67,6 +68,20 @@ impl Library {
         let mlx5 = loaded_mlx5(MLX5_NAME);
         Ok(Arc::new(Self { functions, register_dmabuf, mlx5 }))
     }
+
+    /// Lets this process fork. On kernels before 5.12 the first write behind a fork would give it another page than the
+    /// one that a device knows, and what is received would never be seen. Later ones copy for the child, and
+    /// nothing is done. It works only before memory is registered, by anybody in this process.
+    fn allow_forks(&self) {
+        // SAFETY: it may be called at any time.
+        let result = unsafe { (self.functions.ibv_fork_init)() };
+        if result != 0 {
+            tracing::warn!(
+                cause = %error(result),
+                "libibverbs is not prepared for forks: on kernels before 5.12 a fork spoils registered memory"
+            );
+        }
+    }
 }
 
 /// The devices of this host, as long as the library keeps them for us.
@@ -86,6 +101,7 @@ impl DeviceList {
     /// # Errors
     /// There is none, or no kernel support.
     pub(in super::super) fn new(library: Arc<Library>) -> Result<Self, TransportError> {
+        library.allow_forks();
         let mut count: c_int = 0;
         // SAFETY: the library writes one number where it is told.
         let list = unsafe { (library.functions.ibv_get_device_list)(&raw mut count) };
@@ -203,6 +219,7 @@ macro_rules! functions {
 functions! {
     /// The functions of libibverbs that are used, by their names.
     Functions:
+    ibv_fork_init of "IBVERBS_1.1" () -> c_int;
     ibv_get_device_list of "IBVERBS_1.1" (*mut c_int) -> *mut *mut abi::Device;
     ibv_free_device_list of "IBVERBS_1.1" (*mut *mut abi::Device);
     ibv_get_device_name of "IBVERBS_1.1" (*mut abi::Device) -> *const c_char;
@@ -276,7 +293,7 @@ mod tests {
         let error = Library::open(c"libr2ccl-has-no-such-library.so").unwrap_err().to_string();
         assert!(error.starts_with("load libibverbs: libr2ccl-has-no-such-library.so"), "{error}");
         let error = Library::open(c"libc.so.6").unwrap_err().to_string();
-        let expected = "it is too old: it has no ibv_get_device_list of IBVERBS_1.1";
+        let expected = "it is too old: it has no ibv_fork_init of IBVERBS_1.1";
         assert_eq!(error, format!("load libibverbs: {expected}"));
         let error = loaded_mlx5(c"libc.so.6").unwrap_err().to_string();
         let expected = "it is too old: it has no mlx5dv_is_supported of MLX5_1.8";

@@ -12,6 +12,7 @@ use super::world::{Completions, Events, Receives, Region, Subject, World, bell};
 use super::{Network, behind, calls, give, pairs, posting, take_back};
 
 pub(super) const FUNCTIONS: Functions = Functions {
+    ibv_fork_init: fork_init,
     ibv_get_device_list: get_device_list,
     ibv_free_device_list: free_device_list,
     ibv_get_device_name: get_device_name,
@@ -76,6 +77,13 @@ pub(super) fn none<T>(reason: c_int) -> *mut T {
 fn fail(reason: c_int) -> c_int {
     none::<c_void>(reason);
     -1
+}
+
+unsafe extern "C" fn fork_init() -> c_int {
+    ANNOUNCED.with_borrow(|network| {
+        network.as_ref().expect("a network was announced").world().may_fork = true;
+    });
+    0
 }
 
 unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
@@ -237,6 +245,7 @@ unsafe extern "C" fn reg_mr(
 ) -> *mut abi::MemoryRegion {
     let (network, id) = behind(domain);
     let mut world = network.world();
+    assert!(world.may_fork, "a fork would spoil this memory");
     let start = addr.expose_provenance();
     let page = rustix::param::page_size();
     if start % page != usize::try_from(address).expect("64 bits") % page {

@@ -19,6 +19,8 @@ const FIRST_TARGET: u32 = 0x80_0000;
 pub(super) struct World {
     pub(super) ports: Vec<Port>,
     pub(super) makes_targets: bool,
+    /// `ibv_fork_init` was called.
+    pub(super) may_fork: bool,
     pub(super) is_held: bool,
     /// Requests that are executed while the next target is being destroyed.
     pub(super) late: usize,
@@ -192,6 +194,7 @@ impl World {
             ports,
             late: 0,
             makes_targets: true,
+            may_fork: false,
             is_held: false,
             contexts: BTreeMap::new(),
             channels: BTreeMap::new(),
