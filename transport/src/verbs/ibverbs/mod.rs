@@ -31,6 +31,7 @@ pub(super) mod imitated;
 mod parley;
 mod posted;
 mod queue_pair;
+mod reports;
 mod stock;
 mod sys;
 #[cfg(test)]

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::super::{
     Completion, Connection, Depth, Landings, Opcode, Operation, PostError, QueuePair,
-    ReceiveRequest, State, Status, Transition, WorkId, WorkRequest,
+    ReceiveRequest, State, Status, Transition, WorkRequest,
 };
 use super::connect::Stage;
 use super::domain::Shared;
@@ -18,12 +18,12 @@ use super::ending::Drain;
 use super::hello::{Farewell, Message};
 use super::parley::Parley;
 use super::posted::{Handover, Queue, Sent, ring};
-use super::sys::{Endpoint, Gid, LIST, Outcome, Post, Reported, Source};
+use super::sys::{Endpoint, Gid, LIST, Post, Reported, Source};
 use super::watch::Mailbox;
 use crate::TransportError;
 
 /// Work of this kind is a receive.
-const RECEIVE: u64 = 1 << 63;
+pub(super) const RECEIVE: u64 = 1 << 63;
 /// A queue pair that always finds completions looks so often whether something else has happened.
 const POLLS_PER_LOOK: u32 = 64;
 
@@ -60,7 +60,7 @@ pub(super) struct IbQueuePair {
     pub(super) receives: Queue<ReceiveRequest>,
     /// Completed, not yet polled.
     pub(super) ready: Vec<Completion>,
-    reported: Vec<Reported>,
+    pub(super) reported: Vec<Reported>,
     polls: u32,
 }
 
@@ -260,59 +260,6 @@ impl IbQueuePair {
                 self.break_down(None, TransportError::system(call, cause), Farewell::Lost);
             }
         }
-    }
-
-    /// Takes what the device reports; tells whether anything came.
-    pub(super) fn take_reports(&mut self) -> bool {
-        let Some(endpoint) = &self.endpoint else { return false };
-        let mut reported = std::mem::take(&mut self.reported);
-        let polled = endpoint.poll(&mut reported);
-        for report in reported.drain(..) {
-            self.take(report);
-        }
-        self.reported = reported;
-        polled.unwrap_or_else(|cause| {
-            let fault = TransportError::system(format!("poll {}", self.domain.name()), cause);
-            self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
-            true
-        })
-    }
-
-    fn take(&mut self, report: Reported) {
-        let number = report.id & !RECEIVE;
-        let known = if report.id & RECEIVE == 0 {
-            self.sends.pass_over(number, |sent| !sent.is_reported);
-            self.sends.take_back(number).map(|sent| self.sent(sent.request, &report))
-        } else {
-            self.receives.take_back(number).map(|request| self.received(request.id, &report))
-        };
-        if known.is_none() {
-            let cause = format!("it reports {report:?}, which is not the oldest");
-            let fault = TransportError::system(format!("poll {}", self.domain.name()), cause);
-            self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
-        }
-    }
-
-    fn sent(&mut self, request: WorkRequest, report: &Reported) {
-        if report.outcome != Outcome::Success {
-            let status = self.send_failed(&report.outcome);
-            self.ready.push(Completion::of(&request, status));
-        } else if request.signalled {
-            self.ready.push(Completion::of(&request, Status::Success));
-        }
-    }
-
-    fn received(&mut self, id: WorkId, report: &Reported) {
-        if report.outcome != Outcome::Success {
-            let status = self.receive_failed(&report.outcome);
-            return self.ready.push(Completion { status, ..Completion::flushed_receive(id) });
-        }
-        let (status, bytes, immediate) = (Status::Success, report.bytes, report.immediate);
-        let opcode = match immediate {
-            Some(_) => Opcode::ReceiveWriteWithImmediate,
-            None => Opcode::Receive,
-        };
-        self.ready.push(Completion { id, status, opcode, bytes, immediate });
     }
 
     /// Looks whether anything else than completions has come.
