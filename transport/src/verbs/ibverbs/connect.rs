@@ -244,6 +244,7 @@ impl IbQueuePair {
 
     /// Before anything is sent or could arrive.
     fn replace_endpoint(&mut self, endpoint: Arc<Endpoint>) {
+        self.give_endpoint_back();
         self.endpoint = Some(endpoint);
         self.receives.posted = 0;
         for _ in 0..self.receives.len() {

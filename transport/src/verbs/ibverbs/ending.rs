@@ -164,7 +164,7 @@ impl IbQueuePair {
                 "a queue pair does not give everything back"
             );
         }
-        self.endpoint = None;
+        self.give_endpoint_back();
         self.stage = Stage::Idle;
         let mut verdict = self.drain.take().and_then(|drain| drain.verdict);
         while let Some(sent) = self.sends.pop() {

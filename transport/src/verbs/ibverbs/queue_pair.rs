@@ -27,6 +27,9 @@ pub(super) const RECEIVE: u64 = 1 << 63;
 /// A queue pair that always finds completions looks so often whether something else has happened.
 const POLLS_PER_LOOK: u32 = 64;
 
+/// Of the descriptor of a device that is gone.
+const GONE: epoll::EventFlags = epoll::EventFlags::ERR.union(epoll::EventFlags::HUP);
+
 /// What is readable, in the set that the descriptor stands for.
 pub(super) mod token {
     pub(in super::super) const COMPLETIONS: u64 = 0;
@@ -110,14 +113,20 @@ impl IbQueuePair {
         epoll::add(&self.readiness, descriptor, token, epoll::EventFlags::IN)
     }
 
+    /// Gives back what it has at the device. Of a device that is gone nothing is taken back: descriptors stay open, and
+    /// readable.
+    pub(super) fn give_endpoint_back(&mut self) {
+        if let Some(endpoint) = self.endpoint.take() {
+            ignore(&self.readiness, endpoint.descriptor());
+        }
+    }
+
     /// Says why it ends, and listens no more. The connection stays open: closed with bytes unread, the
     /// kernel would throw away what the peer has not received yet.
     pub(super) fn say_farewell(&mut self, reason: Farewell) {
         let Some(parley) = &mut self.parley else { return };
         parley.part(&Message::Farewell(reason));
-        if let Err(cause) = epoll::delete(&self.readiness, parley.descriptor()) {
-            tracing::debug!(%cause, "a connection that nobody listens to");
-        }
+        ignore(&self.readiness, parley.descriptor());
     }
 
     pub(super) fn transition(&mut self, transition: Transition) -> Result<(), PostError> {
@@ -271,12 +280,15 @@ impl IbQueuePair {
         let Ok(count) = waited else { return false };
         let mut moved = false;
         for event in &events[..count] {
-            let data = event.data;
+            let (data, flags) = (event.data, event.flags);
             moved |= match data.u64() {
                 token::COMPLETIONS => self.announced(),
                 token::PARLEY => self.listen(),
                 token::EVENTS => {
                     self.domain.watch.gather();
+                    if flags.intersects(GONE) {
+                        ignore(&self.readiness, self.domain.watch.descriptor());
+                    }
                     false
                 }
                 _ => self.read_mail(),
@@ -385,7 +397,7 @@ impl QueuePair for IbQueuePair {
             return;
         }
         self.parley = None;
-        self.endpoint = None;
+        self.give_endpoint_back();
         self.state = State::Reset;
         (self.fault, self.refusal) = (None, None);
         (self.parting, self.drain, self.address) = (None, None, None);
@@ -421,6 +433,13 @@ impl QueuePair for IbQueuePair {
             || !self.ready.is_empty()
             || self.parting.is_some()
             || self.parley.as_ref().is_some_and(|parley| !parley.is_flushed())
+    }
+}
+
+/// Listens no more to something.
+fn ignore(readiness: &OwnedFd, descriptor: BorrowedFd<'_>) {
+    if let Err(cause) = epoll::delete(readiness, descriptor) {
+        tracing::debug!(%cause, "a descriptor that nobody listens to");
     }
 }
 

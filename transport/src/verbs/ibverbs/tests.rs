@@ -418,20 +418,26 @@ fn the_descriptor_announces_everything() {
     });
 }
 
+fn is_readable(end: &End) -> bool {
+    waits_for(end, Duration::ZERO)
+}
+
+/// Whether its descriptor is readable before so long.
+fn waits_for(end: &End, limit: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    // SAFETY: the queue pair lives longer than the borrow.
+    let descriptor = unsafe { std::os::fd::BorrowedFd::borrow_raw(end.pair.descriptor().unwrap()) };
+    let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
+    poll(&mut polled, Some(&Timespec::try_from(limit).unwrap())).unwrap() > 0
+}
+
 /// Polls an end only when its descriptor or it itself says so, until there is something new.
 fn wait_for(end: &mut End) {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let (before, state) = (end.done.len(), end.pair.state());
     let deadline = clock::now() + LIMIT;
     while end.done.len() == before && end.pair.state() == state {
         assert!(clock::now() < deadline, "{:?}", end.pair);
-        // SAFETY: the queue pair lives longer than the borrow.
-        let descriptor =
-            unsafe { std::os::fd::BorrowedFd::borrow_raw(end.pair.descriptor().unwrap()) };
-        let mut polled = [PollFd::new(&descriptor, PollFlags::IN)];
-        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let readable = poll(&mut polled, Some(&second)).unwrap() > 0;
-        if readable || end.pair.needs_poll() {
+        if waits_for(end, Duration::from_secs(1)) || end.pair.needs_poll() {
             end.pair.poll(&mut end.done);
         }
     }

@@ -334,3 +334,27 @@ fn announces_everything(mut bench: Bench) {
     wait_for(&mut bench.right);
     assert_eq!(bench.right.pair.state(), State::Error);
 }
+
+/// Nothing of it can be given back, and its descriptors announce that for ever: nobody may listen to them.
+#[test]
+fn a_device_that_is_removed_is_quiet() {
+    for make in [reliable_bench, bench] {
+        let (network, mut bench) = make();
+        bench.works();
+        bench.left.receive(5);
+        network.remove(0);
+        bench.until(|bench| !bench.left.pair.needs_poll() && bench.left.done.len() == 2);
+        let fault = bench.left.pair.fault().unwrap().to_string();
+        assert_eq!(fault, "use imitated0: the device is gone");
+        assert_eq!(bench.left.statuses()[1], (5, Status::Flushed));
+        while bench.left.pair.poll(&mut bench.left.done) {}
+        assert!(!is_readable(&bench.left));
+        bench.left.pair.reset();
+        bench.left.pair.initialise().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let refusal = bench.left.pair.connect(Connection::Stream(stream)).unwrap_err().to_string();
+        assert!(refusal.contains("imitated0: Input/output error"), "{refusal}");
+        assert!(!is_readable(&bench.left));
+    }
+}

@@ -38,7 +38,7 @@ impl World {
         for &id in ids[from..].iter().chain(&ids[..from]) {
             let pair = &self.pairs[&id];
             let Some(work) = pair.works.front() else { continue };
-            if pair.state != abi::IBV_QPS_RTS {
+            if pair.state != abi::IBV_QPS_RTS || self.ports[pair.device].is_gone {
                 continue;
             }
             let work = work.clone();

@@ -16,11 +16,13 @@
 //!   state; requests that arrive while it is being destroyed are executed;
 //! - a device of mlx5 puts small messages into the completion, from where libmlx5 copies them to where the
 //!   receive says *in this process*, unless it is told not to. Registered at other addresses they are lost;
+//! - what belongs to a device that was removed is not taken back (`EIO`), and its descriptors announce that for ever;
 //! - memory is registered only at an address that has the place in a page that it has in this process.
 //!
 //! It is written after the manual pages and sources of rdma-core and the driver in Linux. It shows that the code
 //! here does what those say, not that they say what hardware does.
 
+mod bell;
 mod calls;
 mod dynamic;
 mod engine;
@@ -101,6 +103,11 @@ impl Network {
     /// Its cable is there or not, and everybody on this host is told.
     pub(in crate::verbs) fn link(&self, device: usize, is_up: bool) {
         self.world().set_link(device, is_up);
+    }
+
+    /// It is removed, as with its driver: nothing of it can be used any more, nor given back.
+    pub(in crate::verbs) fn remove(&self, device: usize) {
+        self.world().remove_device(device);
     }
 
     /// Everything that a device sends or should receive is lost, and nobody is told.

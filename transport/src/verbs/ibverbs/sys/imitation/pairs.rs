@@ -134,6 +134,10 @@ pub(super) unsafe extern "C" fn modify_qp(
     let attributes = unsafe { *attributes };
     let mut world = network.world();
     let target_number = world.target_number();
+    let device = world.pair(id).device;
+    if let Some(reason) = world.refusal(device) {
+        return refuse(reason);
+    }
     let pair = world.pair(id);
     let Some((must, may)) = expected(pair.kind, pair.state, attributes.qp_state) else {
         return refuse(libc::EINVAL);
@@ -172,7 +176,13 @@ pub(super) unsafe extern "C" fn modify_qp(
 
 pub(super) unsafe extern "C" fn destroy_qp(pointer: *mut abi::QueuePair) -> c_int {
     let (network, id) = behind_pair(pointer);
-    network.world().remove(id);
+    let mut world = network.world();
+    let device = world.pair(id).device;
+    if let Some(reason) = world.refusal(device) {
+        return refuse(reason);
+    }
+    world.remove(id);
+    drop(world);
     calls::take_pair_back(pointer);
     0
 }

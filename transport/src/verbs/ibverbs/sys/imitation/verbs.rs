@@ -3,12 +3,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 use super::super::abi;
 use super::super::library::Functions;
-use super::world::{Completions, Events, Receives, Region, Subject, World, bell};
+use super::bell::Bell;
+use super::world::{Channel, Completions, Events, Receives, Region, Subject, World};
 use super::{Network, behind, calls, give, pairs, posting, take_back};
 
 pub(super) const FUNCTIONS: Functions = Functions {
@@ -116,7 +117,7 @@ unsafe extern "C" fn get_device_name(device: *mut abi::Device) -> *const c_char 
 
 unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context {
     let (network, index) = behind(device);
-    let events = Events { device: index, bell: bell(), waiting: VecDeque::new() };
+    let events = Events { device: index, bell: Bell::new(), waiting: VecDeque::new() };
     let ops = abi::ContextOps {
         _before_poll: [null(); 11],
         poll_cq,
@@ -128,8 +129,11 @@ unsafe extern "C" fn open_device(device: *mut abi::Device) -> *mut abi::Context 
         post_recv: posting::post_recv,
         _after: [null(); 5],
     };
-    let async_fd = events.bell.as_raw_fd();
+    let async_fd = events.bell.descriptor();
     let mut world = network.world();
+    if world.refusal(index).is_some() {
+        return none(libc::ENODEV);
+    }
     let id = world.number();
     world.contexts.insert(id, events);
     drop(world);
@@ -172,7 +176,11 @@ unsafe extern "C" fn query_port(
 ) -> c_int {
     let (network, id) = behind(context);
     let world = network.world();
-    let port = &world.ports[device_of(&world, id)];
+    let device = device_of(&world, id);
+    if let Some(reason) = world.refusal(device) {
+        return refuse(reason);
+    }
+    let port = &world.ports[device];
     // SAFETY: the caller has room for them there, and has filled it with zeros.
     let attributes = unsafe { &mut *attributes };
     attributes.state = if port.is_up { abi::IBV_PORT_ACTIVE } else { 1 };
@@ -231,7 +239,13 @@ unsafe extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi::Protectio
 
 unsafe extern "C" fn dealloc_pd(domain: *mut abi::ProtectionDomain) -> c_int {
     let (network, id) = behind(domain);
-    network.world().domains.remove(&id);
+    let mut world = network.world();
+    let (_, device) = world.domains[&id];
+    if let Some(reason) = world.refusal(device) {
+        return refuse(reason);
+    }
+    world.domains.remove(&id);
+    drop(world);
     take_back(domain);
     0
 }
@@ -246,6 +260,10 @@ unsafe extern "C" fn reg_mr(
     let (network, id) = behind(domain);
     let mut world = network.world();
     assert!(world.may_fork, "a fork would spoil this memory");
+    let (_, device) = world.domains[&id];
+    if let Some(reason) = world.refusal(device) {
+        return none(reason);
+    }
     let start = addr.expose_provenance();
     let page = rustix::param::page_size();
     if start % page != usize::try_from(address).expect("64 bits") % page {
@@ -264,25 +282,41 @@ unsafe extern "C" fn reg_mr(
 
 unsafe extern "C" fn dereg_mr(region: *mut abi::MemoryRegion) -> c_int {
     let (network, id) = behind(region);
-    network.world().regions.remove(&u32::try_from(id).expect("a key"));
+    let mut world = network.world();
+    let key = u32::try_from(id).expect("a key");
+    let (_, device) = world.domains[&world.regions[&key].domain];
+    if let Some(reason) = world.refusal(device) {
+        return refuse(reason);
+    }
+    world.regions.remove(&key);
+    drop(world);
     take_back(region);
     0
 }
 
 unsafe extern "C" fn create_channel(context: *mut abi::Context) -> *mut abi::CompletionChannel {
-    let (network, _) = behind(context);
-    let bell = bell();
-    let fd = bell.as_raw_fd();
+    let (network, context_id) = behind(context);
     let mut world = network.world();
-    let id = world.number();
-    world.channels.insert(id, bell);
+    let device = device_of(&world, context_id);
+    if let Some(reason) = world.refusal(device) {
+        return none(reason);
+    }
+    let bell = Arc::new(Bell::new());
+    let (id, fd) = (world.number(), bell.descriptor());
+    world.channels.insert(id, Channel { device, bell });
     drop(world);
     give(Some(abi::CompletionChannel { context, fd, refcnt: 0 }), &network, id)
 }
 
 unsafe extern "C" fn destroy_channel(channel: *mut abi::CompletionChannel) -> c_int {
     let (network, id) = behind(channel);
-    network.world().channels.remove(&id);
+    let mut world = network.world();
+    // Its completion queue has not been taken back.
+    if world.refusal(world.channels[&id].device).is_some() {
+        return refuse(libc::EBUSY);
+    }
+    world.channels.remove(&id);
+    drop(world);
     take_back(channel);
     0
 }
@@ -294,15 +328,14 @@ unsafe extern "C" fn create_cq(
     channel: *mut abi::CompletionChannel,
     _: c_int,
 ) -> *mut abi::CompletionQueue {
-    let (network, _) = behind(context);
+    let (network, context) = behind(context);
     let mut world = network.world();
-    let bell: Option<OwnedFd> = (!channel.is_null()).then(|| {
-        let bell = &world.channels[&behind(channel).1];
-        bell.try_clone().expect("a descriptor more")
-    });
+    let device = device_of(&world, context);
+    let bell = (!channel.is_null()).then(|| Arc::clone(&world.channels[&behind(channel).1].bell));
     let capacity = usize::try_from(entries).expect("a number of entries");
     let id = world.number();
-    let queue = Completions { capacity, bell, is_armed: false, entries: VecDeque::new() };
+    let entries = VecDeque::new();
+    let queue = Completions { device, capacity, bell, is_armed: false, entries };
     world.queues.insert(id, queue);
     drop(world);
     give(None, &network, id)
@@ -311,6 +344,9 @@ unsafe extern "C" fn create_cq(
 unsafe extern "C" fn destroy_cq(queue: *mut abi::CompletionQueue) -> c_int {
     let (network, id) = behind(queue);
     let mut world = network.world();
+    if let Some(reason) = world.refusal(world.queues[&id].device) {
+        return refuse(reason);
+    }
     if world.pairs.values().any(|pair| pair.sent == id || pair.received == id) {
         return refuse(libc::EBUSY);
     }
@@ -327,9 +363,9 @@ unsafe extern "C" fn get_cq_event(
 ) -> c_int {
     let (network, id) = behind(channel);
     let world = network.world();
-    match rustix::io::read(&world.channels[&id], &mut [0; 8]) {
-        Ok(_) => 0,
-        Err(reason) => fail(reason.raw_os_error()),
+    match world.channels[&id].bell.hear() {
+        Ok(()) => 0,
+        Err(reason) => fail(reason),
     }
 }
 
@@ -392,8 +428,8 @@ unsafe extern "C" fn get_async_event(
     let (network, id) = behind(context);
     let mut world = network.world();
     let events = world.contexts.get_mut(&id).expect("an open device");
-    if let Err(reason) = rustix::io::read(&events.bell, &mut [0; 8]) {
-        return fail(reason.raw_os_error());
+    if let Err(reason) = events.bell.hear() {
+        return fail(reason);
     }
     let Some((subject, event_type)) = events.waiting.pop_front() else { return fail(libc::EAGAIN) };
     let element = match subject {

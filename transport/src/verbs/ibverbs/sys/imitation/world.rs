@@ -1,15 +1,14 @@
 //! What a network consists of.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::c_uint;
-use std::os::fd::OwnedFd;
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
 use std::time::Instant;
-
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::super::abi;
 use super::super::context::Gid;
 use super::super::work::What;
+use super::bell::Bell;
 
 /// Targets have numbers of their own.
 const FIRST_TARGET: u32 = 0x80_0000;
@@ -25,7 +24,7 @@ pub(super) struct World {
     /// Requests that are executed while the next target is being destroyed.
     pub(super) late: usize,
     pub(super) contexts: BTreeMap<usize, Events>,
-    pub(super) channels: BTreeMap<usize, OwnedFd>,
+    pub(super) channels: BTreeMap<usize, Channel>,
     /// Context and device of each domain.
     pub(super) domains: BTreeMap<usize, (usize, usize)>,
     pub(super) regions: BTreeMap<u32, Region>,
@@ -46,13 +45,22 @@ pub(super) struct Port {
     pub(super) mtu: c_uint,
     pub(super) is_up: bool,
     pub(super) is_cut: bool,
+    /// The device was removed.
+    pub(super) is_gone: bool,
+}
+
+/// What announces completions.
+#[derive(Debug)]
+pub(super) struct Channel {
+    pub(super) device: usize,
+    pub(super) bell: Arc<Bell>,
 }
 
 /// What happened to the device of a context.
 #[derive(Debug)]
 pub(super) struct Events {
     pub(super) device: usize,
-    pub(super) bell: OwnedFd,
+    pub(super) bell: Bell,
     pub(super) waiting: VecDeque<(Subject, c_uint)>,
 }
 
@@ -76,8 +84,9 @@ pub(super) struct Region {
 /// What has completed.
 #[derive(Debug)]
 pub(super) struct Completions {
+    pub(super) device: usize,
     pub(super) capacity: usize,
-    pub(super) bell: Option<OwnedFd>,
+    pub(super) bell: Option<Arc<Bell>>,
     pub(super) is_armed: bool,
     pub(super) entries: VecDeque<Entry>,
 }
@@ -184,7 +193,7 @@ pub(super) enum Data {
 
 impl Port {
     pub(super) fn new(gid: Gid) -> Self {
-        Self { gid, mtu: 3, is_up: true, is_cut: false }
+        Self { gid, mtu: 3, is_up: true, is_cut: false, is_gone: false }
     }
 }
 
@@ -244,17 +253,32 @@ impl World {
         self.tell_all(device, abi::IBV_EVENT_GID_CHANGE);
     }
 
+    /// It was removed: everybody is told, and nothing comes of it any more.
+    pub(super) fn remove_device(&mut self, device: usize) {
+        (self.ports[device].is_up, self.ports[device].is_gone) = (false, true);
+        self.tell_all(device, abi::IBV_EVENT_DEVICE_FATAL);
+        let contexts = self.contexts.values().filter(|events| events.device == device);
+        contexts.for_each(|events| events.bell.hang_up());
+        let channels = self.channels.values().filter(|channel| channel.device == device);
+        channels.for_each(|channel| channel.bell.hang_up());
+    }
+
+    /// What the kernel answers to everything about a device that was removed.
+    pub(super) fn refusal(&self, device: usize) -> Option<c_int> {
+        self.ports[device].is_gone.then_some(libc::EIO)
+    }
+
     fn tell_all(&mut self, device: usize, what: c_uint) {
         for events in self.contexts.values_mut().filter(|events| events.device == device) {
             events.waiting.push_back((Subject::Port, what));
-            ring(&events.bell);
+            events.bell.ring();
         }
     }
 
     pub(super) fn tell(&mut self, context: usize, subject: Subject, what: c_uint) {
         let Some(events) = self.contexts.get_mut(&context) else { return };
         events.waiting.push_back((subject, what));
-        ring(&events.bell);
+        events.bell.ring();
     }
 
     /// Adds a completion.
@@ -265,7 +289,7 @@ impl World {
         if std::mem::take(&mut queue.is_armed)
             && let Some(bell) = &queue.bell
         {
-            ring(bell);
+            bell.ring();
         }
     }
 
@@ -320,14 +344,4 @@ impl World {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(region.start);
         is_allowed.then(|| start.wrapping_add(usize::try_from(offset).expect("inside")))
     }
-}
-
-/// A counter whose descriptor is readable as long as it is not 0.
-pub(super) fn bell() -> OwnedFd {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE).expect("a descriptor more")
-}
-
-pub(super) fn ring(bell: &OwnedFd) {
-    let rung = rustix::io::write(bell, &1u64.to_ne_bytes());
-    rung.expect("a counter that is far from full");
 }
