@@ -169,7 +169,7 @@ impl IbQueuePair {
         self.break_down(Some(Status::RetryExceeded), fault, Farewell::Lost);
     }
 
-    fn broke_the_protocol(&mut self, what: &str) {
+    pub(super) fn broke_the_protocol(&mut self, what: &str) {
         let fault = TransportError::Protocol(format!("{}: {what}", self.path()));
         self.break_down(Some(Status::RetryExceeded), fault, Farewell::Refused);
     }

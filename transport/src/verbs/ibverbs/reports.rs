@@ -1,6 +1,6 @@
 //! What the device reports of operations and receives.
 
-use super::super::{Completion, Opcode, Status, WorkId, WorkRequest};
+use super::super::{Completion, Opcode, ReceiveRequest, Status, WorkRequest};
 use super::hello::Farewell;
 use super::queue_pair::{IbQueuePair, RECEIVE};
 use super::sys::{Outcome, Reported};
@@ -29,7 +29,7 @@ impl IbQueuePair {
             self.sends.pass_over(number, |sent| !sent.is_reported);
             self.sends.take_back(number).map(|sent| self.sent(sent.request, &report))
         } else {
-            self.receives.take_back(number).map(|request| self.received(request.id, &report))
+            self.receives.take_back(number).map(|request| self.received(request, &report))
         };
         if known.is_none() {
             let cause = format!("it reports {report:?}, which is not the oldest");
@@ -47,12 +47,17 @@ impl IbQueuePair {
         }
     }
 
-    fn received(&mut self, id: WorkId, report: &Reported) {
+    fn received(&mut self, ReceiveRequest { id, target }: ReceiveRequest, report: &Reported) {
         if report.outcome != Outcome::Success {
             let status = self.receive_failed(&report.outcome);
             return self.ready.push(Completion { status, ..Completion::flushed_receive(id) });
         }
         let (status, bytes, immediate) = (Status::Success, report.bytes, report.immediate);
+        // A ledger was written by the peer, which may say anything there.
+        if immediate.is_none() && bytes > target.map_or(0, |segment| segment.bytes) {
+            self.broke_the_protocol("it reports a message that is longer than its receive");
+            return self.ready.push(Completion::flushed_receive(id));
+        }
         let opcode = match immediate {
             Some(_) => Opcode::ReceiveWriteWithImmediate,
             None => Opcode::Receive,

@@ -10,9 +10,13 @@
 //! As many entries as the end has receives are enough: a message that takes the place of another one has found
 //! a receive, so that one was reported.
 
+use std::ops::Range;
+
 use super::super::super::Memory;
 
 pub(super) const ENTRY_BYTES: usize = 24;
+/// Where the length is.
+pub(super) const LENGTH: Range<usize> = 8..12;
 
 /// What is known of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +35,7 @@ impl Entry {
     pub(super) fn encode(self, number: u64) -> [u8; ENTRY_BYTES] {
         let mut bytes = [0; ENTRY_BYTES];
         bytes[..8].copy_from_slice(&(number + 1).to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[LENGTH].copy_from_slice(&self.bytes.to_le_bytes());
         bytes[12..16].copy_from_slice(&self.immediate.unwrap_or(0).to_le_bytes());
         bytes[16] = u8::from(self.immediate.is_some());
         bytes
@@ -45,7 +49,7 @@ impl Entry {
         let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let written = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
         let immediate = (bytes[16] == 1).then(|| word(12));
-        (written == number + 1).then(|| Self { bytes: word(8), immediate })
+        (written == number + 1).then(|| Self { bytes: word(LENGTH.start), immediate })
     }
 }
 

@@ -248,6 +248,23 @@ fn a_fence_loses_no_message() {
     assert!(whole > 50, "{whole}");
 }
 
+/// A ledger says what the peer wrote there: it need not be true.
+#[test]
+fn a_length_that_the_peer_made_up_reaches_nobody() {
+    let (network, mut bench) = bench();
+    bench.works();
+    network.hold(true);
+    network.forge();
+    let target = Some(bench.right.region.segment(0, 64));
+    bench.right.pair.post_receive(ReceiveRequest { id: WorkId(5), target }).unwrap();
+    bench.left.post(1, Operation::Send { source: bench.left.region.segment(0, 64) });
+    network.hurry(2);
+    bench.right.pair.fail();
+    network.hold(false);
+    bench.until(|bench| !bench.right.done.is_empty());
+    assert_eq!(bench.right.done, [Completion::flushed_receive(WorkId(5))]);
+}
+
 /// A message of a size and kind of its own.
 fn message(bench: &Bench, id: u64) -> Operation {
     let bytes = 100 * id as usize;

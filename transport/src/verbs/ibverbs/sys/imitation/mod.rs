@@ -120,6 +120,11 @@ impl Network {
         self.world().makes_targets = is_so;
     }
 
+    /// Entries of ledgers that are posted from now on say that messages are longer than any is.
+    pub(in crate::verbs) fn forge(&self) {
+        self.world().forges = true;
+    }
+
     /// Nothing is executed until it is released.
     pub(in crate::verbs) fn hold(&self, is_held: bool) {
         self.world().is_held = is_held;

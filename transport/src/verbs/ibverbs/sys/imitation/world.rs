@@ -18,6 +18,8 @@ const FIRST_TARGET: u32 = 0x80_0000;
 pub(super) struct World {
     pub(super) ports: Vec<Port>,
     pub(super) makes_targets: bool,
+    /// Entries of ledgers that are posted have too large a length.
+    pub(super) forges: bool,
     /// `ibv_fork_init` was called.
     pub(super) may_fork: bool,
     pub(super) is_held: bool,
@@ -203,6 +205,7 @@ impl World {
             ports,
             late: 0,
             makes_targets: true,
+            forges: false,
             may_fork: false,
             is_held: false,
             contexts: BTreeMap::new(),
