@@ -109,7 +109,7 @@ impl IbQueuePair {
 
     /// The other end of the connection, for messages.
     pub(super) fn path(&self) -> String {
-        let path = self.parley.as_ref().map_or("not connected", Parley::path);
+        let path = self.path.as_deref().unwrap_or("not connected");
         format!("{} ({path})", self.domain.name())
     }
 
@@ -131,6 +131,7 @@ impl IbQueuePair {
         self.transition(Transition::EnableReceive).map_err(refused)?;
         self.transition(Transition::EnableSend).map_err(refused)?;
         parley.say(&Message::Hello(own));
+        self.path = Some(parley.path().to_owned());
         self.parley = Some(parley);
         self.address = gid_index.map(|index| (index, own.gid));
         self.stage = Stage::Greeting { own, gid_index };

@@ -53,6 +53,8 @@ pub(super) struct IbQueuePair {
     pub(super) mailbox: Arc<Mailbox>,
     readiness: OwnedFd,
     pub(super) parley: Option<Parley>,
+    /// Both ends of the connection that it has or had, for messages.
+    pub(super) path: Option<String>,
     /// The address that the peer was told, and its row.
     pub(super) address: Option<(u8, Gid)>,
     pub(super) stage: Stage,
@@ -93,6 +95,7 @@ impl IbQueuePair {
             mailbox,
             readiness,
             parley: None,
+            path: None,
             address: None,
             stage: Stage::Idle,
             parting: None,
@@ -396,7 +399,7 @@ impl QueuePair for IbQueuePair {
         if self.state == State::Reset && self.endpoint.is_some() {
             return;
         }
-        self.parley = None;
+        (self.parley, self.path) = (None, None);
         self.give_endpoint_back();
         self.state = State::Reset;
         (self.fault, self.refusal) = (None, None);

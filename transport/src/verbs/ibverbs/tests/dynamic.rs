@@ -375,3 +375,20 @@ fn a_device_that_is_removed_is_quiet() {
         assert!(!is_readable(&bench.left));
     }
 }
+
+/// Its farewell and the end of the connection are heard at once.
+#[test]
+fn a_peer_that_has_parted_is_named() {
+    for make in [reliable_bench, bench] {
+        let (_, mut bench) = make();
+        bench.works();
+        bench.left.pair.fail();
+        bench.until(|bench| bench.right.pair.state() == State::Error);
+        let fault = bench.right.pair.fault().unwrap().to_string();
+        assert!(
+            fault.contains("imitated1 (127.0.0.1:")
+                && fault.ends_with("): the peer has fenced its end"),
+            "{fault}"
+        );
+    }
+}
