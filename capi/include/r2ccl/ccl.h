@@ -620,7 +620,7 @@ typedef enum ccl_vqp_opcode {
 /* How it has ended. */
 typedef enum ccl_vqp_status {
     CCL_VQP_STATUS_SUCCESS = 0,
-    CCL_VQP_STATUS_LOCAL_LENGTH = 1,     /* the message is longer than the receive */
+    CCL_VQP_STATUS_LOCAL_LENGTH = 1,     /* longer than the receive, or than the RDMA port takes at once */
     CCL_VQP_STATUS_LOCAL_PROTECTION = 2, /* the local memory is not registered */
     CCL_VQP_STATUS_FLUSHED = 3,          /* given up, because the queue pair has failed */
     CCL_VQP_STATUS_REMOTE_INVALID_REQUEST = 4,

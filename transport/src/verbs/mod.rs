@@ -442,7 +442,7 @@ pub enum Opcode {
 pub enum Status {
     /// `IBV_WC_SUCCESS`
     Success,
-    /// `IBV_WC_LOC_LEN_ERR`: the message is longer than the receive.
+    /// `IBV_WC_LOC_LEN_ERR`: the message is longer than the receive, or the operation than the port takes.
     LocalLength,
     /// `IBV_WC_LOC_PROT_ERR`: the local memory is not registered.
     LocalProtection,

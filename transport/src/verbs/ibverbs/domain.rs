@@ -31,6 +31,8 @@ pub(super) struct Shared {
     protection: Arc<ProtectionDomain>,
     pub(super) port: u8,
     pub(super) limits: DeviceLimits,
+    /// Bytes of an operation, at most.
+    pub(super) longest: u32,
     pub(super) watch: Watch,
     /// The registered memory, by its local key.
     regions: RwLock<BTreeMap<u32, Memory>>,
@@ -48,6 +50,7 @@ impl IbDomain {
             protection: ProtectionDomain::new(context)?,
             port,
             limits,
+            longest: context.port(port)?.longest,
             watch: Watch::new(Arc::clone(context)),
             regions: RwLock::default(),
             stock: Stock::default(),

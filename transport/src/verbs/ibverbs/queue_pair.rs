@@ -228,10 +228,11 @@ impl IbQueuePair {
                 return Err(PostError::QueueFull);
             }
             State::ReadyToSend => {
-                let doomed = self.flaw(&request.operation);
+                let flaw = self.flaw(&request.operation);
+                let doomed = flaw.as_ref().map(|(status, _)| *status);
                 self.sends.push(Sent { request, is_reported: request.signalled, doomed });
-                if doomed.is_some() {
-                    self.break_down(None, local_protection(self.domain.name()), Farewell::Lost);
+                if let Some((_, fault)) = flaw {
+                    self.break_down(None, fault, Farewell::Lost);
                 }
             }
             // A drain that is under way gives it back at its end.
@@ -244,15 +245,21 @@ impl IbQueuePair {
     }
 
     /// What is wrong with an operation before the device sees it.
-    fn flaw(&self, operation: &Operation) -> Option<Status> {
+    fn flaw(&self, operation: &Operation) -> Option<(Status, TransportError)> {
         let segment = operation.segment();
+        let (name, longest) = (self.domain.name(), self.domain.longest);
+        if segment.bytes > longest as usize {
+            let call = format!("post an operation on {name}");
+            let bytes = segment.bytes;
+            let text =
+                format!("it has {bytes} bytes, and its port takes {longest} at once: post several");
+            return Some((Status::LocalLength, TransportError::system(call, text)));
+        }
         let is_word =
             !matches!(operation, Operation::CompareAndSwap { .. } | Operation::FetchAdd { .. })
                 || segment.bytes == 8;
-        let is_sound = is_word
-            && u32::try_from(segment.bytes).is_ok()
-            && self.domain.memory(segment).is_some();
-        (!is_sound).then_some(Status::LocalProtection)
+        let is_sound = is_word && self.domain.memory(segment).is_some();
+        (!is_sound).then(|| (Status::LocalProtection, local_protection(name)))
     }
 
     pub(super) fn hand_over_receive(&mut self) {
@@ -263,7 +270,8 @@ impl IbQueuePair {
             key: segment.key.0,
             memory,
             offset: segment.offset,
-            bytes: u32::try_from(segment.bytes).unwrap_or(u32::MAX),
+            // No message is longer.
+            bytes: u32::try_from(segment.bytes).unwrap_or(u32::MAX).min(self.domain.longest),
         });
         match endpoint.post_receive(RECEIVE | number, source.as_ref()) {
             Ok(()) => self.receives.posted += 1,

@@ -3,6 +3,7 @@
 //! The tests change the network, so they run one after the other.
 
 mod dynamic;
+mod limits;
 mod pool;
 mod virtual_qp;
 

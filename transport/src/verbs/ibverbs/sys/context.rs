@@ -52,6 +52,8 @@ pub(in super::super) struct PortState {
     pub(in super::super) is_ethernet: bool,
     /// As the enumeration of the header: 256 bytes shifted by one less.
     pub(in super::super) mtu: u8,
+    /// Bytes of an operation, at most.
+    pub(in super::super) longest: u32,
     pub(in super::super) lid: u16,
     pub(in super::super) gids: u32,
 }
@@ -193,6 +195,7 @@ impl Context {
             is_active: found.state == abi::IBV_PORT_ACTIVE,
             is_ethernet: c_uint::from(found.link_layer) == abi::IBV_LINK_LAYER_ETHERNET,
             mtu: u8::try_from(found.active_mtu).unwrap_or(0),
+            longest: found.max_msg_sz,
             lid: found.lid,
             gids: u32::try_from(found.gid_tbl_len).unwrap_or(0),
         })

@@ -6,7 +6,7 @@ use super::super::abi;
 use super::super::work::What;
 use super::behind;
 use super::pairs::behind_pair;
-use super::verbs::refuse;
+use super::verbs::{LONGEST, refuse};
 use super::world::{Data, Kind, Part, Receive, Work, World};
 
 /// Requests of all queue pairs that are executed when one of them is posted to.
@@ -151,9 +151,12 @@ unsafe fn receive(world: &mut World, id: usize, request: *mut abi::ReceiveReques
     if receives.used >= receives.capacity {
         return refuse(libc::ENOMEM);
     }
-    receives.used += 1;
     // SAFETY: a request has one segment, or none.
     let target = unsafe { data(request.sg_list, request.num_sge) };
+    if target.is_some_and(|part| part.bytes > u64::from(LONGEST)) {
+        return refuse(libc::EINVAL);
+    }
+    receives.used += 1;
     receives.waiting.push_back(Receive { id: request.wr_id, target });
     0
 }

@@ -49,6 +49,8 @@ pub(super) const FUNCTIONS: Functions = Functions {
 
 /// Requests of all queue pairs that are executed when anybody polls.
 const STEPS_PER_POLL: usize = 3;
+/// Bytes of an operation, at most.
+pub(super) const LONGEST: u32 = 32 << 20;
 /// Row of the table of addresses that is in use.
 const ROW: u32 = 3;
 
@@ -186,6 +188,7 @@ unsafe extern "C" fn query_port(
     attributes.state = if port.is_up { abi::IBV_PORT_ACTIVE } else { 1 };
     attributes.active_mtu = port.mtu;
     attributes.gid_tbl_len = 8;
+    attributes.max_msg_sz = LONGEST;
     attributes.link_layer = 2;
     0
 }

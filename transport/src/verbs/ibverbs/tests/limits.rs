@@ -1,0 +1,32 @@
+//! What devices cannot do, on those of the imitation.
+
+use super::super::imitated::{self, Make};
+use super::*;
+
+/// What the imitation says.
+const LONGEST: usize = 32 << 20;
+
+#[test]
+fn an_operation_that_is_longer_than_the_port_takes_is_refused() {
+    let (_, devices) = imitated::devices(2, Make::Plain);
+    let [left, right] = [0, 1].map(|index: usize| End::new(devices[index].domain().unwrap()));
+    let region = left._domain.register(&Memory::allocate(2 * LONGEST).unwrap(), Access::ALL);
+    let region = region.unwrap();
+    let mut bench = Bench { left, right };
+    bench.connect();
+    bench.works();
+    // A receive may be longer: no message is.
+    let target = Some(region.segment(0, 2 * LONGEST));
+    bench.left.pair.post_receive(ReceiveRequest { id: WorkId(4), target }).unwrap();
+    bench.right.post(5, Operation::Send { source: bench.right.region.segment(0, 100) });
+    bench.until(|bench| bench.left.done.len() == 2);
+    assert_eq!(bench.left.statuses()[1], (4, Status::Success));
+    bench.left.done.clear();
+    let (source, target) = (region.segment(0, LONGEST + 1), bench.right.region.remote(0));
+    bench.left.post(6, Operation::Write { source, target });
+    bench.until(|bench| !bench.left.done.is_empty());
+    assert_eq!(bench.left.statuses(), [(6, Status::LocalLength)]);
+    let fault = bench.left.pair.fault().unwrap().to_string();
+    let expected = "it has 33554433 bytes, and its port takes 33554432 at once: post several";
+    assert_eq!(fault, format!("post an operation on imitated0: {expected}"));
+}
