@@ -2,6 +2,7 @@
 //! libibverbs that goes with it: requests that are built by calls.
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::mem::MaybeUninit;
 
 #[cfg(test)]
 use super::layout;
@@ -54,11 +55,21 @@ pub(in super::super) struct DynamicAttributes {
 #[derive(Debug)]
 pub(in super::super) struct ExtendedPair {
     pub(in super::super) qp_base: QueuePair,
-    pub(in super::super) _rest_of_base: [u64; 13],
+    pub(in super::super) _rest_of_base: MaybeUninit<RestOfPair>,
     pub(in super::super) comp_mask: u64,
     pub(in super::super) wr_id: u64,
     pub(in super::super) wr_flags: c_uint,
     pub(in super::super) calls: Builders,
+}
+
+/// What `struct ibv_qp` has behind [`QueuePair`]. Locks have sizes of their own on each architecture.
+#[repr(C)]
+pub(in super::super) struct RestOfPair {
+    _state: c_uint,
+    _qp_type: c_uint,
+    _mutex: libc::pthread_mutex_t,
+    _cond: libc::pthread_cond_t,
+    _events_completed: u32,
 }
 
 /// The functions of it.

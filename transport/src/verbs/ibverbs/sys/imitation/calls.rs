@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
 
 use super::super::abi;
@@ -54,13 +55,13 @@ pub(super) fn give_pair(network: &Network, id: usize, number: u32) -> *mut abi::
     };
     let visible = ExtendedPair {
         qp_base,
-        _rest_of_base: [0; 13],
+        _rest_of_base: MaybeUninit::uninit(),
         comp_mask: 0,
         wr_id: 0,
         wr_flags: 0,
         calls: CALLS,
     };
-    let visible = std::mem::MaybeUninit::new(visible);
+    let visible = MaybeUninit::new(visible);
     let object = Object { visible, network: network.clone(), id };
     let mlx5 = Mlx5Pair { comp_mask: 0, wr_set_dc_addr: set_target };
     Box::into_raw(Box::new(PairObject { object, mlx5, built: RefCell::default() })).cast()
