@@ -149,7 +149,7 @@ pub(super) struct DeviceAttributes {
     pub(super) phys_port_cnt: u8,
 }
 
-/// `struct ibv_port_attr`.
+/// `struct ibv_port_attr`, as far as the symbol `ibv_query_port` fills it in.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct PortAttributes {

@@ -28,13 +28,14 @@ fn objects() -> Vec<(String, usize)> {
         "struct ibv_device_attr" DeviceAttributes { max_qp_init_rd_atom };
         "struct ibv_device_attr" DeviceAttributes { atomic_cap };
         "struct ibv_device_attr" DeviceAttributes { phys_port_cnt };
-        "struct ibv_port_attr" PortAttributes;
+        // Not its size: later headers append to it, what the symbol that is called fills in stays as it is here.
         "struct ibv_port_attr" PortAttributes { state };
         "struct ibv_port_attr" PortAttributes { active_mtu };
         "struct ibv_port_attr" PortAttributes { gid_tbl_len };
         "struct ibv_port_attr" PortAttributes { max_msg_sz };
         "struct ibv_port_attr" PortAttributes { lid };
         "struct ibv_port_attr" PortAttributes { link_layer };
+        "struct ibv_port_attr" PortAttributes { port_cap_flags2 };
         "struct ibv_gid_entry" GidEntry;
         "struct ibv_gid_entry" GidEntry { gid_index };
         "struct ibv_gid_entry" GidEntry { gid_type };
