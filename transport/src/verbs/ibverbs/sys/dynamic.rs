@@ -5,8 +5,8 @@
 //! pair are.
 //!
 //! **The fence.** A target has no error state. It is destroyed: from when that returns nothing is executed, and
-//! packets that are still under way find nobody, since numbers and keys are new each time. But libmlx5 throws
-//! away what a queue pair had completed when it is destroyed, and a message that arrives between the last poll
+//! packets that are still under way find nobody, or somebody with another key: those are drawn anew each time,
+//! numbers need not be. But libmlx5 throws away what a queue pair had completed when it is destroyed, and a message that arrives between the last poll
 //! and that moment has been confirmed to its sender. So whoever sends a message writes behind it, in the same
 //! list, an entry into the *ledger* of the peer's end, and the message completes when that has. Entries that
 //! are there after the target is gone say which receives were filled whose completions were thrown away.
@@ -97,7 +97,8 @@ impl Dynamic {
         let ledger = Memory::allocate(entries * ENTRY_BYTES)?;
         let registered = domain.register(&ledger, Access::WRITE)?;
         let key = random()?;
-        let (initiator, inline_bytes) = Pair::new(domain, &queue, Kind::Initiator, (sends, 0))?;
+        let (initiator, inline_bytes) =
+            Pair::new(domain, &queue, Kind::Initiator { has_atomics }, (sends, 0))?;
         if inline_bytes < ENTRY_BYTES {
             let call = format!("make a dynamic end of {}", context.name());
             return Err(TransportError::system(call, "its requests carry too few bytes"));

@@ -16,13 +16,14 @@ use crate::TransportError;
 
 /// Bytes that a small write may carry in the request itself, if the device can.
 pub(super) const INLINE_BYTES: u32 = 64;
-/// What an initiator can be told to do.
+/// What every initiator can be told to do.
 const OPERATIONS: c_uint = abi::IBV_QP_EX_WITH_RDMA_WRITE
     | abi::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
     | abi::IBV_QP_EX_WITH_SEND
-    | abi::IBV_QP_EX_WITH_RDMA_READ
-    | abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
-    | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    | abi::IBV_QP_EX_WITH_RDMA_READ;
+/// And those of devices with atomics.
+const ATOMICS: c_uint =
+    abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
 
 /// A queue pair of the device.
 pub(super) struct Pair {
@@ -35,7 +36,9 @@ pub(super) struct Pair {
 pub(super) enum Kind<'a> {
     Reliable,
     /// Sends to dynamic targets.
-    Initiator,
+    Initiator {
+        has_atomics: bool,
+    },
     /// Takes, for these receives, what initiators send that know the key.
     Target {
         shared: &'a Shared,
@@ -114,12 +117,15 @@ impl Pair {
     ) -> Option<(NonNull<abi::QueuePair>, u32)> {
         let (srq, dc_type, dct_access_key) = match kind {
             Kind::Reliable => (null_mut(), 0, 0),
-            Kind::Initiator => (null_mut(), abi::MLX5DV_DCTYPE_DCI, 0),
+            Kind::Initiator { .. } => (null_mut(), abi::MLX5DV_DCTYPE_DCI, 0),
             Kind::Target { shared, key } => (shared.pointer.as_ptr(), abi::MLX5DV_DCTYPE_DCT, key),
         };
         let is_dynamic = dc_type != 0;
-        let builds = if matches!(kind, Kind::Initiator) { OPERATIONS } else { 0 };
         let of = |flag, is_set| if is_set { flag } else { 0 };
+        let builds = match kind {
+            Kind::Initiator { has_atomics } => OPERATIONS | of(ATOMICS, has_atomics),
+            Kind::Reliable | Kind::Target { .. } => 0,
+        };
         let mut attributes = ExtendedInitAttributes {
             qp_context: null_mut(),
             send_cq: queue.pointer.as_ptr(),
@@ -212,7 +218,7 @@ impl fmt::Display for Kind<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Reliable => "a queue pair",
-            Self::Initiator => "a dynamic initiator",
+            Self::Initiator { .. } => "a dynamic initiator",
             Self::Target { .. } => "a dynamic target",
         })
     }

@@ -38,6 +38,17 @@ fn ends_are_dynamic_where_both_can_be() {
 }
 
 #[test]
+fn devices_without_atomics_have_them_too() {
+    let (network, devices) = imitated::devices(2, Make::Mlx5);
+    network.allow_atomics(false);
+    let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));
+    assert_eq!(network.pairs(), [0, 2, 2]);
+    let mut bench = Bench { left, right };
+    bench.connect();
+    bench.works();
+}
+
+#[test]
 fn devices_that_are_not_of_mlx5_have_none() {
     let (network, devices) = imitated::devices(2, Make::Plain);
     let [left, right] = both(devices).map(|device| End::new(Spares(device).domain().unwrap()));

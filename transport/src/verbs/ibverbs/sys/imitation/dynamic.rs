@@ -44,6 +44,10 @@ unsafe extern "C" fn create_qp(
         _ => return none(libc::EINVAL),
     };
     let (network, _) = behind(attributes.pd);
+    let atomics = abi::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | abi::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD;
+    if attributes.send_ops_flags & u64::from(atomics) != 0 && !network.world().has_atomics {
+        return none(libc::EOPNOTSUPP);
+    }
     if matches!(kind, Kind::Target(_)) && !network.world().makes_targets {
         return none(libc::EOPNOTSUPP);
     }

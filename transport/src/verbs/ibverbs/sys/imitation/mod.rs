@@ -125,6 +125,11 @@ impl Network {
         self.world().forges = true;
     }
 
+    /// Its devices have atomics, or have none.
+    pub(in crate::verbs) fn allow_atomics(&self, is_so: bool) {
+        self.world().has_atomics = is_so;
+    }
+
     /// Nothing is executed until it is released.
     pub(in crate::verbs) fn hold(&self, is_held: bool) {
         self.world().is_held = is_held;

@@ -152,16 +152,17 @@ unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_int {
 }
 
 unsafe extern "C" fn query_device(
-    _: *mut abi::Context,
+    context: *mut abi::Context,
     attributes: *mut abi::DeviceAttributes,
 ) -> c_int {
+    let (network, _) = behind(context);
     // SAFETY: the caller has room for them there, and has filled it with zeros.
     let attributes = unsafe { &mut *attributes };
     attributes.max_qp_wr = 1 << 14;
     attributes.max_cqe = 1 << 16;
     attributes.max_qp_rd_atom = 16;
     attributes.max_qp_init_rd_atom = 16;
-    attributes.atomic_cap = 1;
+    attributes.atomic_cap = c_uint::from(network.world().has_atomics);
     attributes.phys_port_cnt = 1;
     0
 }

@@ -20,6 +20,7 @@ pub(super) struct World {
     pub(super) makes_targets: bool,
     /// Entries of ledgers that are posted have too large a length.
     pub(super) forges: bool,
+    pub(super) has_atomics: bool,
     /// `ibv_fork_init` was called.
     pub(super) may_fork: bool,
     pub(super) is_held: bool,
@@ -206,6 +207,7 @@ impl World {
             late: 0,
             makes_targets: true,
             forges: false,
+            has_atomics: true,
             may_fork: false,
             is_held: false,
             contexts: BTreeMap::new(),
