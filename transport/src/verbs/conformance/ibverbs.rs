@@ -32,7 +32,7 @@ pub(super) fn dynamic(right: Make) -> [Box<dyn Device>; 2] {
     let [left, other] = imitated::hosts(1, Make::Mlx5).map(|mut host| host.swap_remove(0));
     let other: Box<dyn Device> = match right {
         Make::Mlx5 => Box::new(Spares(other)),
-        Make::Plain => Box::new(other),
+        Make::Plain | Make::Mlx5Alone | Make::Hns => Box::new(other),
     };
     [Box::new(Spares(left)), other]
 }

@@ -17,6 +17,10 @@ use crate::TransportError;
 const MOST_ROWS: u32 = 256;
 /// Addresses of a device that are asked for in one call.
 const MOST_ENTRIES: usize = 256;
+/// Makers of devices, as they tell, and the first device by this one that is of mlx5.
+const MELLANOX: u32 = 0x02c9;
+const FIRST_OF_MLX5: u32 = 0x1011;
+const HISILICON: u32 = 0x19e5;
 
 /// An opened device.
 #[derive(Debug)]
@@ -158,7 +162,7 @@ impl Context {
     }
 
     /// # Errors
-    /// The device does not answer.
+    /// The device does not answer, or is one whose driver would write to addresses of this process.
     pub(in super::super) fn limits(&self) -> Result<DeviceLimits, TransportError> {
         let mut attributes = MaybeUninit::<abi::DeviceAttributes>::zeroed();
         // SAFETY: the library fills in a value of this type.
@@ -168,6 +172,12 @@ impl Context {
         self.succeeded("query", result)?;
         // SAFETY: it is filled in, and all of it are numbers, for which zeros are values too.
         let found = unsafe { attributes.assume_init() };
+        if let Some(reason) = self.copies(found.vendor_id, found.vendor_part_id) {
+            return Err(TransportError::system(
+                format!("use the RDMA device {}", self.name),
+                reason,
+            ));
+        }
         let count = |number: c_int| usize::try_from(number).unwrap_or(0);
         let few = |number: c_int| u8::try_from(number.max(0)).unwrap_or(u8::MAX);
         Ok(DeviceLimits {
@@ -178,6 +188,29 @@ impl Context {
             reads_asked: few(found.max_qp_init_rd_atom),
             has_atomics: found.atomic_cap != abi::IBV_ATOMIC_NONE,
         })
+    }
+
+    /// Why the driver of a device by this maker copies small messages to where a receive says, if it does: an
+    /// address that devices know, and none of this process. A maker is known by its number since
+    /// libibverbs does not tell the driver.
+    fn copies(&self, maker: u32, device: u32) -> Option<String> {
+        let lacking = || match &self.library.mlx5 {
+            Ok(_) => "there are two of them, and the one that is found is not its driver".into(),
+            Err(reason) => reason.to_string(),
+        };
+        match maker {
+            MELLANOX if device >= FIRST_OF_MLX5 && self.mlx5.is_none() => Some(format!(
+                "it is one of mlx5, which copies small messages to addresses of this process unless libmlx5 \
+                 is asked not to: {}",
+                lacking()
+            )),
+            HISILICON => Some(
+                "it is one of hns, whose driver copies small messages to addresses of this process, and no \
+                 device is told any; use another one, or TCP"
+                    .into(),
+            ),
+            _ => None,
+        }
     }
 
     /// # Errors

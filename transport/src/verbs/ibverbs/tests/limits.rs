@@ -1,6 +1,6 @@
 //! What devices cannot do, on those of the imitation.
 
-use super::super::imitated::{self, Make};
+use super::super::imitated::{self, Make, Network};
 use super::*;
 
 /// What the imitation says.
@@ -29,4 +29,25 @@ fn an_operation_that_is_longer_than_the_port_takes_is_refused() {
     let fault = bench.left.pair.fault().unwrap().to_string();
     let expected = "it has 33554433 bytes, and its port takes 33554432 at once: post several";
     assert_eq!(fault, format!("post an operation on imitated0: {expected}"));
+}
+
+/// Drivers that copy small messages would do so to addresses of which this process knows nothing.
+#[test]
+fn devices_whose_drivers_copy_messages_are_refused() {
+    for (make, reason) in [
+        (
+            Make::Mlx5Alone,
+            "unless libmlx5 is asked not to: load libmlx5: it is not in the imitation",
+        ),
+        (Make::Hns, "it is one of hns, whose driver copies small messages"),
+    ] {
+        let network = Network::new("copying", 1, make);
+        let found = Inventory::of(network.list()).devices(&HcaFilter::default());
+        let error = found.unwrap_err().to_string();
+        assert!(
+            error.starts_with("find an RDMA device: use the RDMA device copying0: "),
+            "{error}"
+        );
+        assert!(error.contains(reason), "{error}");
+    }
 }

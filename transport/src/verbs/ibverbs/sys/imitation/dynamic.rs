@@ -8,7 +8,7 @@ use super::super::library::Mlx5Functions;
 use super::pairs::{Parts, make_pair};
 use super::verbs::none;
 use super::world::Kind;
-use super::{behind, calls};
+use super::{Make, behind, calls};
 
 pub(super) const FUNCTIONS: Mlx5Functions = Mlx5Functions {
     mlx5dv_is_supported: is_supported,
@@ -17,7 +17,7 @@ pub(super) const FUNCTIONS: Mlx5Functions = Mlx5Functions {
 };
 
 unsafe extern "C" fn is_supported(device: *mut abi::Device) -> bool {
-    behind(device).0.0.is_mlx5
+    behind(device).0.0.make == Make::Mlx5
 }
 
 unsafe extern "C" fn create_qp(

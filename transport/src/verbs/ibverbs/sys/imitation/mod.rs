@@ -49,7 +49,7 @@ pub(in crate::verbs) struct Network(Arc<Shared>);
 struct Shared {
     world: Mutex<World>,
     names: Vec<CString>,
-    is_mlx5: bool,
+    make: Make,
 }
 
 /// What the devices of a network are.
@@ -59,6 +59,10 @@ pub(in crate::verbs) enum Make {
     Plain,
     /// Those of mlx5, with libmlx5.
     Mlx5,
+    /// The same without it.
+    Mlx5Alone,
+    /// Those of hns.
+    Hns,
 }
 
 impl Network {
@@ -74,13 +78,13 @@ impl Network {
         let name = |index| CString::new(format!("{name}{index}")).expect("no zeros");
         let names = (0..devices).map(name).collect();
         let world = Mutex::new(World::new(ports));
-        Self(Arc::new(Shared { world, names, is_mlx5: make == Make::Mlx5 }))
+        Self(Arc::new(Shared { world, names, make }))
     }
 
     /// What the library of the network lists.
     pub(in super::super) fn list(&self) -> DeviceList {
         verbs::announce(self);
-        let mlx5 = if self.0.is_mlx5 {
+        let mlx5 = if self.0.make == Make::Mlx5 {
             Ok(dynamic::FUNCTIONS)
         } else {
             Err(TransportError::system("load libmlx5", "it is not in the imitation"))

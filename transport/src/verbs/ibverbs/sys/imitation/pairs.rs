@@ -7,7 +7,7 @@ use super::super::abi;
 use super::super::abi::mlx5::ExtendedPair;
 use super::verbs::{none, refuse};
 use super::world::{Kind, Pair, Receives};
-use super::{Network, behind, calls};
+use super::{Make, Network, behind, calls};
 
 const INLINE_BYTES: u32 = 64;
 
@@ -87,7 +87,7 @@ pub(super) unsafe extern "C" fn create_qp(
         queues: [attributes.send_cq, attributes.recv_cq],
         shared: attributes.srq,
         cap: attributes.cap,
-        scatters: behind(domain).0.0.is_mlx5,
+        scatters: behind(domain).0.0.make != Make::Plain,
     })
 }
 

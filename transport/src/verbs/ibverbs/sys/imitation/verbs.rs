@@ -10,7 +10,7 @@ use super::super::abi;
 use super::super::library::Functions;
 use super::bell::Bell;
 use super::world::{Channel, Completions, Events, Receives, Region, Subject, World};
-use super::{Network, behind, calls, give, pairs, posting, take_back};
+use super::{Make, Network, behind, calls, give, pairs, posting, take_back};
 
 pub(super) const FUNCTIONS: Functions = Functions {
     ibv_fork_init: fork_init,
@@ -158,6 +158,11 @@ unsafe extern "C" fn query_device(
     let (network, _) = behind(context);
     // SAFETY: the caller has room for them there, and has filled it with zeros.
     let attributes = unsafe { &mut *attributes };
+    (attributes.vendor_id, attributes.vendor_part_id) = match network.0.make {
+        Make::Plain => (1, 1),
+        Make::Mlx5 | Make::Mlx5Alone => (0x02c9, 0x1017),
+        Make::Hns => (0x19e5, 0xa222),
+    };
     attributes.max_qp_wr = 1 << 14;
     attributes.max_cqe = 1 << 16;
     attributes.max_qp_rd_atom = 16;
