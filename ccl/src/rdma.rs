@@ -1,8 +1,8 @@
 //! The RDMA devices of this host: those of the NICs between hosts for collectives, and by name for queue
 //! pairs.
 //!
-//! A device belongs to the NIC whose address it carries in its GIDs: RoCE. In collectives rails without one
-//! use TCP.
+//! A device belongs to the NICs whose addresses it carries in its GIDs: RoCE. Those may be several, of networks over
+//! one cable. In collectives rails without one use TCP.
 
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ use ccl_transport::verbs::Device;
 #[derive(Clone, Debug)]
 pub(crate) struct RdmaPort {
     pub(crate) device: Arc<dyn Device>,
+    /// The same with each of its other addresses.
+    pub(crate) others: Vec<Arc<dyn Device>>,
     pub(crate) has_atomics: bool,
 }
 
@@ -35,7 +37,11 @@ pub(crate) fn devices(
         if let Err(cause) = &found {
             explain(&settings.rdma_devices, cause);
         }
-        return Ok(of_rails(&found.unwrap_or_default(), rails));
+        let devices = of_rails(found.as_deref().unwrap_or_default(), rails);
+        if found.is_ok() {
+            name_others(rails, &devices);
+        }
+        return Ok(devices);
     }
     let demanded = |cause| Error::system("use RDMA, as R2CCL_NET=verbs demands", cause);
     let found = found.map_err(|cause| demanded(cause.to_string()))?;
@@ -58,10 +64,19 @@ fn explain(filter: &HcaFilter, cause: &TransportError) {
     }
 }
 
+/// Rails that use TCP although others have RDMA devices.
+fn name_others(rails: &[RailAddress], devices: &[RailDevice]) {
+    for (rail, _) in rails.iter().zip(devices).filter(|(_, device)| device.is_none()) {
+        let RailAddress { name, address, .. } = rail;
+        tracing::info!(name, %address, "no RDMA device has the address of a rail, which uses TCP");
+    }
+}
+
 fn of_rails(ports: &[RdmaPort], rails: &[RailAddress]) -> Vec<RailDevice> {
     let of = |rail: &RailAddress| {
-        let port = ports.iter().find(|port| port.device.address() == rail.address)?;
-        Some(Arc::clone(&port.device))
+        let mut devices =
+            ports.iter().flat_map(|port| [&port.device].into_iter().chain(&port.others));
+        devices.find(|device| device.address() == rail.address).map(Arc::clone)
     };
     rails.iter().map(of).collect()
 }
@@ -101,6 +116,7 @@ impl Inventory {
 
         let port = |device: IbDevice| RdmaPort {
             has_atomics: device.has_atomics(),
+            others: device.others().into_iter().map(|other| Arc::new(other) as _).collect(),
             device: Arc::new(device),
         };
         Ok(self.0.devices(filter)?.into_iter().map(port).collect())
@@ -150,15 +166,24 @@ mod tests {
     }
 
     #[test]
-    fn devices_belong_to_the_nic_with_their_address() {
-        let port = |index: u8| RdmaPort {
-            device: Arc::new(SoftDevice::new(format!("rdma{index}"), [127, 0, 0, index].into())),
+    fn devices_belong_to_the_nics_with_their_addresses() {
+        let device = |index: u8, last: u8| {
+            let name = format!("rdma{index}");
+            Arc::new(SoftDevice::new(name, [127, 0, 0, last].into())) as Arc<dyn Device>
+        };
+        let port = |index, others: &[u8]| RdmaPort {
+            device: device(index, index),
+            others: others.iter().map(|&last| device(index, last)).collect(),
             has_atomics: true,
         };
-        let found = of_rails(&[port(9), port(3), port(1)], &rails());
+        let found = of_rails(&[port(9, &[8]), port(3, &[]), port(1, &[])], &rails());
         let name = |device: &RailDevice| device.as_ref().map(|device| device.name().to_owned());
         let names: Vec<Option<String>> = found.iter().map(name).collect();
         assert_eq!(names, [Some("rdma1".to_owned()), None, Some("rdma3".to_owned())]);
+        let found = of_rails(&[port(9, &[8, 3]), port(1, &[2])], &rails());
+        let names: Vec<Option<String>> = found.iter().map(name).collect();
+        assert_eq!(names, ["rdma1", "rdma1", "rdma9"].map(|name| Some(name.to_owned())));
+        assert_eq!(found[1].as_ref().unwrap().address(), rails()[1].address);
     }
 
     /// Nothing has the addresses of these rails, with libibverbs and without.

@@ -66,7 +66,7 @@ impl Port {
 
     /// An RDMA device and the NIC that has its address.
     fn rdma(port: RdmaPort, nic: Nic) -> Self {
-        let RdmaPort { device, has_atomics } = port;
+        let RdmaPort { device, has_atomics, .. } = port;
         let nature = Nature { name: device.name().to_owned(), is_rdma: true, has_atomics };
         let place = rdma_place(&Sysfs::default(), device.name(), &nic.interface);
         Self::new(Hardware::Rdma(device), nature, nic, place)

@@ -1,6 +1,7 @@
 //! What is registered with a port's device, and the queue pairs on it.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::super::{
@@ -30,6 +31,8 @@ pub(super) struct IbDomain(Arc<Shared>);
 pub(super) struct Shared {
     protection: Arc<ProtectionDomain>,
     pub(super) port: u8,
+    /// The address with which the port is used; otherwise with the best that it has.
+    wanted: Option<IpAddr>,
     pub(super) limits: DeviceLimits,
     /// Bytes of an operation, at most.
     pub(super) longest: u32,
@@ -44,11 +47,13 @@ impl IbDomain {
     pub(super) fn new(
         context: &Arc<Context>,
         port: u8,
+        wanted: Option<IpAddr>,
         limits: DeviceLimits,
     ) -> Result<Self, TransportError> {
         Ok(Self(Arc::new(Shared {
             protection: ProtectionDomain::new(context)?,
             port,
+            wanted,
             limits,
             longest: context.port(port)?.longest,
             watch: Watch::new(Arc::clone(context)),
@@ -202,7 +207,7 @@ impl Shared {
 
     /// Where this end is now, and whether on Ethernet.
     fn place(&self) -> Result<(Place, bool), TransportError> {
-        let (port, gid) = look_up(self.protection.context(), self.port)?;
+        let (port, gid) = look_up(self.protection.context(), self.port, self.wanted)?;
         let place = Place {
             port: self.port,
             gid_index: gid.map(|entry| entry.index),
@@ -225,13 +230,14 @@ impl Shared {
     }
 }
 
-/// The state of a port that can be used, and the address to use, on Ethernet.
+/// The state of a port that can be used, and the address to use, on Ethernet: the wanted one, if one is.
 ///
 /// # Errors
 /// It cannot be used, for the reason given.
 pub(super) fn look_up(
     context: &Context,
     number: u8,
+    wanted: Option<IpAddr>,
 ) -> Result<(PortState, Option<GidEntry>), TransportError> {
     let port = context.port(number)?;
     let failed = |cause: String| {
@@ -246,6 +252,6 @@ pub(super) fn look_up(
         return Ok((port, None));
     }
     let rows = context.gids(number, port.gids);
-    let best = gid::choose(&rows).map_err(|reason| failed(reason.to_string()))?;
+    let best = gid::choose(&rows, wanted).map_err(|reason| failed(reason.to_string()))?;
     Ok((port, Some(best)))
 }

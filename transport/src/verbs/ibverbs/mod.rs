@@ -57,6 +57,10 @@ pub struct IbDevice {
     /// `device:port`, or just the device if it has one port.
     name: String,
     address: IpAddr,
+    /// Whether no other address will do.
+    is_pinned: bool,
+    /// The further addresses of the port.
+    others: Vec<IpAddr>,
     has_atomics: bool,
     /// Opened to see whether it can be used: the first domain goes on with it.
     context: Mutex<Option<Arc<Context>>>,
@@ -67,6 +71,24 @@ impl IbDevice {
     #[must_use]
     pub fn has_atomics(&self) -> bool {
         self.has_atomics
+    }
+
+    /// The same port with each of the further addresses that it had when it was found, as on further networks over
+    /// its cable (VLAN). Each is used with that address only.
+    #[must_use]
+    pub fn others(&self) -> Vec<Self> {
+        let with = |&address: &IpAddr| Self {
+            list: Arc::clone(&self.list),
+            device: self.device.clone(),
+            port: self.port,
+            name: self.name.clone(),
+            address,
+            is_pinned: true,
+            others: Vec::new(),
+            has_atomics: self.has_atomics,
+            context: Mutex::default(),
+        };
+        self.others.iter().map(with).collect()
     }
 }
 
@@ -151,13 +173,26 @@ impl Inventory {
         let mut first = Some(Arc::clone(&context));
         let wanted = (1..=count).filter(|&port| filter.takes(device, port));
         let found = wanted.map(|port| {
-            let (_, gid) = look_up(&context, port)?;
+            let (state, gid) = look_up(&context, port, None)?;
+            let rows = context.gids(port, state.gids);
+            let others = gid.map(|best| gid::others(&rows, &best.gid)).unwrap_or_default();
             let unspecified = IpAddr::from([0u16; 8]);
             let address = gid.map_or(unspecified, |entry| gid::address(&entry.gid));
             let name = if count == 1 { device.to_owned() } else { format!("{device}:{port}") };
             let (list, device) = (Arc::clone(&self.list), device.to_owned());
             let context = Mutex::new(first.take());
-            Ok(IbDevice { list, device, port, name, address, has_atomics, context })
+            let is_pinned = false;
+            Ok(IbDevice {
+                list,
+                device,
+                port,
+                name,
+                address,
+                is_pinned,
+                others,
+                has_atomics,
+                context,
+            })
         });
         Ok(found.collect())
     }
@@ -188,6 +223,7 @@ impl Device for IbDevice {
             None => Context::open(&self.list, &self.device)?,
         };
         let limits = context.limits()?;
-        Ok(Box::new(IbDomain::new(&context, self.port, limits)?))
+        let wanted = self.is_pinned.then_some(self.address);
+        Ok(Box::new(IbDomain::new(&context, self.port, wanted, limits)?))
     }
 }

@@ -325,10 +325,10 @@ fn without_atomics_everything_else_works() {
             let list = DeviceList::new(Library::load().unwrap()).unwrap();
             let context = Context::open(&list, "rxe_h0n0").unwrap();
             let limits = sys::DeviceLimits { has_atomics, ..context.limits().unwrap() };
-            let left = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
+            let left = End::new(Box::new(IbDomain::new(&context, 1, None, limits).unwrap()));
             let context = Context::open(&list, "rxe_h1n0").unwrap();
             let limits = sys::DeviceLimits { has_atomics: false, ..context.limits().unwrap() };
-            let right = End::new(Box::new(IbDomain::new(&context, 1, limits).unwrap()));
+            let right = End::new(Box::new(IbDomain::new(&context, 1, None, limits).unwrap()));
             let mut bench = Bench { left, right };
             bench.connect();
             bench.works();

@@ -131,7 +131,7 @@ fn a_message_that_fails_is_reported_once() {
     let network = Network::new("lonely", 1, Make::Mlx5);
     let context = Context::open(&network.list(), "lonely0").unwrap();
     let protection = sys::ProtectionDomain::new(&context).unwrap();
-    let (_, gid) = look_up(&context, 1).unwrap();
+    let (_, gid) = look_up(&context, 1, None).unwrap();
     let gid = gid.unwrap();
     let place = sys::Place { port: 1, gid_index: Some(gid.index), gid: gid.gid, lid: 0, mtu: 3 };
     let endpoint = sys::Endpoint::dynamic(&protection, place, DEPTH, true).unwrap();

@@ -51,3 +51,28 @@ fn devices_whose_drivers_copy_messages_are_refused() {
         assert!(error.contains(reason), "{error}");
     }
 }
+
+/// As one of two networks over one cable has it: what happens to the first address is nothing to a rail with the second.
+#[test]
+fn a_port_is_used_with_the_address_of_a_rail() {
+    let network = Network::new("tagged", 2, Make::Plain);
+    network.add(0, [10, 99, 3, 1].into());
+    let [left, right] =
+        Inventory::of(network.list()).devices(&HcaFilter::default()).unwrap().try_into().unwrap();
+    assert!(right.others().is_empty());
+    let [tagged] = left.others().try_into().unwrap();
+    assert_eq!(tagged.address(), IpAddr::from([10, 99, 3, 1]));
+    let [left, right] = [tagged, right].map(|device| End::new(device.domain().unwrap()));
+    let mut bench = Bench { left, right };
+    bench.connect();
+    bench.works();
+    network.move_to(0, [10, 99, 4, 1].into());
+    bench.works();
+    network.add(0, [10, 99, 5, 1].into());
+    bench.left.pair.reset();
+    bench.left.pair.initialise().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let refusal = bench.left.pair.connect(Connection::Stream(stream)).unwrap_err().to_string();
+    assert!(refusal.contains("it does not have the address 10.99.3.1 any more"), "{refusal}");
+}

@@ -203,7 +203,7 @@ impl World {
             Some((gid, number, _)) => (gid, number),
             None => pair.peer?,
         };
-        let device = self.ports.iter().position(|port| port.gid == gid)?;
+        let device = self.ports.iter().position(|port| port.rows().any(|own| own == gid))?;
         let works = |port: &super::world::Port| port.is_up && !port.is_cut;
         if !works(own) || !works(&self.ports[device]) {
             return None;
@@ -215,7 +215,9 @@ impl World {
         let listens = [abi::IBV_QPS_RTR, abi::IBV_QPS_RTS].contains(&far.state);
         let is_meant = match (far.kind, work.target) {
             (Kind::Reliable, None) => {
-                far.peer == Some((own.gid, pair.number)) && far.first_received == pair.first_sent
+                own.rows().any(|row| row == pair.own)
+                    && far.peer == Some((pair.own, pair.number))
+                    && far.first_received == pair.first_sent
             }
             (Kind::Target(key), Some((_, _, known))) => key == known && pair.mtu <= far.mtu,
             _ => false,

@@ -27,6 +27,7 @@ mod calls;
 mod dynamic;
 mod engine;
 mod pairs;
+mod ports;
 mod posting;
 mod verbs;
 mod world;
@@ -97,6 +98,11 @@ impl Network {
     /// Gives a device another address, which everybody on this host is told.
     pub(in crate::verbs) fn move_to(&self, device: usize, address: Ipv4Addr) {
         self.world().set_address(device, address.to_ipv6_mapped().octets());
+    }
+
+    /// Gives a device an address more, as one of a VLAN.
+    pub(in crate::verbs) fn add(&self, device: usize, address: Ipv4Addr) {
+        self.world().ports[device].second = Some(address.to_ipv6_mapped().octets());
     }
 
     /// Its packets have this size from now on: as the enumeration of the header.

@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_uint};
 
 use super::super::abi;
 use super::super::abi::mlx5::ExtendedPair;
+use super::ports::ROW;
 use super::verbs::{none, refuse};
 use super::world::{Kind, Pair, Receives};
 use super::{Make, Network, behind, calls};
@@ -60,6 +61,7 @@ pub(super) fn make_pair(parts: &Parts) -> *mut abi::QueuePair {
         freed: 0,
         works: VecDeque::new(),
         access: 0,
+        own: [0; 16],
         peer: None,
         mtu: 0,
         first_sent: 0,
@@ -138,6 +140,8 @@ pub(super) unsafe extern "C" fn modify_qp(
     if let Some(reason) = world.refusal(device) {
         return refuse(reason);
     }
+    let row = attributes.ah_attr.grh.sgid_index.checked_sub(ROW);
+    let own = row.and_then(|row| world.ports[device].rows().nth(row.into()));
     let pair = world.pair(id);
     let Some((must, may)) = expected(pair.kind, pair.state, attributes.qp_state) else {
         return refuse(libc::EINVAL);
@@ -156,6 +160,8 @@ pub(super) unsafe extern "C" fn modify_qp(
         abi::IBV_QPS_RTR => {
             pair.mtu = attributes.path_mtu;
             if pair.kind == Kind::Reliable {
+                let Some(own) = own else { return refuse(libc::EINVAL) };
+                pair.own = own;
                 pair.peer = Some((attributes.ah_attr.grh.dgid.raw, attributes.dest_qp_num));
                 pair.first_received = attributes.rq_psn;
             }

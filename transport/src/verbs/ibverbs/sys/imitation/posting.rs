@@ -6,7 +6,8 @@ use super::super::abi;
 use super::super::work::What;
 use super::behind;
 use super::pairs::behind_pair;
-use super::verbs::{LONGEST, refuse};
+use super::ports::LONGEST;
+use super::verbs::refuse;
 use super::world::{Data, Kind, Part, Receive, Work, World};
 
 /// Requests of all queue pairs that are executed when one of them is posted to.

@@ -10,7 +10,7 @@ use super::super::abi;
 use super::super::library::Functions;
 use super::bell::Bell;
 use super::world::{Channel, Completions, Events, Receives, Region, Subject, World};
-use super::{Make, Network, behind, calls, give, pairs, posting, take_back};
+use super::{Network, behind, calls, give, pairs, ports, posting, take_back};
 
 pub(super) const FUNCTIONS: Functions = Functions {
     ibv_fork_init: fork_init,
@@ -19,10 +19,10 @@ pub(super) const FUNCTIONS: Functions = Functions {
     ibv_get_device_name: get_device_name,
     ibv_open_device: open_device,
     ibv_close_device: close_device,
-    ibv_query_device: query_device,
-    ibv_query_port: query_port,
-    _ibv_query_gid_ex: query_gid,
-    _ibv_query_gid_table: query_gid_table,
+    ibv_query_device: ports::query_device,
+    ibv_query_port: ports::query_port,
+    _ibv_query_gid_ex: ports::query_gid,
+    _ibv_query_gid_table: ports::query_gid_table,
     ibv_alloc_pd: alloc_pd,
     ibv_dealloc_pd: dealloc_pd,
     ibv_reg_mr_iova: reg_mr,
@@ -49,10 +49,6 @@ pub(super) const FUNCTIONS: Functions = Functions {
 
 /// Requests of all queue pairs that are executed when anybody polls.
 const STEPS_PER_POLL: usize = 3;
-/// Bytes of an operation, at most.
-pub(super) const LONGEST: u32 = 32 << 20;
-/// Row of the table of addresses that is in use.
-const ROW: u32 = 3;
 
 thread_local! {
     /// The network whose devices this thread lists next.
@@ -151,89 +147,9 @@ unsafe extern "C" fn close_device(context: *mut abi::Context) -> c_int {
     0
 }
 
-unsafe extern "C" fn query_device(
-    context: *mut abi::Context,
-    attributes: *mut abi::DeviceAttributes,
-) -> c_int {
-    let (network, _) = behind(context);
-    // SAFETY: the caller has room for them there, and has filled it with zeros.
-    let attributes = unsafe { &mut *attributes };
-    (attributes.vendor_id, attributes.vendor_part_id) = match network.0.make {
-        Make::Plain => (1, 1),
-        Make::Mlx5 | Make::Mlx5Alone => (0x02c9, 0x1017),
-        Make::Hns => (0x19e5, 0xa222),
-    };
-    attributes.max_qp_wr = 1 << 14;
-    attributes.max_cqe = 1 << 16;
-    attributes.max_qp_rd_atom = 16;
-    attributes.max_qp_init_rd_atom = 16;
-    attributes.atomic_cap = c_uint::from(network.world().has_atomics);
-    attributes.phys_port_cnt = 1;
-    0
-}
-
 /// The device of a context.
 pub(super) fn device_of(world: &World, context: usize) -> usize {
     world.contexts[&context].device
-}
-
-unsafe extern "C" fn query_port(
-    context: *mut abi::Context,
-    _: u8,
-    attributes: *mut abi::PortAttributes,
-) -> c_int {
-    let (network, id) = behind(context);
-    let world = network.world();
-    let device = device_of(&world, id);
-    if let Some(reason) = world.refusal(device) {
-        return refuse(reason);
-    }
-    let port = &world.ports[device];
-    // SAFETY: the caller has room for them there, and has filled it with zeros.
-    let attributes = unsafe { &mut *attributes };
-    attributes.state = if port.is_up { abi::IBV_PORT_ACTIVE } else { 1 };
-    attributes.active_mtu = port.mtu;
-    attributes.gid_tbl_len = 8;
-    attributes.max_msg_sz = LONGEST;
-    attributes.link_layer = 2;
-    0
-}
-
-fn row(network: &Network, context: usize) -> abi::GidEntry {
-    let world = network.world();
-    let gid = abi::Gid { raw: world.ports[device_of(&world, context)].gid };
-    let gid_type = abi::IBV_GID_TYPE_ROCE_V2;
-    abi::GidEntry { gid, gid_index: ROW, port_num: 1, gid_type, ndev_ifindex: 0 }
-}
-
-unsafe extern "C" fn query_gid(
-    context: *mut abi::Context,
-    _: u32,
-    index: u32,
-    entry: *mut abi::GidEntry,
-    _: u32,
-    _: usize,
-) -> c_int {
-    let (network, id) = behind(context);
-    if index != ROW {
-        return refuse(libc::ENODATA);
-    }
-    // SAFETY: the caller has room for a row there.
-    unsafe { *entry = row(&network, id) };
-    0
-}
-
-unsafe extern "C" fn query_gid_table(
-    context: *mut abi::Context,
-    entries: *mut abi::GidEntry,
-    _: usize,
-    _: u32,
-    _: usize,
-) -> isize {
-    let (network, id) = behind(context);
-    // SAFETY: the caller has room for some rows there.
-    unsafe { *entries = row(&network, id) };
-    1
 }
 
 unsafe extern "C" fn alloc_pd(context: *mut abi::Context) -> *mut abi::ProtectionDomain {

@@ -44,6 +44,8 @@ pub(super) struct World {
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) gid: Gid,
+    /// A further address.
+    pub(super) second: Option<Gid>,
     /// Of packets: as the enumeration of the header.
     pub(super) mtu: c_uint,
     pub(super) is_up: bool,
@@ -163,6 +165,8 @@ pub(super) struct Pair {
     pub(super) freed: u64,
     pub(super) works: VecDeque<Work>,
     pub(super) access: c_uint,
+    /// From where it sends.
+    pub(super) own: Gid,
     pub(super) peer: Option<(Gid, u32)>,
     pub(super) mtu: c_uint,
     pub(super) first_sent: u32,
@@ -196,7 +200,14 @@ pub(super) enum Data {
 
 impl Port {
     pub(super) fn new(gid: Gid) -> Self {
-        Self { gid, mtu: 3, is_up: true, is_cut: false, is_gone: false }
+        Self { gid, second: None, mtu: 3, is_up: true, is_cut: false, is_gone: false }
+    }
+}
+
+impl Port {
+    /// The addresses in its table, from the first row that is in use on.
+    pub(super) fn rows(&self) -> impl Iterator<Item = Gid> {
+        [self.gid].into_iter().chain(self.second)
     }
 }
 
