@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::error::Error;
-use ccl_kernels::cuda::gpu::{self, Event, Gpu};
+use ccl_kernels::cuda::gpu::{self, BesideCaptures, Event, Gpu};
 use ccl_transport::clock;
 
 use super::error::error as from_device;
@@ -75,6 +75,7 @@ impl Drop for Sentinel {
 }
 
 fn ask(shared: &Shared, event: &Event) {
+    let _beside = BesideCaptures::begin();
     loop {
         let idle = |wishes: &mut Wishes| !wishes.is_asked && !wishes.is_over;
         let wishes = shared.changed.wait_while(lock(&shared.wishes), idle);
@@ -84,7 +85,9 @@ fn ask(shared: &Shared, event: &Event) {
         }
         wishes.is_asked = false;
         drop(wishes);
-        if let Err(error) = event.has_happened() {
+        if let Err(error) = event.has_happened()
+            && !error.is_of_a_capture()
+        {
             let _ = shared.failure.set(from_device(error));
             return;
         }

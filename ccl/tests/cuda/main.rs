@@ -11,6 +11,7 @@
 )]
 
 mod calls;
+mod captures;
 mod columns;
 mod direct;
 mod kernels;

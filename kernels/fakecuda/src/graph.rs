@@ -1,10 +1,11 @@
 //! Graphs: what was captured, and how it is run again.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
 use std::thread;
 
+use crate::capture::{Capture, Mode};
 use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::work::Work;
@@ -22,14 +23,6 @@ pub(crate) struct Graph {
     nodes: Vec<Node>,
 }
 
-/// A capture that goes on, in one stream or in several.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    graph: Mutex<Graph>,
-    /// The stream in which it began, where it must end.
-    pub(crate) origin: usize,
-}
-
 /// A place in a capture: what comes next is behind these nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Captured {
@@ -38,13 +31,13 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
-    pub(crate) fn begin(origin: usize) -> Self {
-        let capture = Arc::new(Capture { graph: Mutex::default(), origin });
-        Self { capture, after: Vec::new() }
+    pub(crate) fn begin(origin: usize, mode: Mode) -> Self {
+        Self { capture: Capture::begin(origin, mode), after: Vec::new() }
     }
 
     /// Puts work behind everything that is here.
     pub(crate) fn push(&mut self, work: Work) -> Result<()> {
+        self.capture.check()?;
         let mut graph = self.capture.graph.lock().map_err(|_| Code::Unknown)?;
         graph.nodes.push(Node { work, after: std::mem::take(&mut self.after) });
         self.after = vec![graph.nodes.len() - 1];
@@ -59,6 +52,7 @@ impl Captured {
 
     /// The whole graph, if everything in it comes before this place.
     pub(crate) fn end(&self) -> Result<Graph> {
+        self.capture.check()?;
         let graph = self.capture.graph.lock().map_err(|_| Code::Unknown)?.clone();
         let mut last: BTreeSet<usize> = (0..graph.nodes.len()).collect();
         for node in &graph.nodes {
@@ -124,7 +118,7 @@ mod tests {
     #[test]
     fn captures_must_be_joined() {
         let nothing = || Work::Call { function: 0, argument: 0 };
-        let mut origin = Captured::begin(1);
+        let mut origin = Captured::begin(1, Mode::Relaxed);
         origin.push(nothing()).expect("it goes on");
         let mut fork = origin.clone();
         fork.push(nothing()).expect("it goes on");

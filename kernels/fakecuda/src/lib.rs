@@ -12,6 +12,7 @@
 mod allocations;
 mod api;
 mod bell;
+mod capture;
 mod codes;
 mod device;
 mod driver;

@@ -36,6 +36,14 @@ impl<T> Out<T> {
         self.0.is_null()
     }
 
+    /// What the caller has put there, where the result goes too.
+    pub(crate) fn given(&self) -> Result<T>
+    where
+        T: Copy,
+    {
+        In(self.0.cast_const()).get()
+    }
+
     /// Writes several results, one behind the other.
     pub(crate) fn put_all(&self, values: impl IntoIterator<Item = T>) -> Result<()> {
         for (index, value) in values.into_iter().enumerate() {

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{Exchange, Moment};
+use ccl_kernels::cuda::gpu::{BesideCaptures, Exchange, Moment};
 use ccl_transport::clock;
 
 use super::windows::Shared;
@@ -177,6 +177,7 @@ impl Releases {
 
     /// Until no call is left. Streams come to calls in their order.
     fn run(&self) {
+        let _beside = BesideCaptures::begin();
         while let Some(held) = self.first() {
             if held.is_over() {
                 lock(&self.0).remove(&held.number);

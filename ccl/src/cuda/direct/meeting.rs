@@ -14,7 +14,7 @@ use ccl_core::datatype::DataType;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_kernels::cuda::Module;
-use ccl_kernels::cuda::gpu::{Gpu, Invitation, Mapped, Own, Supply};
+use ccl_kernels::cuda::gpu::{BesideCaptures, Gpu, Invitation, Mapped, Own, Supply};
 use ccl_transport::clock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -168,6 +168,7 @@ pub(super) struct Host {
 
 impl Host {
     fn run(mut self, agenda: &Agenda) {
+        let _beside = BesideCaptures::begin();
         while let Some(step) = agenda.next() {
             let done = self.act(step, agenda);
             if let Err(reason) = done {

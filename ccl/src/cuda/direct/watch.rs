@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{Event, Exchange, Laggards, Protocol};
+use ccl_kernels::cuda::gpu::{BesideCaptures, Event, Exchange, Laggards, Protocol};
 use ccl_transport::clock;
 
 use super::hold::{Absent, Hold};
@@ -118,6 +118,7 @@ impl Watch {
     fn trust(&self, fault: &dyn Fn() -> Option<Error>, deadline: &Deadline) -> Result<(), Error> {
         let silent = || "its own device, which does not say whether all were in it".to_owned();
         let late = || deadline.is_past().then(|| deadline.error(self.call, silent()));
+        let _beside = BesideCaptures::begin();
         let seen = self.exchange.look_at_marks().map_err(from_device)?;
         until(&seen, || fault().or_else(late))?;
         let Some(place) = self.exchange.gone().first().copied() else { return Ok(()) };
@@ -128,6 +129,7 @@ impl Watch {
 
     /// Has the region of this rank looked at.
     fn looked(&self) -> Result<(), Error> {
+        let _beside = BesideCaptures::begin();
         let is_over = patience(LOOK_TIME);
         let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
         let look = match &self.means {

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::error::Error;
-use ccl_kernels::cuda::gpu::{DeviceRegion, Event};
+use ccl_kernels::cuda::gpu::{BesideCaptures, DeviceRegion, Event};
 use ccl_transport::clock;
 use smallvec::SmallVec;
 
@@ -69,6 +69,7 @@ impl<'a> Passage<'a> {
         fault: &dyn Fn() -> Option<Error>,
         deadline: &Deadline,
     ) -> Result<(), Error> {
+        let _beside = BesideCaptures::begin();
         let result = self.go_around(fault, deadline);
         for launched in &self.launched {
             // A device that fails has its own error, and no kernel works any more.

@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 use super::entry_points;
+use crate::capture;
 use crate::codes::Code;
 use crate::device::Device;
 use crate::driver::{self, objects, require_initialised};
@@ -219,6 +220,7 @@ entry_points! {
     }
 
     fn cuCtxSynchronize() {
+        capture::permit()?;
         driver::finish(driver::device()?)
     }
 

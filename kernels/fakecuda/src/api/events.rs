@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::entry_points;
 use crate::bell;
+use crate::capture;
 use crate::codes::{Code, Result};
 use crate::driver::{self, objects, stream};
 use crate::event::Event;
@@ -62,11 +63,13 @@ entry_points! {
     }
 
     fn cuEventQuery(event: usize) {
+        capture::permit()?;
         let event = outside_of_captures(event)?;
         if event.is_reached(event.recorded()) { Ok(()) } else { Err(Code::NotReady) }
     }
 
     fn cuEventSynchronize(event: usize) {
+        capture::permit()?;
         let event = outside_of_captures(event)?;
         let recorded = event.recorded();
         bell::wait_until(|| event.is_reached(recorded));

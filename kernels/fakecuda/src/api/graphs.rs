@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use super::entry_points;
+use crate::capture::{self, Mode};
 use crate::codes::Code;
 use crate::driver::{self, objects, stream};
 use crate::graph::Captured;
@@ -12,19 +13,17 @@ use crate::work::Work;
 
 const NOT_CAPTURING: c_int = 0;
 const CAPTURING: c_int = 1;
+const INVALIDATED: c_int = 2;
 /// Flags of an instantiation that change nothing here: freeing on launch, upload, priorities.
 const KNOWN_FLAGS: u64 = 1 | 2 | 8;
 
 entry_points! {
     fn cuStreamBeginCapture_v2(number: usize, mode: c_uint) {
-        if mode > 2 {
-            return Err(Code::InvalidValue);
-        }
-        let stream = stream(number)?;
+        let (mode, stream) = (Mode::of(mode)?, stream(number)?);
         if stream.number == 0 || stream.is_capturing() {
             return Err(Code::CaptureUnsupported);
         }
-        stream.set_captured(Some(Captured::begin(number)));
+        stream.set_captured(Some(Captured::begin(number, mode)));
         Ok(())
     }
 
@@ -34,6 +33,7 @@ entry_points! {
         if captured.capture.origin != number {
             return Err(Code::CaptureUnmatched);
         }
+        captured.capture.end();
         let is_of_it = |other: &Captured| Arc::ptr_eq(&other.capture, &captured.capture);
         let streams: Vec<_> = objects().streams.all().cloned().collect();
         for stream in streams {
@@ -48,8 +48,17 @@ entry_points! {
     }
 
     fn cuStreamIsCapturing(number: usize, status: Out<c_int>) {
-        let is_capturing = stream(number)?.is_capturing();
-        status.put(if is_capturing { CAPTURING } else { NOT_CAPTURING })
+        let captured = stream(number)?.captured();
+        status.put(match captured.map(|captured| captured.capture.check()) {
+            None => NOT_CAPTURING,
+            Some(Ok(())) => CAPTURING,
+            Some(Err(_)) => INVALIDATED,
+        })
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<c_uint>) {
+        let wanted = Mode::of(mode.given()?)?;
+        mode.put(capture::exchange(wanted).number())
     }
 
     fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, flags: u64) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::entry_points;
 use crate::allocations::Kind;
+use crate::capture;
 use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::driver::{self, objects, stream};
@@ -99,11 +100,13 @@ fn free(start: u64, is_meant: fn(&Kind) -> bool) -> Result<()> {
     if start == 0 {
         return Ok(());
     }
+    capture::permit()?;
     driver::finish(driver::device()?)?;
     objects().allocations.free(start, is_meant)
 }
 
 fn pin(result: Out<u64>, bytes: usize) -> Result<()> {
+    capture::permit()?;
     let device = driver::device()?;
     let start = objects().allocations.pin(device, bytes)?;
     result.put(start)
@@ -111,6 +114,7 @@ fn pin(result: Out<u64>, bytes: usize) -> Result<()> {
 
 entry_points! {
     fn cuMemAlloc_v2(result: Out<u64>, bytes: usize) {
+        capture::permit()?;
         let device = driver::device()?;
         let start = objects().allocations.allocate(device, bytes)?;
         result.put(start)
@@ -136,6 +140,7 @@ entry_points! {
     }
 
     fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) {
+        capture::permit()?;
         let device = driver::device()?;
         if flags & !REGISTER_FLAGS != 0 {
             return Err(Code::InvalidValue);
@@ -280,6 +285,7 @@ entry_points! {
     }
 
     fn cuIpcOpenMemHandle_v2(result: Out<u64>, handle: RawHandle, flags: c_uint) {
+        capture::permit()?;
         // Peers are enabled where they are needed.
         if flags != 1 {
             return Err(Code::InvalidValue);
@@ -290,6 +296,7 @@ entry_points! {
     }
 
     fn cuIpcCloseMemHandle(start: u64) {
+        capture::permit()?;
         driver::finish(driver::device()?)?;
         objects().allocations.close(start)
     }

@@ -12,6 +12,7 @@ use super::devices::{
     SHARED_BYTES,
 };
 use super::entry_points;
+use crate::capture;
 use crate::codes::{Code, Result};
 use crate::driver::{self, Function, objects};
 use crate::outside::{In, Out, read, say, text};
@@ -24,6 +25,7 @@ const BINARIES: [&[u8]; 2] = [b"\x7fELF", &[0x50, 0xed, 0x55, 0xba]];
 const MOST_REGISTERS: u32 = 255;
 
 fn load(source: &str) -> Result<usize> {
+    capture::permit()?;
     let device = driver::device()?;
     let module = Module::load(source, &device.memory).map_err(|error| {
         say(&error.to_string());

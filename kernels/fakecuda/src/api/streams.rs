@@ -3,6 +3,7 @@
 use std::ffi::{c_int, c_uint};
 
 use super::entry_points;
+use crate::capture;
 use crate::codes::{Code, Result};
 use crate::driver::{self, objects, stream};
 use crate::graph::Captured;
@@ -46,10 +47,12 @@ entry_points! {
     }
 
     fn cuStreamSynchronize(number: usize) {
+        capture::permit()?;
         stream(number)?.finish()
     }
 
     fn cuStreamQuery(number: usize) {
+        capture::permit()?;
         let stream = stream(number)?;
         if stream.is_capturing() {
             return Err(Code::CaptureUnsupported);

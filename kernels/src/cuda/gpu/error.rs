@@ -78,6 +78,13 @@ impl Error {
         }
     }
 
+    /// Whether a capture of the program has forbidden it, or it has to do with one: that says nothing about the device.
+    #[must_use]
+    pub fn is_of_a_capture(&self) -> bool {
+        let Self::Driver { code, .. } = self else { return false };
+        code.starts_with("CUDA_ERROR_STREAM_CAPTURE") || code == "CUDA_ERROR_CAPTURED_EVENT"
+    }
+
     /// A refused call. The code is named without asking the driver.
     pub(super) fn driver(call: &'static str) -> impl FnOnce(DriverError) -> Self {
         move |error| Self::Driver { call, code: format!("{:?}", error.0) }

@@ -1,6 +1,7 @@
-//! What belongs to the program around the library: its streams, and the contexts of its threads.
+//! What belongs to the program around the library: its streams, its captures, and the contexts of its threads.
 
 use std::ffi::c_void;
+use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 use cudarc::driver::{CudaContext, result, sys};
@@ -42,6 +43,41 @@ impl Drop for KeptContext {
         // Nobody is left to hear of it, and the thread has a context that works.
         let _ = restored;
     }
+}
+
+/// As long as it lives, captures of the program do not mind what this thread does. A capture of mode `GLOBAL`, which is
+/// usual, else forbids every thread to allocate, to free, to wait for streams and to look at events: such a call is refused,
+/// *and* the capture comes to nothing.
+///
+/// Belongs to the thread that made it.
+#[derive(Debug)]
+pub struct BesideCaptures {
+    before: sys::CUstreamCaptureMode,
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl BesideCaptures {
+    /// From now on.
+    #[must_use]
+    pub fn begin() -> Self {
+        let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        Self { before: exchange(relaxed), of_this_thread: PhantomData }
+    }
+}
+
+impl Drop for BesideCaptures {
+    fn drop(&mut self) {
+        exchange(self.before);
+    }
+}
+
+/// Gives this thread another mode; the one that it had.
+fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+    // SAFETY: a mode is read and written where it is told.
+    let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result();
+    // A driver that refuses it refuses what comes next, too, and that is told.
+    let _ = exchanged;
+    mode
 }
 
 /// Whether this is no stream of its own, but stands for one of the context that is current: null,

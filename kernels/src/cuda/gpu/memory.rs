@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::error::Error;
+use super::foreign::BesideCaptures;
 use crate::region::Region;
 
 /// Bytes at an address that a device knows.
@@ -86,6 +87,7 @@ impl Buffer {
 
     /// With anything in it.
     pub(super) fn unwritten(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
+        let _beside = BesideCaptures::begin();
         copies.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
         // SAFETY: on the device every byte is a value, whatever was there before.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
@@ -95,6 +97,7 @@ impl Buffer {
 
     /// Waits until the copies so far are done.
     fn arrived(&self) -> Result<(), Error> {
+        let _beside = BesideCaptures::begin();
         self.copies.synchronize().map_err(Error::driver("wait for a copy"))
     }
 
@@ -167,6 +170,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        let _beside = BesideCaptures::begin();
         let context = self.copies.context();
         context.record_err(context.bind_to_thread());
         // SAFETY: the memory was allocated, and is freed once; the call waits for the device.
@@ -198,6 +202,7 @@ pub struct Imported {
 
 impl Imported {
     pub(super) fn new(context: &Arc<CudaContext>, handle: &Handle) -> Result<Self, Error> {
+        let _beside = BesideCaptures::begin();
         context.bind_to_thread().map_err(Error::driver("bind the context"))?;
         let raw = sys::CUipcMemHandle { reserved: handle.bytes.map(|byte| byte as _) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
@@ -218,6 +223,7 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
+        let _beside = BesideCaptures::begin();
         self.context.record_err(self.context.bind_to_thread());
         // SAFETY: the handle was opened, and is closed once.
         self.context.record_err(unsafe { sys::cuIpcCloseMemHandle(self.address) }.result());
@@ -249,6 +255,7 @@ impl fmt::Debug for Pinned {
 
 impl Pinned {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
+        let _beside = BesideCaptures::begin();
         context.bind_to_thread().map_err(Error::driver("bind the context"))?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the memory is zeroed before anybody reads it.
@@ -345,6 +352,7 @@ impl Drop for Lent<'_> {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let _beside = BesideCaptures::begin();
         self.context.record_err(self.context.bind_to_thread());
         // SAFETY: the memory was allocated, and is freed once; the call waits for the device.
         self.context.record_err(unsafe { result::free_host(self.start.cast()) });

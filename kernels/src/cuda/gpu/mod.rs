@@ -22,7 +22,7 @@ mod supply;
 pub use compile::{Compiler, Target};
 pub use error::Error;
 pub use exchange::{Exchange, Layout, Own, Part, Protocol, Side, Told};
-pub use foreign::{KeptContext, device_of};
+pub use foreign::{BesideCaptures, KeptContext, device_of};
 pub use looked::Laggards;
 pub use mapped::{Allocation, Invitation, Mapped, Shown, Window};
 pub use marks::{MEETING_MARKS, Moment};

@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::Gpu;
 use super::error::Error;
+use super::foreign::BesideCaptures;
 use super::memory::{Buffer, DeviceRegion};
 
 /// What a dma-buf begins and ends at: pages of the host.
@@ -135,6 +136,7 @@ impl fmt::Debug for PinnedFile {
 impl PinnedFile {
     fn new(context: &Arc<CudaContext>, file: impl AsFd, bytes: usize) -> Result<Self, Error> {
         let refused = |cause| Error::Misuse(format!("map a file of the host: {cause}"));
+        let _beside = BesideCaptures::begin();
         let size = rustix::fs::fstat(&file).map_err(refused)?.st_size;
         if bytes == 0 || usize::try_from(size).is_ok_and(|size| size < bytes) {
             return Err(Error::Misuse(format!("{bytes} bytes of a file of {size} are pinned")));
@@ -169,6 +171,7 @@ impl PinnedFile {
 
 impl Drop for PinnedFile {
     fn drop(&mut self) {
+        let _beside = BesideCaptures::begin();
         self.context.record_err(self.context.bind_to_thread());
         // What kernels still do with it comes first.
         self.context.record_err(self.context.synchronize());

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, result, sys};
 
 use super::error::Error;
+use super::foreign::BesideCaptures;
 use super::memory::{DeviceRegion, Pinned};
 
 const WITHOUT_TIME: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
@@ -19,6 +20,7 @@ pub struct Stream(pub(super) Arc<CudaStream>);
 
 impl Stream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
+        let _beside = BesideCaptures::begin();
         context.new_stream().map(Self).map_err(Error::driver("make a stream"))
     }
 
