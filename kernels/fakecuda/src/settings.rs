@@ -14,6 +14,9 @@ pub(crate) const TORN: &str = "FAKECUDA_TORN";
 /// ordinary memory are done, and who loads kernels waits for the device and keeps all others from the driver meanwhile.
 const LATE: &str = "FAKECUDA_LATE";
 
+/// How much may wait in a stream: who puts in more waits until there is room, as with real drivers. Without it there is no limit.
+const QUEUE: &str = "FAKECUDA_QUEUE";
+
 /// What is exported as a dma-buf: `0`: nothing, `sealed`: memory that processors cannot map.
 const DMABUF: &str = "FAKECUDA_DMABUF";
 
@@ -42,6 +45,12 @@ pub(crate) fn dmabufs() -> DmaBufs {
 pub(crate) fn is_late() -> bool {
     static IS_LATE: OnceLock<bool> = OnceLock::new();
     *IS_LATE.get_or_init(|| number(LATE) == Some(1))
+}
+
+/// How much may wait in a stream.
+pub(crate) fn most_queued() -> usize {
+    static MOST: OnceLock<usize> = OnceLock::new();
+    *MOST.get_or_init(|| number(QUEUE).map_or(usize::MAX, |most| most.max(1) as usize))
 }
 
 /// A number in the environment.

@@ -8,6 +8,7 @@ use crate::bell;
 use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::graph::Captured;
+use crate::settings;
 use crate::work::Work;
 
 /// How far another stream must have come first.
@@ -83,9 +84,14 @@ impl Stream {
         queue.unwrap_or_else(PoisonError::into_inner).items.pop_front()
     }
 
-    /// Puts work at the end, behind what other streams have been given, or into the capture.
+    /// Puts work at the end, behind what other streams have been given, or into the capture. If there is no room it waits.
     pub(crate) fn push(&self, work: Work, after: Vec<After>) -> Result<()> {
         let mut queue = self.queue();
+        while queue.capture.is_none() && queue.items.len() >= settings::most_queued() {
+            drop(queue);
+            bell::wait_until(|| self.queue().items.len() < settings::most_queued());
+            queue = self.queue();
+        }
         if let Some(capture) = &mut queue.capture {
             return capture.push(work);
         }

@@ -3,10 +3,13 @@
 //! An allocation is known by its number, which the driver gives to no other one, also not at the same
 //! address: what is told of an allocation that was freed is never told of the next one.
 
-use ccl_kernels::cuda::gpu::{Allocation, DeviceRegion, Gpu, Invitation, Shown};
+use std::sync::Mutex;
+
+use ccl_kernels::cuda::gpu::{Allocation, DeviceRegion, Gpu, Shown};
 use serde::{Deserialize, Serialize};
 
 use super::agreement::Letter;
+use crate::driver::lock;
 
 /// Allocations of a rank that others have mapped, at most; others are staged.
 const MOST_BUFFERS: usize = 64;
@@ -35,18 +38,20 @@ struct Known {
     fate: Fate,
 }
 
-/// The allocations of one rank.
+/// The allocations of one rank. Nobody asks the driver while they are locked: calls wait for that.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     known: Vec<Known>,
-    gone: Vec<u64>,
 }
 
 impl Buffers {
-    /// Where the others have memory of this rank, and how far into it the region begins; None if they do not
-    /// have it. What is new is remembered for the next [`Self::news`].
-    pub(super) fn find(&mut self, gpu: &Gpu, region: &DeviceRegion<'_>) -> Option<(Shown, usize)> {
-        let allocation = gpu.allocation(region.address()).ok()?;
+    /// Where the others have memory of this rank, which is in that allocation, and how far into it the region begins;
+    /// None if they do not have it. What is new is remembered for the next [`news`].
+    pub(super) fn find(
+        &mut self,
+        allocation: Allocation,
+        region: &DeviceRegion<'_>,
+    ) -> Option<(Shown, usize)> {
         let offset = (region.address() - allocation.start) as usize;
         if region.bytes() > allocation.bytes.saturating_sub(offset) {
             return None;
@@ -63,38 +68,50 @@ impl Buffers {
         }
     }
 
-    /// Forgets what was freed, and says what the others have to know.
-    pub(super) fn news(&mut self, gpu: &Gpu) -> News {
-        let is_there = |known: &Known| {
-            gpu.allocation(known.allocation.start)
-                .is_ok_and(|found| found.number == known.allocation.number)
-        };
-        let (there, gone): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.known).into_iter().partition(is_there);
-        self.known = there;
-        let was_shown = |known: &Known| matches!(known.fate, Fate::Shown(_));
-        self.gone.extend(gone.iter().filter(|k| was_shown(k)).map(|k| k.allocation.number));
-        let mut shown: Vec<(u64, Invitation)> = Vec::new();
-        for known in self.known.iter_mut().filter(|known| matches!(known.fate, Fate::New)) {
-            match gpu.invitation(&known.allocation) {
-                Ok(invitation) => shown.push((known.allocation.number, invitation)),
-                Err(reason) => {
-                    tracing::debug!(%reason, "memory of the program is staged");
-                    known.fate = Fate::Refused;
-                }
-            }
-        }
-        let shown = shown.into_iter().map(|(number, invitation)| (number, invitation.into()));
-        News { calls: Vec::new(), shown: shown.collect(), gone: std::mem::take(&mut self.gone) }
-    }
-
     /// Where all ranks have mapped an allocation; None if one of them could not.
     pub(super) fn answered(&mut self, number: u64, me: usize, seen: Option<Vec<u64>>) {
-        let known = self.known.iter_mut().find(|known| known.allocation.number == number);
-        let Some(known) = known else { return };
+        let Some(known) = self.known(number) else { return };
         known.fate = seen.map_or(Fate::Refused, |mut seen| {
             seen[me] = known.allocation.start;
             Fate::Shown(Shown::new(seen))
         });
     }
+
+    fn known(&mut self, number: u64) -> Option<&mut Known> {
+        self.known.iter_mut().find(|known| known.allocation.number == number)
+    }
+
+    /// Forgets an allocation; tells whether others have it.
+    fn forget(&mut self, number: u64) -> bool {
+        let is_meant = |known: &mut Known| known.allocation.number == number;
+        let forgotten = self.known.extract_if(.., is_meant).next();
+        forgotten.is_some_and(|known| matches!(known.fate, Fate::Shown(_)))
+    }
+}
+
+/// Forgets what was freed, and says what the others have to know. Only one thread does it.
+pub(super) fn news(buffers: &Mutex<Buffers>, gpu: &Gpu) -> News {
+    let told = |known: &Known| (known.allocation, matches!(known.fate, Fate::New));
+    let known: Vec<(Allocation, bool)> = lock(buffers).known.iter().map(told).collect();
+    let (mut shown, mut gone) = (Vec::new(), Vec::new());
+    for (allocation, is_new) in known {
+        let number = allocation.number;
+        if !gpu.allocation(allocation.start).is_ok_and(|found| found.number == number) {
+            if lock(buffers).forget(number) {
+                gone.push(number);
+            }
+            continue;
+        }
+        if !is_new {
+            continue;
+        }
+        match gpu.invitation(&allocation) {
+            Ok(invitation) => shown.push((number, invitation.into())),
+            Err(reason) => {
+                tracing::debug!(%reason, "memory of the program is staged");
+                lock(buffers).answered(number, 0, None);
+            }
+        }
+    }
+    News { calls: Vec::new(), shown, gone }
 }

@@ -2,11 +2,10 @@
 
 use ccl_core::collective::{Collective, Request};
 use ccl_kernels::cuda::gpu::{
-    self, DeviceRegion, Exchange, Gpu, Part, Protocol, Shown, Side, Stream, Told,
+    self, DeviceRegion, Exchange, Part, Protocol, Shown, Side, Stream, Told,
 };
 use ccl_kernels::cuda::{Entry, Family, MOST_RANKS};
 
-use super::Routes;
 use super::parts::{Cast, Roles, Spot, Stretch, Work};
 
 /// A call on its way to the stream.
@@ -52,20 +51,20 @@ impl Call<'_, '_> {
         self.exchange.low_latency(stream, entry, self.work.arithmetic, memory)
     }
 
-    /// Where the others find the input and the output.
-    pub(super) fn grounds(&self, gpu: &Gpu, routes: &mut Routes) -> [Ground; 2] {
+    /// Where the others find the input and the output, of which `find` knows what they have mapped.
+    pub(super) fn grounds(
+        &self,
+        find: impl Fn(&DeviceRegion<'_>) -> Option<(Shown, usize)>,
+    ) -> [Ground; 2] {
         let blocks = self.cast.blocks();
         let address = |region: Option<DeviceRegion<'_>>| region.map(|region| region.address());
         let is_overwritten = self.cast.needs_copy() && address(self.input) == address(self.output);
         let input = self.input.filter(|_| !is_overwritten);
-        let mut ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
+        let ground = |side, region: Option<DeviceRegion<'_>>, blocks: usize| {
             let extent = self.cast.extent(blocks);
             let used = region.filter(|_| extent > 0).map(|region| region.part(0, extent));
-            let found = used.and_then(|region| routes.buffers.find(gpu, &region));
-            found.map_or(Ground::Staged(side), |(shown, offset)| {
-                routes.paths.mapped_buffers += 1;
-                Ground::Mapped(shown, offset)
-            })
+            let found = used.and_then(|region| find(&region));
+            found.map_or(Ground::Staged(side), |(shown, offset)| Ground::Mapped(shown, offset))
         };
         [ground(Side::Input, input, blocks.input), ground(Side::Output, self.output, blocks.output)]
     }

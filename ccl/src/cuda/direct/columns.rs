@@ -20,10 +20,11 @@ use super::call::Call;
 use super::grid::Grid;
 use super::legs::{Area, Circle, Leg, Memory, Position, legs};
 use super::parts::{Cast, Form, Work};
-use super::{Direct, Routes, Watch};
+use super::{Direct, Watch};
 use crate::cuda::deadline::Deadline;
 use crate::cuda::staging::{Issue, Staging};
 use crate::cuda::wire::{self, Wire};
+use crate::driver::lock;
 
 /// A rank that has met those of its host and its neighbours in the column.
 #[derive(Debug)]
@@ -110,13 +111,11 @@ impl Direct {
     pub(super) fn columns(
         &self,
         (columns, legs): (&Arc<Columns>, &[Leg]),
-        request: &Request,
+        (request, number): (&Request, u64),
         memory: [Option<DeviceRegion<'_>>; 2],
-        routes: &mut Routes,
         (stream, issue): (&Stream, &mut Issue),
     ) -> Result<Job, gpu::Error> {
-        routes.paths.columns += 1;
-        routes.paths.gpudirect += u64::from(columns.wire.obstacle().is_none());
+        lock(&self.paths).count_columns(&columns.wire);
         let mut turns: Vec<Turn> = Vec::new();
         for leg in legs {
             let place = |area: Option<Area>| area.and_then(|area| columns.place(memory, area));
@@ -128,7 +127,7 @@ impl Direct {
                     let members = Arc::clone(&columns.members);
                     let exchange = Arc::clone(&columns.exchange);
                     Turn::Host(self.kernels(exchange, (name, members), (stream, issue), || {
-                        let grounds = work.grounds(&self.gpu, routes);
+                        let grounds = work.grounds(|region| self.mapped(region));
                         work.push(stream, &grounds)?;
                         Ok((Protocol::Push, None))
                     })?)
@@ -136,7 +135,7 @@ impl Direct {
                 Circle::Column { pitch } => {
                     let (turn, [input, output]) = issue.hold(stream, [input, output])?;
                     let ranks = columns.position.hosts * columns.position.places;
-                    let call = wire::Call::new(leg.request, routes.calls, (input, output), ranks);
+                    let call = wire::Call::new(leg.request, number, (input, output), ranks);
                     let call = wire::Call { pitch, called: *request, ..call };
                     let wire = Arc::clone(&columns.wire);
                     Turn::Column(wire::Job { turn, wire, call })

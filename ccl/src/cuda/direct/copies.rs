@@ -11,15 +11,18 @@
 use std::sync::Arc;
 
 use ccl_core::collective::{Collective, Request};
-use ccl_kernels::cuda::gpu::{self, DeviceRegion, Exchange, MEETING_MARKS, Moment, Side, Stream};
+use ccl_kernels::cuda::gpu::{
+    self, DeviceRegion, Exchange, Gpu, MEETING_MARKS, Moment, Side, Stream,
+};
 
 use super::hold::Hold;
 use super::watch::{Means, Watch};
-use super::windows::Shared;
+use super::windows::{Shared, Windows};
 use super::wish::Wish;
-use super::{Direct, Routes, Way};
+use super::{Direct, Way};
 use crate::cuda::digest::digest;
 use crate::cuda::staging::Issue;
+use crate::driver::lock;
 
 /// Bytes that a rank fetches: all of them have the bytes of the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,27 +112,37 @@ impl Copies<'_> {
     }
 }
 
+/// What copy engines are to do for a call, and in which window from where on.
+pub(super) struct Copied {
+    exchange: Arc<Exchange>,
+    plan: Plan,
+    window: Arc<Shared>,
+    offset: usize,
+}
+
+impl Copied {
+    /// Whether the memory is still that of the window. It asks the driver.
+    pub(super) fn is_there(&self, gpu: &Gpu) -> bool {
+        self.window.is_there(gpu, self.offset)
+    }
+}
+
 impl Direct {
-    /// Puts a call on the stream, after all calls before, if copy engines are to do it.
+    /// Puts a call on the stream, after all calls before.
     pub(super) fn copy(
         &self,
         wish: &Wish<'_, '_>,
-        routes: &mut Routes,
+        sequence: u64,
+        copied: Copied,
         (stream, issue): (&Stream, &mut Issue),
-    ) -> Result<Option<Watch>, gpu::Error> {
-        let (Some(Way::Near(exchange)), Wish::Even { request, input, output: Some(output), .. }) =
-            (&routes.way, wish)
-        else {
-            return Ok(None);
+    ) -> Result<Watch, gpu::Error> {
+        let Wish::Even { request, input, output: Some(output), .. } = wish else {
+            return Err(gpu::Error::Misuse("there is no buffer".into()));
         };
-        let Some((plan, window, offset)) = self.plan(request, *input, *output, routes) else {
-            return Ok(None);
-        };
-        let exchange = Arc::clone(exchange);
-        let number = routes.windows.count();
-        let called = Called { sequence: routes.calls, window: window.number, offset };
-        let marks = routes.windows.follow(called.mark(number, request));
-        routes.paths.copied += 1;
+        let Copied { exchange, plan, window, offset } = copied;
+        let called = Called { sequence, window: window.number, offset };
+        let (number, marks) = lock(&self.routes).windows.follow(|n| called.mark(n, request));
+        lock(&self.paths).copied += 1;
         if let Some(last) = &issue.last {
             stream.wait(last)?;
         }
@@ -145,26 +158,29 @@ impl Direct {
         enqueued?;
         let (staging, members) = (Arc::clone(&self.staging), Arc::clone(&self.members));
         let means = Means::Copies(hold);
-        Ok(Some(Watch { exchange, staging, call: wish.name(), means, members, entered, ended }))
+        Ok(Watch { exchange, staging, call: wish.name(), means, members, entered, ended })
     }
 
     /// What is to be done, in which window and where; None if it is not for copy engines.
-    fn plan(
+    pub(super) fn copied(
         &self,
-        request: &Request,
-        input: Option<DeviceRegion<'_>>,
-        output: DeviceRegion<'_>,
-        routes: &Routes,
-    ) -> Option<(Plan, Arc<Shared>, usize)> {
+        wish: &Wish<'_, '_>,
+        way: Option<&Way>,
+        windows: &Windows,
+    ) -> Option<Copied> {
+        let (Some(Way::Near(exchange)), Wish::Even { request, input, output: Some(output), .. }) =
+            (way, wish)
+        else {
+            return None;
+        };
         let plan = Plan::of(request, self.me, self.ranks)?;
         let shared = match plan.side {
             // What others have not taken yet must not be overwritten.
             Side::Input => input.filter(|input| input.address() != output.address())?,
-            Side::Output => output,
+            Side::Output => *output,
         };
-        let (window, offset) =
-            routes.windows.find(&self.gpu, &shared.part(0, plan.extent), request.bytes())?;
-        Some((plan, window, offset))
+        let (window, offset) = windows.find(&shared.part(0, plan.extent), request.bytes())?;
+        Some(Copied { exchange: Arc::clone(exchange), plan, window, offset })
     }
 }
 

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::agreement::Facts;
-use super::buffers::News;
+use super::buffers::{Buffers, News, news};
 use super::{Routes, Way};
 use crate::communicator::Correspondence;
 use crate::driver::lock;
@@ -150,6 +150,8 @@ pub(super) struct Host {
     pub(super) gpu: Arc<Gpu>,
     pub(super) correspondence: Arc<Correspondence>,
     pub(super) routes: Arc<Mutex<Routes>>,
+    pub(super) way: Arc<Mutex<Option<Way>>>,
+    pub(super) buffers: Arc<Mutex<Buffers>>,
     pub(super) supply: Supply,
     pub(super) me: usize,
     pub(super) facts: Facts,
@@ -193,7 +195,7 @@ impl Host {
     }
 
     fn has_way(&self) -> bool {
-        lock(&self.routes).way.is_some()
+        lock(&self.way).is_some()
     }
 
     fn load(&mut self, module: Module, agenda: &Agenda) -> Result<(), Error> {
@@ -213,7 +215,8 @@ impl Host {
             self.refuse(&format!("rank {rank}: it loads kernels for {name}, this one for {own}"));
             return Ok(());
         }
-        // Nobody makes a call between what it says here and what it hears.
+        // Nobody makes a call between what it says here and what it hears. Whoever wants to waits for threads like this one only:
+        // the others need no driver to come here, and nobody has the lock while he waits for one.
         let routes = Arc::clone(&self.routes);
         let mut routes = lock(&routes);
         let settled: Result<Vec<u64>, Error> = self.gather_soon(&routes.calls, agenda);
@@ -235,11 +238,11 @@ impl Host {
 
     /// Everything that calls of which the kernels are in that module need.
     fn modules(&self, module: Module) -> Vec<Module> {
-        let routes = lock(&self.routes);
+        let way = lock(&self.way).clone();
         let mut all = vec![module];
         // Rings move bytes with the kernels for copies, hosts with those for bytes.
-        all.extend(routes.way.as_ref().and_then(Way::wire).map(|_| Module::Copies));
-        all.extend(match &routes.way {
+        all.extend(way.as_ref().and_then(Way::wire).map(|_| Module::Copies));
+        all.extend(match way {
             Some(Way::Columns(_)) => Some(Module::Elements(DataType::Uint8)),
             Some(Way::Near(_) | Way::Far(_)) | None => None,
         });
@@ -272,7 +275,7 @@ impl Host {
             return Ok(());
         }
         let all: Vec<Vec<Vec<(u64, u64)>>> = self.gather(&answers, agenda)?;
-        let mut routes = lock(&self.routes);
+        let mut buffers = lock(&self.buffers);
         for (index, (number, _)) in news.shown.iter().enumerate() {
             let place = |rank: &Rank| {
                 let answer = all.get(rank.index())?.get(self.me)?.get(index)?;
@@ -280,17 +283,16 @@ impl Host {
                     .then_some(answer.1)
             };
             let seen: Option<Vec<u64>> = self.company.iter().map(place).collect();
-            routes.buffers.answered(*number, self.own_place(), seen);
+            buffers.answered(*number, self.own_place(), seen);
         }
         Ok(())
     }
 
     /// What this rank tells the others, and the number of the first call in it.
     fn news(&self, number: u64) -> (u64, News) {
-        let mut routes = lock(&self.routes);
-        let (first, calls) = routes.called(number);
+        let (first, calls) = lock(&self.routes).called(number);
         let shown =
-            if self.maps_buffers { routes.buffers.news(&self.gpu) } else { News::default() };
+            if self.maps_buffers { news(&self.buffers, &self.gpu) } else { News::default() };
         (first, News { calls, ..shown })
     }
 

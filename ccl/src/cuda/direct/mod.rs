@@ -19,11 +19,12 @@ mod meeting;
 mod opening;
 mod parts;
 mod paths;
+mod routes;
 mod watch;
 mod windows;
 mod wish;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use ccl_core::collective::{Request, Signature};
 use ccl_core::ids::Rank;
 use ccl_core::settings::{CudaCache, CudaPeers, Settings};
 use ccl_kernels::cuda::gpu::{
-    self, DeviceRegion, EventPool, Exchange, Gpu, Layout, Own, Protocol, Stream, Supply,
+    self, DeviceRegion, EventPool, Exchange, Gpu, Layout, Own, Protocol, Shown, Stream, Supply,
 };
 use ccl_kernels::cuda::{MOST_RANKS, Module};
 
@@ -47,14 +48,15 @@ use buffers::Buffers;
 use call::Call;
 use columns::Columns;
 pub(crate) use columns::Job as ColumnsJob;
+use copies::Copied;
 use hold::Releases;
 use meeting::{Host, Meeting, Step};
 use parts::Cast;
 pub use paths::Paths;
+use routes::Routes;
 use watch::Means;
 pub(crate) use watch::Watch;
 pub(super) use watch::overdue;
-use windows::Windows;
 pub use windows::{Promise, Window};
 use wish::{Wish, module_of};
 
@@ -65,24 +67,13 @@ const SMALL_PART: usize = 4;
 /// Buffers are shown at calls with numbers that are powers of two, and from here on at every multiple of this.
 const SHOW_INTERVAL: u64 = 64;
 
-/// What goes which way.
-#[derive(Debug, Default)]
-pub(crate) struct Routes {
-    /// Whether ranks meet.
-    is_opened: bool,
-    /// Collectives so far, whichever way they went.
-    calls: u64,
-    /// Those that have not been compared.
-    untold: VecDeque<Signature>,
-    /// Modules of kernels that were asked for.
-    asked: BTreeSet<&'static str>,
-    /// For modules that all ranks have: the last call that goes through the host.
-    behind: BTreeMap<&'static str, u64>,
+/// A call that was counted, and how it may go.
+struct Counted {
+    number: u64,
+    /// If copy engines can do it.
+    copied: Option<Copied>,
+    /// If kernels can, on all ranks.
     way: Option<Way>,
-    buffers: Buffers,
-    windows: Windows,
-    refused: Option<String>,
-    paths: Paths,
 }
 
 /// How collectives are done without the host.
@@ -114,40 +105,6 @@ impl Way {
     }
 }
 
-impl Routes {
-    fn exchange(&self) -> Option<Arc<Exchange>> {
-        self.way.as_ref().and_then(Way::exchange).map(Arc::clone)
-    }
-
-    /// Before anything else ranks open what they have.
-    fn open(&mut self, meeting: &mut Meeting) {
-        if !std::mem::replace(&mut self.is_opened, true) {
-            meeting.ask(Step::Open);
-        }
-    }
-
-    fn count(&mut self, call: Signature) {
-        self.calls += 1;
-        // Without an exchange nobody compares, and the host does it for every call.
-        if self.refused.is_none() {
-            self.untold.push_back(call);
-        }
-    }
-
-    /// The calls that have not been compared, up to this one, and the number of the first of them.
-    fn called(&mut self, number: u64) -> (u64, Vec<String>) {
-        let later = (self.calls - number) as usize;
-        let told = self.untold.len().saturating_sub(later);
-        let first = number + 1 - told as u64;
-        (first, self.untold.drain(..told).map(|call| described(&call)).collect())
-    }
-
-    fn refuse(&mut self, reason: &str) {
-        self.untold.clear();
-        self.refused.get_or_insert_with(|| reason.to_owned());
-    }
-}
-
 /// Where kernels come from. A cache that cannot be used costs time, and nothing else.
 fn supply(settings: &Settings) -> Supply {
     let cache = match &settings.cuda_cache {
@@ -173,7 +130,12 @@ pub(super) struct Direct {
     ranks: usize,
     /// All ranks.
     members: Arc<[Rank]>,
+    /// Locked while ranks settle from which call on kernels do the work. So nobody keeps it who asks the driver anything: that may take
+    /// until another rank has made its next call.
     routes: Arc<Mutex<Routes>>,
+    way: Arc<Mutex<Option<Way>>>,
+    buffers: Arc<Mutex<Buffers>>,
+    paths: Mutex<Paths>,
     meeting: Mutex<Meeting>,
     /// What lets streams go that wait for ranks which do not come.
     releases: Arc<Releases>,
@@ -188,36 +150,9 @@ impl Direct {
         let staging_bytes = settings.cuda_staging_bytes;
         let small_bytes = (staging_bytes / SMALL_PART).min(MOST_SMALL_BYTES);
         let layout = Layout { ranks, small_bytes, staging_bytes };
-        let is_possible = is_possible(ranks);
-        let off = || "R2CCL_CUDA_P2P is 0".to_owned();
-        let region = match settings.cuda_peers {
-            _ if !is_possible => Err(format!("{ranks} ranks do not do it")),
-            CudaPeers::Off => Err(off()),
-            CudaPeers::Staged | CudaPeers::Mapped => {
-                let own = Own::new(gpu, layout);
-                own.and_then(|own| own.invitation().map(|invitation| (own, invitation.into())))
-                    .map_err(|error| error.to_string())
-            }
-        };
-        let bus = gpu.bus().map_err(|error| error.to_string());
-        let peers = if settings.cuda_peers == CudaPeers::Off { Err(off()) } else { Ok(()) };
-        let peers = peers.and(bus.clone().map(|_| ()));
-        let (own, region) = match (region, &bus) {
-            (Ok((own, letter)), Ok(_)) => (Some(own), Ok(letter)),
-            (Err(reason), _) => (None, Err(reason)),
-            (_, Err(reason)) => (None, Err(reason.clone())),
-        };
-        let facts = Facts {
-            host: HostIdentity::of_this_process(settings).to_string(),
-            bus: bus.unwrap_or_default(),
-            processors: gpu.processors(),
-            staging_bytes,
-            maps_buffers: settings.cuda_peers == CudaPeers::Mapped,
-            peers,
-            region,
-            network: Err("it was not looked for".to_owned()),
-        };
+        let (facts, own) = facts(settings, gpu, layout);
         let routes = Arc::<Mutex<Routes>>::default();
+        let (way, buffers) = <(Arc<Mutex<Option<Way>>>, Arc<Mutex<Buffers>>)>::default();
         let correspondence = Arc::new(host.correspondence());
         let supply = supply(settings);
         let host = Host {
@@ -225,6 +160,8 @@ impl Direct {
             name: format!("cuda {}", correspondence.number()),
             correspondence,
             routes: Arc::clone(&routes),
+            way: Arc::clone(&way),
+            buffers: Arc::clone(&buffers),
             supply,
             me,
             facts,
@@ -238,8 +175,21 @@ impl Direct {
         let meeting = Mutex::new(Meeting::new(host));
         let (gpu, staging) = (Arc::clone(gpu), Arc::clone(staging));
         let members = (0..ranks as u32).map(Rank).collect();
-        let (releases, events) = (Arc::default(), EventPool::default());
-        Self { gpu, staging, me, ranks, members, routes, meeting, releases, events }
+        let (releases, events, paths) = Default::default();
+        Self {
+            gpu,
+            staging,
+            me,
+            ranks,
+            members,
+            routes,
+            way,
+            buffers,
+            paths,
+            meeting,
+            releases,
+            events,
+        }
     }
 
     /// Puts a call on the stream, after all calls before, and says what the driver thread is to do; None if the call
@@ -251,20 +201,26 @@ impl Direct {
         issue: &mut Issue,
     ) -> Result<Option<Work>, gpu::Error> {
         let Some(wish) = Wish::of(batch, self.ranks) else { return Ok(None) };
+        let Counted { number, copied, way } = self.counted(&wish);
+        if let Some(copied) = copied.filter(|copied| copied.is_there(&self.gpu)) {
+            let watch = self.copy(&wish, number, copied, (stream, issue))?;
+            return Ok(Some(Work::Direct(Box::new(watch))));
+        }
+        let work = way.map(|way| self.take(&way, &wish, number, (stream, issue)));
+        let work = work.transpose()?.flatten();
+        lock(&self.paths).host += u64::from(work.is_none());
+        Ok(work)
+    }
+
+    /// Counts a call, and says how it may go: at once, so that ranks can settle from which call on that is another way.
+    fn counted(&self, wish: &Wish<'_, '_>) -> Counted {
         let mut routes = lock(&self.routes);
         routes.count(wish.signature());
         self.ask(&mut routes, wish.module());
-        if let Some(watch) = self.copy(&wish, &mut routes, (stream, issue))? {
-            return Ok(Some(Work::Direct(Box::new(watch))));
-        }
-        let sequence = routes.calls;
-        let is_open = |behind: &u64| sequence > *behind;
-        let is_open = routes.behind.get(wish.module().name()).is_some_and(is_open);
-        let way = routes.way.clone().filter(|_| is_open);
-        let work = way.map(|way| self.take(&way, &wish, &mut routes, (stream, issue)));
-        let work = work.transpose()?.flatten();
-        routes.paths.host += u64::from(work.is_none());
-        Ok(work)
+        let (number, way) = (routes.calls, lock(&self.way).clone());
+        let copied = self.copied(wish, way.as_ref(), &routes.windows);
+        let is_open = routes.behind.get(wish.module().name()).is_some_and(|last| number > *last);
+        Counted { number, copied, way: way.filter(|_| is_open) }
     }
 
     /// On that way, if it is for such calls.
@@ -272,25 +228,24 @@ impl Direct {
         &self,
         way: &Way,
         wish: &Wish<'_, '_>,
-        routes: &mut Routes,
+        number: u64,
         (stream, issue): (&Stream, &mut Issue),
     ) -> Result<Option<Work>, gpu::Error> {
         match (way, wish) {
             (Way::Near(exchange), _) => {
                 let place = (wish.name(), Arc::clone(&self.members));
                 let launch = || {
-                    let launched = self.launch(wish, exchange, routes, stream)?;
-                    routes.paths.count(launched.0);
+                    let launched = self.launch(wish, exchange, number, stream)?;
+                    lock(&self.paths).count(launched.0);
                     Ok(launched)
                 };
                 let watch = self.kernels(Arc::clone(exchange), place, (stream, issue), launch)?;
                 Ok(Some(Work::Direct(Box::new(watch))))
             }
             (Way::Far(wire), Wish::Even { request, input, output, .. }) if wire.takes(request) => {
-                routes.paths.wire += 1;
-                routes.paths.gpudirect += u64::from(wire.obstacle().is_none());
+                lock(&self.paths).count_wire(wire);
                 let (turn, [input, output]) = issue.hold(stream, [*input, *output])?;
-                let call = wire::Call::new(*request, routes.calls, (input, output), self.ranks);
+                let call = wire::Call::new(*request, number, (input, output), self.ranks);
                 let wire = Arc::clone(wire);
                 Ok(Some(Work::Wire(Box::new(wire::Job { turn, wire, call }))))
             }
@@ -298,7 +253,7 @@ impl Direct {
                 let Some(legs) = columns.legs(request) else { return Ok(None) };
                 let memory = [*input, *output];
                 let on = (columns, legs.as_slice());
-                let job = self.columns(on, request, memory, routes, (stream, issue))?;
+                let job = self.columns(on, (request, number), memory, (stream, issue))?;
                 Ok(Some(Work::Columns(Box::new(job))))
             }
             (Way::Far(_), _) | (Way::Columns(_), Wish::Uneven(_)) => Ok(None),
@@ -330,7 +285,7 @@ impl Direct {
         &self,
         wish: &Wish<'_, '_>,
         exchange: &Exchange,
-        routes: &mut Routes,
+        number: u64,
         stream: &Stream,
     ) -> Result<(Protocol, Option<Party>), gpu::Error> {
         match wish {
@@ -342,17 +297,25 @@ impl Direct {
                 if protocol == Protocol::LowLatency {
                     call.low_latency(stream)?;
                 } else {
-                    let grounds = call.grounds(&self.gpu, routes);
+                    let grounds = call.grounds(|region| self.mapped(region));
                     call.push(stream, &grounds)?;
                 }
                 Ok((protocol, None))
             }
             Wish::Uneven(uneven) => {
-                let (sequence, me) = (routes.calls, Rank(self.me as u32));
-                uneven.pull(exchange, (&self.gpu, routes), stream, self.me)?;
+                let (sequence, me) = (number, Rank(self.me as u32));
+                uneven.pull(exchange, |region| self.mapped(region), stream, self.me)?;
                 Ok((Protocol::Pull, Some(Party { sequence, me, datatype: uneven.datatype })))
             }
         }
+    }
+
+    /// Where the others have memory of the program, and how far into it the region begins.
+    fn mapped(&self, region: &DeviceRegion<'_>) -> Option<(Shown, usize)> {
+        let allocation = self.gpu.allocation(region.address()).ok()?;
+        let found = lock(&self.buffers).find(allocation, region);
+        lock(&self.paths).mapped_buffers += u64::from(found.is_some());
+        found
     }
 
     /// Asks for what later calls of the type need. The same calls ask for the same on all ranks.
@@ -382,6 +345,12 @@ impl Direct {
         memory: &[DeviceRegion<'_>],
         patience: Duration,
     ) -> bool {
+        for region in memory {
+            if let Ok(allocation) = self.gpu.allocation(region.address()) {
+                // What is new is remembered.
+                let _ = lock(&self.buffers).find(allocation, region);
+            }
+        }
         let (wait, number) = {
             let mut routes = lock(&self.routes);
             for request in requests {
@@ -394,10 +363,6 @@ impl Direct {
                     }
                 }
             }
-            for region in memory {
-                // What is new is remembered.
-                let _ = routes.buffers.find(&self.gpu, region);
-            }
             if routes.asked.is_empty() {
                 return true;
             }
@@ -409,9 +374,10 @@ impl Direct {
 
     /// How many calls went which way, and why not without the host, or not in memory of the device.
     pub(super) fn paths(&self) -> (Paths, Option<String>) {
-        let routes = lock(&self.routes);
-        let wire = routes.way.as_ref().and_then(Way::wire);
-        let paths = Paths { repairs: wire.map_or(0, |wire| wire.repairs()), ..routes.paths };
+        let (routes, way) = (lock(&self.routes), lock(&self.way).clone());
+        let wire = way.as_ref().and_then(Way::wire);
+        let repairs = wire.map_or(0, |wire| wire.repairs());
+        let paths = Paths { repairs, ..*lock(&self.paths) };
         let obstacle = || wire.and_then(|wire| wire.obstacle()).map(str::to_owned);
         let unused = || routes.windows.obstacle().map(str::to_owned);
         (paths, routes.refused.clone().or_else(obstacle).or_else(unused))
@@ -419,15 +385,15 @@ impl Direct {
 
     /// Lets all kernels go, those that come later, too.
     pub(super) fn give_up(&self) {
-        let exchange = lock(&self.routes).exchange();
-        if let Some(exchange) = exchange {
+        let way = lock(&self.way).clone();
+        if let Some(exchange) = way.as_ref().and_then(Way::exchange) {
             exchange.give_up();
         }
     }
 
     /// Waits a moment until neighbours on other hosts have what calls that are over have sent them.
     pub(super) fn settle(&self, host: &Communicator) {
-        let way = lock(&self.routes).way.clone();
+        let way = lock(&self.way).clone();
         if let Some(wire) = way.as_ref().and_then(Way::wire) {
             wire.settle(|| host.async_error().is_some());
         }
@@ -443,6 +409,40 @@ impl Drop for Direct {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// What a rank says of itself, and what the others will map.
+fn facts(settings: &Settings, gpu: &Arc<Gpu>, layout: Layout) -> (Facts, Option<Own>) {
+    let is_possible = is_possible(layout.ranks);
+    let off = || "R2CCL_CUDA_P2P is 0".to_owned();
+    let region = match settings.cuda_peers {
+        _ if !is_possible => Err(format!("{} ranks do not do it", layout.ranks)),
+        CudaPeers::Off => Err(off()),
+        CudaPeers::Staged | CudaPeers::Mapped => {
+            let own = Own::new(gpu, layout);
+            own.and_then(|own| own.invitation().map(|invitation| (own, invitation.into())))
+                .map_err(|error| error.to_string())
+        }
+    };
+    let bus = gpu.bus().map_err(|error| error.to_string());
+    let peers = if settings.cuda_peers == CudaPeers::Off { Err(off()) } else { Ok(()) };
+    let peers = peers.and(bus.clone().map(|_| ()));
+    let (own, region) = match (region, &bus) {
+        (Ok((own, letter)), Ok(_)) => (Some(own), Ok(letter)),
+        (Err(reason), _) => (None, Err(reason)),
+        (_, Err(reason)) => (None, Err(reason.clone())),
+    };
+    let facts = Facts {
+        host: HostIdentity::of_this_process(settings).to_string(),
+        bus: bus.unwrap_or_default(),
+        processors: gpu.processors(),
+        staging_bytes: layout.staging_bytes,
+        maps_buffers: settings.cuda_peers == CudaPeers::Mapped,
+        peers,
+        region,
+        network: Err("it was not looked for".to_owned()),
+    };
+    (facts, own)
 }
 
 /// Whether there are as many ranks as kernels can have.

@@ -44,7 +44,7 @@ impl Host {
                 None
             }
         };
-        lock(&self.routes).way = way;
+        *lock(&self.way) = way;
         Ok(())
     }
 

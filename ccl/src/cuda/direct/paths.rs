@@ -2,6 +2,8 @@
 
 use ccl_kernels::cuda::gpu::Protocol;
 
+use crate::cuda::wire::Wire;
+
 /// How many collectives went which way, on this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Paths {
@@ -29,6 +31,16 @@ pub struct Paths {
 }
 
 impl Paths {
+    pub(super) fn count_wire(&mut self, wire: &Wire) {
+        self.wire += 1;
+        self.gpudirect += u64::from(wire.obstacle().is_none());
+    }
+
+    pub(super) fn count_columns(&mut self, wire: &Wire) {
+        self.columns += 1;
+        self.gpudirect += u64::from(wire.obstacle().is_none());
+    }
+
     pub(super) fn count(&mut self, protocol: Protocol) {
         match protocol {
             Protocol::LowLatency => self.low_latency += 1,

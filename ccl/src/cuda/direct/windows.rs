@@ -133,29 +133,20 @@ impl Windows {
     /// for copy engines.
     pub(super) fn find(
         &self,
-        gpu: &Gpu,
         memory: &DeviceRegion<'_>,
         block_bytes: usize,
     ) -> Option<(Arc<Shared>, usize)> {
         let mut open = self.settled().filter_map(|settled| settled.as_ref().ok());
         let window = open.find(|window| window.offset(memory).is_some())?;
         let offset = window.offset(memory)?;
-        // What was freed, against the rules, may have come again, and the others have what was there before.
-        let is_there = gpu
-            .allocation(memory.address())
-            .is_ok_and(|found| found.number == window.allocation.number);
-        (is_there && block_bytes >= window.least_bytes).then(|| (Arc::clone(window), offset))
+        (block_bytes >= window.least_bytes).then(|| (Arc::clone(window), offset))
     }
 
-    /// One more call; its number.
-    pub(super) fn count(&mut self) -> u64 {
+    /// One more call: its number, and its mark, which `mark` makes of that, behind the one before.
+    pub(super) fn follow(&mut self, mark: impl FnOnce(u64) -> u32) -> (u64, Marks) {
         self.calls += 1;
-        self.calls
-    }
-
-    /// The mark of that call, behind the one before.
-    pub(super) fn follow(&mut self, own: u32) -> Marks {
-        Marks { before: std::mem::replace(&mut self.mark, own), own }
+        let own = mark(self.calls);
+        (self.calls, Marks { before: std::mem::replace(&mut self.mark, own), own })
     }
 }
 
@@ -163,6 +154,13 @@ impl Shared {
     fn offset(&self, memory: &DeviceRegion<'_>) -> Option<usize> {
         let offset = usize::try_from(memory.address().checked_sub(self.address)?).ok()?;
         (memory.bytes() <= self.bytes.checked_sub(offset)?).then_some(offset)
+    }
+
+    /// Whether what is so far into it is still that memory: what was freed, against the rules, may have come again, and the
+    /// others have what was there before.
+    pub(super) fn is_there(&self, gpu: &Gpu, offset: usize) -> bool {
+        let found = gpu.allocation(self.address + offset as u64);
+        found.is_ok_and(|found| found.number == self.allocation.number)
     }
 }
 
@@ -266,11 +264,11 @@ impl Host {
 
     /// Why ranks have no memory of each other, if that is so: the same on all of them.
     fn distance(&self) -> Option<String> {
-        let routes = lock(&self.routes);
-        match &routes.way {
+        let way = lock(&self.way).clone();
+        match way {
             Some(Way::Near(_)) => None,
             Some(Way::Far(_) | Way::Columns(_)) => Some("ranks are on several hosts".to_owned()),
-            None => Some(routes.refused.clone().unwrap_or_default()),
+            None => Some(lock(&self.routes).refused.clone().unwrap_or_default()),
         }
     }
 

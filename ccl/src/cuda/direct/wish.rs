@@ -5,9 +5,8 @@ use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::ids::Rank;
 use ccl_core::layout::Ragged;
 use ccl_kernels::cuda::Module;
-use ccl_kernels::cuda::gpu::{self, DeviceRegion, Exchange, Gpu, Ground, Messages, Stream};
+use ccl_kernels::cuda::gpu::{self, DeviceRegion, Exchange, Ground, Messages, Shown, Stream};
 
-use super::Routes;
 use super::parts::Work;
 use crate::cuda::Operation;
 use crate::operation::OperationOn;
@@ -95,11 +94,11 @@ impl Uneven<'_, '_> {
         }
     }
 
-    /// Puts the kernel on the stream. Blocks that the others have mapped are taken from where they are.
+    /// Puts the kernel on the stream. Blocks that the others have mapped, which `find` knows, are taken from where they are.
     pub(super) fn pull(
         &self,
         exchange: &Exchange,
-        (gpu, routes): (&Gpu, &mut Routes),
+        find: impl Fn(&DeviceRegion<'_>) -> Option<(Shown, usize)>,
         stream: &Stream,
         me: usize,
     ) -> Result<(), gpu::Error> {
@@ -112,8 +111,7 @@ impl Uneven<'_, '_> {
         let first = to_others().map(|(_, (offset, _))| *offset).min().unwrap_or(0);
         let end = to_others().map(|(_, (offset, bytes))| offset + bytes).max().unwrap_or(0);
         let used = self.input.part(first, end - first);
-        let shown = (end > first).then(|| routes.buffers.find(gpu, &used)).flatten();
-        routes.paths.mapped_buffers += u64::from(shown.is_some());
+        let shown = (end > first).then(|| find(&used)).flatten();
         let ground = |rank: usize, (offset, bytes): (usize, usize)| match &shown {
             Some((shown, start)) if bytes > 0 && rank != me => {
                 Ground::Mapped(shown.told(rank, start + offset - first))

@@ -1,9 +1,9 @@
 //! Which way calls go, and whose memory is mapped.
 
 use ccl::cuda::{self, Paths};
-use ccl::{Communicator, DataType};
+use ccl::{Collective, Communicator, DataType, OperationOn, ReduceOp};
 
-use super::{SOME, STAGING_BYTES, assert_direct, member, prepared};
+use super::{SOME, STAGING_BYTES, assert_direct, member, prepared, request};
 use crate::calls::changing;
 use crate::ranks::{KERNELS, processes_where, processes_with};
 use crate::{Member, all_reduce, config, download, skip, words};
@@ -37,6 +37,40 @@ fn kernels_are_loaded_while_many_calls_are_under_way() {
             }
             member.stream.synchronise().unwrap();
             assert!(download(&data) == words([2i64.pow(calls); 900]));
+        },
+    );
+}
+
+/// A rank that is ahead of another one waits in the driver, whose queue is full, nearly all the time. Those that meet do not wait for it.
+#[test]
+fn kernels_are_loaded_while_a_rank_waits_for_room_in_its_stream() {
+    processes_where(
+        "direct::ways::kernels_are_loaded_while_a_rank_waits_for_room_in_its_stream",
+        2,
+        &[],
+        &[("FAKECUDA_QUEUE", "32")],
+        |rank, size, id| {
+            let member = member(rank as usize, (rank, size), &id, "1");
+            let member = prepared(member, &[DataType::Int64], &[]);
+            let data = member.upload(&words([1; 900]));
+            let others = [DataType::Float32, DataType::Uint8, DataType::Int32, DataType::Float64];
+            let spare = member.upload(&words([0; 900]));
+            for (round, datatype) in (1..).zip(others) {
+                let request = request(Collective::AllReduce, 900, datatype, ReduceOp::Sum);
+                let region = Some(spare.region());
+                let operation = OperationOn::Collective { request, input: region, output: region };
+                member.cuda.enqueue(operation, &member.stream).unwrap();
+                for _ in 0..60 {
+                    member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+                    if rank == 0 {
+                        member.stream.synchronise().unwrap();
+                    }
+                }
+                member.stream.synchronise().unwrap();
+                let expected = 1i64.checked_shl(60 * round).unwrap_or(0);
+                assert!(download(&data) == words([expected; 900]), "rank {rank}, {datatype:?}");
+            }
+            member.cuda.wait().unwrap();
         },
     );
 }
