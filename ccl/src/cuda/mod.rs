@@ -373,10 +373,10 @@ impl Communicator {
         self.direct.stop();
     }
 
-    /// The others have to know that this rank does not come.
+    /// The others have to know that this rank does not come. Whoever sees a stream go on finds the error.
     fn fail(&self, error: &Error) {
-        self.direct.give_up();
         self.staging.keep(error);
+        self.direct.give_up();
         self.host.fail(error);
     }
 

@@ -76,6 +76,11 @@ impl Job {
         timeout: Duration,
     ) -> Result<(), Error> {
         let (deadline, exchange) = (Deadline::new(timeout), &self.columns.exchange);
+        let end = |error: &Error| {
+            // Before streams go on with nothing.
+            self.staging.keep(error);
+            exchange.give_up();
+        };
         let mut before = None;
         let mut turns = self.turns.into_iter();
         let mut result = turns.by_ref().try_for_each(|turn| match turn {
@@ -89,16 +94,15 @@ impl Job {
                 let hindrance = || watch.as_ref().and_then(|watch: &Watch| watch.look(&deadline));
                 let taken = job.take(&hindrance, fault, &deadline);
                 // Before the stream goes on to kernels that would wait.
-                taken.inspect_err(|_| exchange.give_up())
+                taken.inspect_err(|error| end(error))
             }
         });
         if let (Ok(()), Some(watch)) = (&result, before) {
             result = watch.wait(fault, &deadline);
         }
         if let Err(error) = &result {
-            exchange.give_up();
+            end(error);
             fail(error);
-            self.staging.keep(error);
         }
         // Only now do streams go on that wait for turns which did not come.
         drop(turns);

@@ -60,9 +60,10 @@ impl Watch {
     ) -> Result<(), Error> {
         let result = self.wait(fault, &Deadline::new(timeout));
         if let Err(error) = &result {
+            // Before streams go on with nothing.
+            self.staging.keep(error);
             self.exchange.give_up();
             fail(error);
-            self.staging.keep(error);
             self.leave();
         }
         result

@@ -1,6 +1,7 @@
 //! What ends calls that kernels do.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
@@ -127,6 +128,25 @@ fn a_rank_that_does_not_come_is_named_with_low_latency() {
 #[test]
 fn a_rank_that_does_not_come_is_named_in_a_push() {
     a_rank_does_not_come("direct::endings::a_rank_that_does_not_come_is_named_in_a_push", 2000);
+}
+
+#[test]
+fn whoever_sees_a_stream_go_on_finds_the_error() {
+    const TEST: &str = "direct::endings::whoever_sees_a_stream_go_on_finds_the_error";
+    processes_with(TEST, 2, &[], |rank, size, id| {
+        let member = member(rank as usize, (rank, size), &id, "1");
+        let data = member.upload(&words([1; 2000]));
+        let member = prepared(member, &[DataType::Int64], &[]);
+        if rank == 0 {
+            member.host().set_timeout(Duration::from_millis(200)).unwrap();
+            // The other rank never comes.
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            member.stream.synchronise().unwrap();
+            let checked = member.cuda.check();
+            assert!(matches!(checked, Err(Error::Deadline { .. })), "{checked:?}");
+        }
+        member.ending();
+    });
 }
 
 #[test]
