@@ -169,6 +169,42 @@ fn there_are_as_many_devices_as_are_asked_for() {
     });
 }
 
+#[test]
+fn kernels_run_while_others_are_compiled() {
+    inside("kernels_run_while_others_are_compiled", 1, || {
+        let (gpu, compiled) = (gpu(0), env::var_os(INSIDE).expect("they were made"));
+        let module = Module::Elements(DataType::Float32);
+        let is_meant = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with(module.name()) && name.ends_with("ptx")
+        };
+        let files = fs::read_dir(&compiled).unwrap().map(|entry| entry.unwrap().path());
+        let made = |path: &PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+        let file = files.filter(is_meant).max_by_key(made).expect("it was compiled");
+        // A folder whose kernels come when somebody writes them.
+        let folder = tempfile::tempdir().unwrap();
+        let slow = folder.path().join(file.file_name().unwrap());
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &slow, kind, mode, 0).unwrap();
+        let supply = Supply { prebuilt: Some(folder.path().into()), ..Supply::default() };
+        gpu.prepare(Module::Copies).unwrap();
+        let (stream, words) = (gpu.stream().unwrap(), gpu.allocate(64).unwrap());
+        thread::scope(|scope| {
+            let loading = scope.spawn(|| gpu.prepare_from(&supply, module));
+            // It can be opened when the other thread reads it.
+            let mut pipe = fs::OpenOptions::new().write(true).open(&slow).unwrap();
+            let halves = (words.region().part(0, 32), words.region().part(32, 32));
+            gpu.copy(&stream, halves.0, &[halves.1]).unwrap();
+            stream.synchronise().unwrap();
+            assert!(!loading.is_finished());
+            pipe.write_all(&fs::read(&file).unwrap()).unwrap();
+            drop(pipe);
+            loading.join().unwrap().unwrap();
+        });
+        gpu.prepare(module).unwrap();
+    });
+}
+
 /// Reads a buffer of 32-bit words.
 fn words(buffer: &Buffer, count: usize) -> Vec<u32> {
     let mut bytes = vec![0; count * 4];

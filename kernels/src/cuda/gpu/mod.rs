@@ -35,7 +35,7 @@ pub use supply::{Supply, compile_into};
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, result, sys};
 use cudarc::nvrtc::Ptx;
@@ -64,7 +64,10 @@ pub struct Gpu {
     device: Device,
     processors: u32,
     supply: Supply,
+    /// Those of whole modules only. Every launch needs them, so nobody keeps them who compiles or loads.
     functions: Mutex<BTreeMap<String, CudaFunction>>,
+    /// Whoever loads a module has it.
+    loading: Mutex<()>,
 }
 
 impl Gpu {
@@ -88,7 +91,8 @@ impl Gpu {
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
         let copies = context.new_stream().map_err(Error::driver("make a stream"))?;
-        Ok(Self { context, copies, device, processors, supply, functions: Mutex::default() })
+        let (functions, loading) = Default::default();
+        Ok(Self { context, copies, device, processors, supply, functions, loading })
     }
 
     /// How many devices there are.
@@ -275,28 +279,43 @@ impl Gpu {
     ///
     /// As [`Self::prepare`].
     pub fn prepare_from(&self, supply: &Supply, module: Module) -> Result<(), Error> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if functions.contains_key(&module.entries()[0].name()) {
+        if self.has(module) {
+            return Ok(());
+        }
+        let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody else may have loaded it meanwhile.
+        if self.has(module) {
             return Ok(());
         }
         let image = supply.module(module, self.device)?;
+        let _beside = BesideCaptures::begin();
         let loaded = self.context.load_module(Ptx::from_binary(image));
         let loaded = loaded.map_err(Error::driver("load kernels"))?;
-        for entry in module.entries() {
+        let load = |entry: Entry| {
             let name = entry.name();
             let function = loaded.load_function(&name).map_err(Error::driver("find a kernel"))?;
             // A question about a kernel loads it, which otherwise its first launch would do.
             function.num_regs().map_err(Error::driver("load a kernel"))?;
-            functions.insert(name, function);
-        }
+            Ok((name, function))
+        };
+        let all = module.entries().into_iter().map(load).collect::<Result<Vec<_>, Error>>()?;
+        self.functions().extend(all);
         Ok(())
+    }
+
+    /// Whether a module is loaded.
+    fn has(&self, module: Module) -> bool {
+        self.functions().contains_key(&module.entries()[0].name())
+    }
+
+    fn functions(&self) -> MutexGuard<'_, BTreeMap<String, CudaFunction>> {
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The kernel, which stays loaded as long as the device is open.
     fn function(&self, entry: Entry) -> Result<sys::CUfunction, Error> {
         self.prepare(entry.module())?;
-        let functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(functions[&entry.name()].cu_function())
+        Ok(self.functions()[&entry.name()].cu_function())
     }
 
     /// Puts one kernel on the stream.
