@@ -5,7 +5,7 @@
 //! and whichever stream uses the slot next waits for that. Pieces are done in the order of their
 //! numbers. Every piece gets its number written, whatever becomes of it: no stream is left waiting.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -98,7 +98,7 @@ impl Milestone {
     /// Whether it has happened.
     pub(super) fn has_happened(&self) -> bool {
         let seen = self.staging.seen.word(self.offset).load(Ordering::Acquire);
-        seen.wrapping_sub(self.number) < 1 << 31
+        is_past(seen, self.number)
     }
 
     /// What is wrong with the device, as far as that is known.
@@ -162,8 +162,21 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.staging.over.word(0).store(self.number, Ordering::Release);
+        advance(self.staging.over.word(0), self.number);
     }
+}
+
+/// Brings a word to a number, counting around, unless it has come further: turns may be dropped in another order than streams come to them,
+/// where a call cannot be put on its stream.
+fn advance(word: &AtomicU32, number: u32) {
+    let next = |over: u32| (!is_past(over, number)).then_some(number);
+    // An error is a word that has come further.
+    let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, next);
+}
+
+/// Whether a word has come to a number, counting around.
+fn is_past(word: u32, number: u32) -> bool {
+    word.wrapping_sub(number) < 1 << 31
 }
 
 /// What the driver thread does for one piece.
@@ -310,5 +323,28 @@ impl Issue {
         self.ends[begun.slot] = Some(Arc::clone(&end));
         self.last = Some(end);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_stays_over_whoever_says_it_last() {
+        let word = AtomicU32::new(u32::MAX - 1);
+        let after = |number| {
+            advance(&word, number);
+            word.load(Ordering::Relaxed)
+        };
+        assert_eq!([u32::MAX, u32::MAX - 1, 2, 0, 1, 2, 3].map(after), [
+            u32::MAX,
+            u32::MAX,
+            2,
+            2,
+            2,
+            2,
+            3
+        ]);
     }
 }
