@@ -102,19 +102,22 @@ impl Meeting {
         }
     }
 
-    /// Ends the thread, whatever it waits for, but for the device.
-    pub(super) fn stop(&mut self) {
-        lock(&self.agenda.steps).is_stopped = true;
-        self.agenda.changed.notify_all();
-        let Some(thread) = self.thread.take() else { return };
-        while !thread.is_finished() {
-            if let Some((host, name)) = &lock(&self.agenda.steps).name {
-                host.forget(name);
+    /// Ends the thread, whatever it waits for, but for the device. Waits for that in a thread that has not the meeting locked: it may
+    /// need what somebody has who wants to ask.
+    pub(super) fn stop(&mut self) -> impl FnOnce() + use<> {
+        self.agenda.change(|steps| steps.is_stopped = true);
+        let (agenda, thread) = (Arc::clone(&self.agenda), self.thread.take());
+        move || {
+            let Some(thread) = thread else { return };
+            while !thread.is_finished() {
+                if let Some((host, name)) = &lock(&agenda.steps).name {
+                    host.forget(name);
+                }
+                clock::sleep(STOP_PAUSE);
             }
-            clock::sleep(STOP_PAUSE);
-        }
-        if thread.join().is_err() {
-            tracing::error!("the thread that meets other ranks panicked");
+            if thread.join().is_err() {
+                tracing::error!("the thread that meets other ranks panicked");
+            }
         }
     }
 }
@@ -407,7 +410,21 @@ fn disagreement(calls: &[&[String]], first: u64) -> Option<Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
     use super::*;
+
+    #[test]
+    fn others_may_ask_while_the_end_of_the_thread_is_waited_for() {
+        let (go, gone) = mpsc::channel::<()>();
+        let thread = Some(thread::spawn(move || gone.recv().unwrap()));
+        let meeting = Mutex::new(Meeting { agenda: Arc::default(), host: None, thread });
+        let end = lock(&meeting).stop();
+        assert_eq!(lock(&meeting).ask(Step::Open), 1);
+        go.send(()).unwrap();
+        end();
+    }
 
     #[test]
     fn the_first_difference_is_told() {

@@ -401,7 +401,8 @@ impl Direct {
 
     /// Meets nobody any more.
     pub(super) fn stop(&self) {
-        lock(&self.meeting).stop();
+        let end = lock(&self.meeting).stop();
+        end();
     }
 }
 

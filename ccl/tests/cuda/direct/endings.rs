@@ -1,13 +1,16 @@
 //! What ends calls that kernels do.
 
+use std::fs;
+use std::io::Write as _;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::Duration;
 
 use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
 use ccl_kernels::cuda::{Arithmetic, Operation};
 
-use super::{member, prepared, request};
+use super::{member, member_with, newest_kernels, prepared, request};
 use crate::calls::{without_rank_one, without_the_last};
 use crate::ranks::{processes_with, threads_with};
 use crate::{all_reduce, words};
@@ -146,6 +149,49 @@ fn whoever_sees_a_stream_go_on_finds_the_error() {
             assert!(matches!(checked, Err(Error::Deadline { .. })), "{checked:?}");
         }
         member.ending();
+    });
+}
+
+#[test]
+fn the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_other() {
+    const TEST: &str =
+        "direct::endings::the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_other";
+    processes_with(TEST, 2, &[], |rank, size, id| {
+        // Kernels of this rank come when somebody writes them.
+        let (folder, kernels) = (tempfile::tempdir().unwrap(), newest_kernels("float"));
+        let slow = folder.path().join(kernels.file_name().unwrap());
+        let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
+        rustix::fs::mknodat(rustix::fs::CWD, &slow, kind, mode, 0).unwrap();
+        let found = (rank == 0).then(|| folder.path().into());
+        let member = member_with(rank as usize, (rank, size), &id, "1", found);
+        let data = member.upload(&words([1; 100]));
+        let call = |datatype| {
+            let (input, output) = (Some(data.region()), Some(data.region()));
+            let request = request(Collective::AllReduce, 90, datatype, ReduceOp::Sum);
+            let operation = OperationOn::Collective { request, input, output };
+            member.cuda.enqueue(operation, &member.stream)
+        };
+        call(DataType::Float32).unwrap();
+        member.cuda.wait().unwrap();
+        if rank == 0 {
+            member.host().set_timeout(Duration::from_millis(500)).unwrap();
+            thread::scope(|scope| {
+                // It can be opened when the thread that meets the others reads it.
+                let mut pipe = fs::OpenOptions::new().write(true).open(&slow).unwrap();
+                let end = scope.spawn(|| member.cuda.finalize());
+                // By then the end waits for that thread; if not, nothing is tested.
+                thread::sleep(Duration::from_millis(100));
+                let call = scope.spawn(|| call(DataType::Int32));
+                thread::sleep(Duration::from_millis(100));
+                pipe.write_all(&fs::read(&kernels).unwrap()).unwrap();
+                drop(pipe);
+                let _ = call.join().unwrap();
+                let _ = end.join().unwrap();
+            });
+        } else {
+            // The other rank has made a call more.
+            member.ending();
+        }
     });
 }
 

@@ -8,6 +8,9 @@ mod results;
 mod uneven;
 mod ways;
 
+use std::fs;
+use std::path::PathBuf;
+
 use ccl::cuda::{self, DeviceRegion, Paths};
 use ccl::{
     Collective, Communicator, DataType, OperationOn, Rank, ReduceOp, Reduction, Region, Request,
@@ -22,14 +25,38 @@ const STAGING_BYTES: usize = 4096;
 const GUARD: u8 = 0x5a;
 
 /// A rank for which `R2CCL_CUDA_P2P` has this value.
-fn member(device: usize, (rank, size): (u32, u32), id: &UniqueId, peers: &str) -> Member {
+fn member(device: usize, place: (u32, u32), id: &UniqueId, peers: &str) -> Member {
+    let kernels = std::env::var_os(KERNELS).map(Into::into);
+    member_with(device, place, id, peers, kernels)
+}
+
+/// As [`member`], with kernels from this folder.
+fn member_with(
+    device: usize,
+    (rank, size): (u32, u32),
+    id: &UniqueId,
+    peers: &str,
+    kernels: Option<PathBuf>,
+) -> Member {
     let mut config = config(STAGING_BYTES);
     config.settings.cuda_peers = peers.parse().unwrap();
-    config.settings.cuda_kernels = std::env::var_os(KERNELS).map(Into::into);
+    config.settings.cuda_kernels = kernels;
     let host = Communicator::create(id, rank, size, &config).unwrap();
     let gpu = cuda::open(device).unwrap();
     let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
     Member { cuda, stream: gpu.stream().unwrap() }
+}
+
+/// The file with the kernels of a module. Those of older ones may lie beside it.
+fn newest_kernels(module: &str) -> PathBuf {
+    let folder = std::env::var_os(KERNELS).unwrap();
+    let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let is_meant = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with(&format!("{module}-")) && name.ends_with(".ptx")
+    };
+    let made = |path: &PathBuf| fs::metadata(path).unwrap().modified().unwrap();
+    files.filter(is_meant).max_by_key(made).unwrap()
 }
 
 pub(crate) fn request(
