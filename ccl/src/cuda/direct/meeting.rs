@@ -179,7 +179,9 @@ impl Host {
             if let Err(reason) = done {
                 // Whoever does not come any more makes no calls, or has told why.
                 tracing::debug!(%reason, ?step, "ranks do not meet");
-                lock(&self.routes).refuse(&reason.to_string());
+                let mut routes = lock(&self.routes);
+                routes.refuse(&reason.to_string());
+                routes.end();
                 break;
             }
             agenda.change(|steps| steps.done += 1);
@@ -319,7 +321,7 @@ impl Host {
         }
     }
 
-    /// Nothing goes this way; everybody knows.
+    /// What was to go this way does not; everybody knows.
     pub(super) fn refuse(&self, reason: &str) {
         tracing::info!(rank = self.me, reason, "collectives on devices go through the host");
         lock(&self.routes).refuse(reason);

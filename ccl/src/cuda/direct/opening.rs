@@ -44,6 +44,9 @@ impl Host {
                 None
             }
         };
+        if way.is_none() {
+            lock(&self.routes).end();
+        }
         *lock(&self.way) = way;
         Ok(())
     }

@@ -22,7 +22,10 @@ pub(super) struct Routes {
     /// For modules that all ranks have: the last call that goes through the host.
     pub(super) behind: BTreeMap<&'static str, u64>,
     pub(super) windows: Windows,
+    /// Why some calls, or all, go through the host.
     pub(super) refused: Option<String>,
+    /// Nobody compares calls any more.
+    is_over: bool,
 }
 
 impl Routes {
@@ -35,8 +38,8 @@ impl Routes {
 
     pub(super) fn count(&mut self, call: Signature) {
         self.calls += 1;
-        // Without an exchange nobody compares, and the host does it for every call.
-        if self.refused.is_none() {
+        // Who goes through the host with all calls need not: it does it for every one.
+        if !self.is_over {
             self.untold.push_back(call);
         }
     }
@@ -49,8 +52,14 @@ impl Routes {
         (first, self.untold.drain(..told).map(|call| described(&call)).collect())
     }
 
+    /// Some calls go through the host.
     pub(super) fn refuse(&mut self, reason: &str) {
-        self.untold.clear();
         self.refused.get_or_insert_with(|| reason.to_owned());
+    }
+
+    /// Ranks have no way without the host, or do not meet any more.
+    pub(super) fn end(&mut self) {
+        self.is_over = true;
+        self.untold.clear();
     }
 }

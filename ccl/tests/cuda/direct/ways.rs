@@ -1,9 +1,13 @@
 //! Which way calls go, and whose memory is mapped.
 
-use ccl::cuda::{self, Paths};
-use ccl::{Collective, Communicator, DataType, OperationOn, ReduceOp};
+use std::fs;
 
-use super::{SOME, STAGING_BYTES, assert_direct, member, prepared, request};
+use ccl::cuda::{self, Paths};
+use ccl::{Collective, Communicator, DataType, Error, OperationOn, ReduceOp};
+
+use super::{
+    SOME, STAGING_BYTES, assert_direct, member, member_with, newest_kernels, prepared, request,
+};
 use crate::calls::changing;
 use crate::ranks::{KERNELS, processes_where, processes_with};
 use crate::{Member, all_reduce, config, download, skip, words};
@@ -173,4 +177,42 @@ fn kernels_that_one_rank_lacks_are_used_by_none() {
             }
         },
     );
+}
+
+#[test]
+fn kernels_that_one_rank_lacks_end_no_comparison_of_other_calls() {
+    const TEST: &str =
+        "direct::ways::kernels_that_one_rank_lacks_end_no_comparison_of_other_calls";
+    processes_with(TEST, 2, &[], |rank, size, id| {
+        let (some, kernels) = (tempfile::tempdir().unwrap(), newest_kernels("int64"));
+        fs::copy(&kernels, some.path().join(kernels.file_name().unwrap())).unwrap();
+        let found = (rank == 1).then(|| some.path().into());
+        let found = found.or_else(|| std::env::var_os(KERNELS).map(Into::into));
+        let member = member_with(rank as usize, (rank, size), &id, "1", found);
+        let member = prepared(member, &SOME, &[]);
+        let data = member.upload(&words([1; 90]));
+        let enqueue = |op| {
+            let request = request(Collective::AllReduce, 90, DataType::Int64, op);
+            let (input, output) = (Some(data.region()), Some(data.region()));
+            let operation = OperationOn::Collective { request, input, output };
+            member.cuda.enqueue(operation, &member.stream)
+        };
+        enqueue(ReduceOp::Sum).unwrap();
+        let (paths, reason) = member.cuda.paths();
+        let Some(reason) = reason else {
+            return skip("kernels that cannot be had: NVRTC is installed");
+        };
+        assert!(reason.starts_with("rank 1: no kernels for"), "{reason}");
+        assert_eq!((paths.low_latency, paths.host), (1, 0), "{paths:?}");
+        // The same bytes come, and nobody waits in vain.
+        let mut last = enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
+        let error = loop {
+            if let Err(error) = last {
+                break error;
+            }
+            last = enqueue(ReduceOp::Sum).and_then(|()| member.cuda.wait());
+        };
+        member.stream.synchronise().unwrap();
+        assert!(matches!(error, Error::Disagreement { sequence: 2, .. }), "{error}");
+    });
 }
