@@ -79,8 +79,8 @@ impl Drop for Hold {
 
 impl Held {
     fn is_over(&self) -> bool {
-        // On a device that has failed nothing waits.
-        self.ended.has_happened()
+        // On a device that has failed nothing waits, and nothing is written any more.
+        self.ended.has_happened() || self.ended.broken().is_some()
     }
 }
 

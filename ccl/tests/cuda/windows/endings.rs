@@ -1,12 +1,15 @@
 //! What ends calls in windows.
 
+use std::fs;
 use std::process;
 use std::sync::Barrier;
 use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::Duration;
 
-use ccl::cuda::Promise;
+use ccl::cuda::{self, Promise};
 use ccl::{Collective, DataType, Error, OperationOn, Rank};
+use ccl_kernels::cuda::{Arithmetic, Operation};
 
 use super::{LEAST_BYTES, Windowed, bytes_of, check_gather, gather, gather_in};
 use crate::Member;
@@ -196,13 +199,52 @@ fn a_stream_goes_on_although_a_late_rank_overwrites_what_lets_it_go() {
         let error = windowed.member.ending();
         assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error}");
         // Both have let their streams go, which have not come yet.
-        std::thread::sleep(Duration::from_millis(50));
+        thread::sleep(Duration::from_millis(50));
         for turn in [1, 0] {
             if rank == turn {
                 word.word(0).store(1, Ordering::Release);
                 late.synchronise().unwrap();
             }
             meeting.wait();
+        }
+    });
+}
+
+/// Whether a thread of this process is called so.
+fn runs(name: &str) -> bool {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    let names = threads.map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")));
+    // One that has ended since has no name any more.
+    names.flatten().any(|found| found.trim_end() == name)
+}
+
+#[test]
+fn nobody_lets_streams_go_on_a_device_that_has_failed() {
+    const TEST: &str = "windows::endings::nobody_lets_streams_go_on_a_device_that_has_failed";
+    processes_with(TEST, 2, &[], |rank, size, id| {
+        let windowed = Windowed::new((rank, size), &id).prepared(&[DataType::Int64]);
+        let Member { cuda, stream } = &windowed.member;
+        let word = windowed.member.gpu().pin(4).unwrap();
+        stream.wait_for_word(&word, 0, 1).unwrap();
+        if rank == 1 {
+            // A kernel of the program reaches for memory of another device.
+            let elsewhere = cuda::open(0).unwrap().allocate(64).unwrap();
+            let (sum, own) = ((Operation::Sum, DataType::Int64), windowed.memory.region());
+            let (gpu, own) = (windowed.member.gpu(), own.part(0, 64));
+            let sources = [elsewhere.region(), own];
+            gpu.reduce(stream, sum, Arithmetic::default(), &sources, &[own]).unwrap();
+            cuda.enqueue(gather(&windowed, 2000), stream).unwrap();
+            word.word(0).store(1, Ordering::Release);
+            let error = windowed.member.ending().to_string();
+            assert!(error.contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{error}");
+            // By then it has its name; if not, nothing is tested.
+            thread::sleep(Duration::from_millis(50));
+            while runs("r2ccl-release") {
+                thread::yield_now();
+            }
+        } else {
+            word.word(0).store(1, Ordering::Release);
+            windowed.member.ending();
         }
     });
 }
@@ -226,7 +268,7 @@ fn the_end_of_a_communicator_does_not_wait_for_ever() {
             stream.synchronise().unwrap();
         } else {
             while cuda.check().is_ok() {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
         end.wait();
