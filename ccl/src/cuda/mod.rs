@@ -217,7 +217,6 @@ impl Communicator {
     /// # Errors
     /// As [`Self::check`].
     pub fn finalize(&self) -> Result<(), Error> {
-        self.staging.close(self.host.timeout());
         self.end();
         let left = self.host.finalize();
         self.check().and(left)
@@ -363,8 +362,9 @@ impl Communicator {
         begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
     }
 
-    /// Waits for all calls, until the others have what they need of them.
+    /// Waits for all calls, until the others have what they need of them; for their streams at most as long as the deadline.
     fn end(&self) {
+        self.staging.close(self.host.timeout());
         let last = lock(&self.last).take();
         if let Some(last) = last {
             let _kept_elsewhere = last.wait();
@@ -428,8 +428,8 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// The driver thread must not be the one that frees pinned memory: that waits for the device, which
-    /// may wait for the driver thread.
+    /// Ends calls as [`Self::finalize`] does. The driver thread must not be the one that frees pinned memory: that waits
+    /// for the device, which may wait for the driver thread.
     fn drop(&mut self) {
         self.end();
     }

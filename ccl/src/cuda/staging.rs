@@ -337,14 +337,9 @@ mod tests {
             advance(&word, number);
             word.load(Ordering::Relaxed)
         };
-        assert_eq!([u32::MAX, u32::MAX - 1, 2, 0, 1, 2, 3].map(after), [
-            u32::MAX,
-            u32::MAX,
-            2,
-            2,
-            2,
-            2,
-            3
-        ]);
+        assert_eq!(
+            [u32::MAX, u32::MAX - 1, 2, 0, 1, 2, 3].map(after),
+            [u32::MAX, u32::MAX, 2, 2, 2, 2, 3]
+        );
     }
 }

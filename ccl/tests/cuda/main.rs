@@ -14,6 +14,7 @@ mod calls;
 mod captures;
 mod columns;
 mod direct;
+mod endings;
 mod kernels;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]
 mod nvrtc;
@@ -381,24 +382,6 @@ fn an_abort_ends_what_waits_for_its_stream() {
         assert!(matches!(member.cuda.wait(), Err(Error::Aborted { .. })));
         words_of_host.word(0).store(1, std::sync::atomic::Ordering::Release);
         member.stream.synchronise().unwrap();
-    });
-}
-
-#[test]
-fn the_end_waits_for_streams_but_not_for_ever() {
-    threads("the_end_waits_for_streams_but_not_for_ever", 1, |rank, id| {
-        let late = Member::on(0, (rank, 1), id, 4096);
-        let (data, word) = (late.upload(&words([1; 10])), late.gpu().pin(4).unwrap());
-        late.cuda.enqueue(all_reduce(&data), &late.stream).unwrap();
-        late.host().set_timeout(Duration::from_millis(100)).unwrap();
-        late.stream.wait_for_word(&word, 0, 1).unwrap();
-        late.cuda.enqueue(all_reduce(&data), &late.stream).unwrap();
-        let error = late.cuda.finalize().unwrap_err();
-        assert!(matches!(error, Error::Deadline { .. }), "{error}");
-        assert!(error.to_string().contains("its CUDA stream has not come to it"), "{error}");
-        assert_eq!(late.cuda.check(), Err(error), "it is kept");
-        word.word(0).store(1, std::sync::atomic::Ordering::Release);
-        late.stream.synchronise().unwrap();
     });
 }
 

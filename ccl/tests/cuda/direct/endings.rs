@@ -154,8 +154,7 @@ fn whoever_sees_a_stream_go_on_finds_the_error() {
 
 #[test]
 fn the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_other() {
-    const TEST: &str =
-        "direct::endings::the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_other";
+    const TEST: &str = "direct::endings::the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_other";
     processes_with(TEST, 2, &[], |rank, size, id| {
         // Kernels of this rank come when somebody writes them.
         let (folder, kernels) = (tempfile::tempdir().unwrap(), newest_kernels("float"));

@@ -181,8 +181,7 @@ fn kernels_that_one_rank_lacks_are_used_by_none() {
 
 #[test]
 fn kernels_that_one_rank_lacks_end_no_comparison_of_other_calls() {
-    const TEST: &str =
-        "direct::ways::kernels_that_one_rank_lacks_end_no_comparison_of_other_calls";
+    const TEST: &str = "direct::ways::kernels_that_one_rank_lacks_end_no_comparison_of_other_calls";
     processes_with(TEST, 2, &[], |rank, size, id| {
         let (some, kernels) = (tempfile::tempdir().unwrap(), newest_kernels("int64"));
         fs::copy(&kernels, some.path().join(kernels.file_name().unwrap())).unwrap();
