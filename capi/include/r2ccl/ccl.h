@@ -441,7 +441,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
  *  - CCL_UNHANDLED_CUDA_ERROR: a call of CUDA failed, or there is no driver. CCL_INVALID_USAGE, with a
  *    message that says so: the library is built without the feature `cuda`.
  *  - What goes wrong after a call has returned comes by ccl_comm_get_async_error(). Streams go on then,
- *    and what they find in `recv` is worth nothing.
+ *    and what they find in `recv` is worth nothing. Other processes may store into it for some
+ *    milliseconds more, until they have heard of it, unless R2CCL_CUDA_P2P is `staged`.
  *  - The deadline of a call counts from when its stream has come to it.
  *  - blocking = 0 makes no difference to them, except that they are CCL_INVALID_USAGE as long as
  *    something else is CCL_IN_PROGRESS.

@@ -304,8 +304,7 @@ Error cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id
 
 Error cudaThreadExchangeStreamCaptureMode(int *mode)
 {
-    (void)mode;
-    return SUCCESS;
+    return CALL(cuThreadExchangeStreamCaptureMode, mode);
 }
 
 Error cudaStreamBeginCapture(void *stream, int mode)

@@ -118,7 +118,8 @@ fn far(facts: &[Facts]) -> Result<Shape, String> {
 }
 
 fn near(facts: &[Facts]) -> Result<Near, String> {
-    // The blocks of all ranks on a device have to run together.
+    // The blocks of all ranks on a device have to run together. Those of other communicators are not known: with room for no more than
+    // these blocks, calls on several have to follow each other.
     let is_beside =
         |fact: &Facts, other: &&Facts| (&other.host, &other.bus) == (&fact.host, &fact.bus);
     let beside = |fact: &Facts| facts.iter().filter(|other| is_beside(fact, other)).count() as u32;

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::agreement::Letter;
 use crate::driver::lock;
 
-/// Allocations of a rank that others have mapped, at most; others are staged.
+/// Allocations of a rank that are known at a time, at most: those that others have mapped, and those that they cannot map. Others are
+/// staged.
 const MOST_BUFFERS: usize = 64;
 
 /// What a rank has called since it told news before; what it lets the others map, and what they can forget,
