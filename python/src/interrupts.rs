@@ -108,11 +108,15 @@ pub(crate) fn interruptible<T: Send + 'static>(
             let received = receiver.recv_timeout(SLICE);
             (receiver, received)
         });
-        match (received, py.check_signals()) {
-            (Ok(done), _) => break Ok(done),
-            (Err(RecvTimeoutError::Timeout), Ok(())) => {}
-            (Err(RecvTimeoutError::Timeout), Err(raised)) => break Err(raised),
-            (Err(RecvTimeoutError::Disconnected), _) => {
+        match received {
+            // A signal that has come meanwhile is left to the interpreter.
+            Ok(done) => break Ok(done),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Err(raised) = py.check_signals() {
+                    break Err(raised);
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => {
                 return Err(exception(py, &Error::Internal("a thread panicked".into())));
             }
         }
