@@ -2,7 +2,8 @@
 //!
 //! Python runs handlers of signals in the main thread only, and only when that thread asks. So a wait of
 //! the main thread lets go of the interpreter for a slice, asks, and waits on; a call that it does itself
-//! comes back to ask. Other threads wait in the same way; asking does nothing there.
+//! comes back to ask. Other threads wait in the same way, where asking does nothing, but do not ask in a call:
+//! it would wait for the interpreter, and the other ranks for it.
 
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};

@@ -176,7 +176,11 @@ impl Work {
         let members: Vec<_> = parts.iter().map(|(member, _)| Arc::clone(member)).collect();
         let signals = Signals::default();
         let calling: Vec<_> = members.iter().map(|member| Calling::on(member)).collect();
-        let result = py.detach(|| group(parts).run_watched(&|| signals.look()));
+        let looks = interrupts::can_come();
+        let result = py.detach(|| match looks {
+            true => group(parts).run_watched(&|| signals.look()),
+            false => group(parts).run(),
+        });
         drop(calling);
         drop(buffers);
         match signals.raised() {

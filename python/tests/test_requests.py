@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import os
+import select
 import sys
 import threading
 import weakref
+from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 
 import numpy as np
@@ -243,6 +246,53 @@ def busy_thread(communicator: r2ccl.Communicator, ready: Event) -> None:
 
 def test_other_threads_run_during_a_call() -> None:
     worlds.run(busy_thread, 2, worlds.CONTEXT.Event())
+
+
+class Poll(ctypes.Structure):
+    """`struct pollfd`."""
+
+    _fields_ = (
+        ("fd", ctypes.c_int),
+        ("events", ctypes.c_short),
+        ("revents", ctypes.c_short),
+    )
+
+
+def call_beside_a_busy_thread(
+    communicator: r2ccl.Communicator, begun: Event, done: Connection, tell: Connection
+) -> None:
+    # More than fits on the way, so that the sender has to go on while it is received.
+    data = np.zeros(1 << 26, np.uint8)
+    if communicator.rank == 1:
+        assert begun.wait(worlds.TIMEOUT)
+        # So late that the sender has looked for signals, if it does.
+        threading.Event().wait(0.3)
+        communicator.recv(data, 0)
+        tell.send_bytes(b"received")
+        return
+    entered = threading.Event()
+
+    def send() -> None:
+        entered.set()
+        communicator.send(data, 1)
+
+    thread = threading.Thread(target=send)
+    # The interpreter comes back to this thread when the other one lets go of it: in its call.
+    sys.setswitchinterval(1000)
+    thread.start()
+    assert entered.wait(worlds.TIMEOUT)
+    begun.set()
+    question = Poll(done.fileno(), select.POLLIN, 0)
+    # Unlike other foreign functions it is called with the interpreter.
+    answers = ctypes.PyDLL(None).poll(ctypes.byref(question), 1, 60_000)
+    assert answers == 1, "the call has waited for the interpreter"
+    thread.join(worlds.TIMEOUT)
+
+
+def test_a_call_goes_on_while_the_main_thread_has_the_interpreter() -> None:
+    done, tell = worlds.CONTEXT.Pipe(duplex=False)
+    with done, tell:
+        worlds.run(call_beside_a_busy_thread, 2, worlds.CONTEXT.Event(), done, tell, apart=True)
 
 
 def calls_of_threads(communicator: r2ccl.Communicator) -> None:
