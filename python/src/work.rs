@@ -235,7 +235,9 @@ impl Started {
             return Some(Err(error));
         }
         let result = self.result()?;
-        drop(std::mem::take(&mut *locked(&self.buffers)));
+        let buffers = std::mem::take(&mut *locked(&self.buffers));
+        // Giving back may run code of the program, which may come here again.
+        drop(buffers);
         Some(result.map_err(|error| exception(py, &error)))
     }
 

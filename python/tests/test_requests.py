@@ -104,6 +104,20 @@ def test_buffers_live_as_long_as_their_operation() -> None:
     worlds.run(dropped_buffers, 2, worlds.CONTEXT.Event())
 
 
+def asked_again_while_given_back(communicator: r2ccl.Communicator) -> None:
+    buffer = watched(8)
+    request = communicator.all_reduce(buffer, async_op=True)
+    answers: list[bool] = []
+    weakref.finalize(buffer, lambda: answers.append(request.test()))
+    del buffer
+    request.wait()
+    assert answers == [True]
+
+
+def test_the_end_of_a_buffer_may_ask_its_request() -> None:
+    worlds.run(asked_again_while_given_back, 1)
+
+
 def locked_sizes(communicator: r2ccl.Communicator, ready: Event) -> None:
     if communicator.rank == 1:
         assert ready.wait(worlds.TIMEOUT)
