@@ -80,7 +80,7 @@ impl Registration {
             return Err(invalid_argument(py, text));
         }
         let (address, bytes) = buffer.place();
-        let registration = member.communicator.register(address, bytes);
+        let registration = py.detach(|| member.communicator.register(address, bytes));
         let registration = registration.map_err(|error| exception(py, &error))?;
         let is_shared = registration.is_shared();
         let registered = Arc::new(Registered { registration, _buffer: buffer });
