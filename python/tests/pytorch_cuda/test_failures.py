@@ -84,6 +84,41 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     assert "rank 1" in message and "all_reduce" in message, message
 
 
+def dropped_call(name: str) -> str:
+    """What a call says after one that nobody holds has come to its end too late."""
+    begun()
+    rank, x = dist.get_rank(), ones()
+    if rank == 0:
+        dist.recv(x, 1)
+    else:
+        dist.send(x, 0)
+    torch.cuda.synchronize()
+    meet("connected")
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["noticed"])
+        return ""
+    dist.set_timeout(timedelta(seconds=1))
+    if name == "all_reduce":
+        dist.all_reduce(x)
+    elif name == "recv":
+        dist.recv(x, 1)
+    else:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, x, 1)]):
+            work.wait()
+        del work
+    # Without that deadline the stream would wait for as long as the group was made to wait.
+    torch.cuda.synchronize()
+    message = failure_of_next_call()
+    store.set("noticed", "1")
+    return message
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "recv", "batch_isend_irecv"])
+def test_a_deadline_is_kept_although_nobody_holds_the_work(name: str) -> None:
+    assert "aborted" in run_world(2, dropped_call, name, seconds=60.0)[0]
+
+
 def waiting_in_the_host() -> None:
     dist.all_reduce(ones())
     store = dist.distributed_c10d._get_default_store()

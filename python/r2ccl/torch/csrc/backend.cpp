@@ -172,16 +172,13 @@ Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {
   return wanted == c10d::kUnsetTimeout || wanted == kNoTimeout ? options_->timeout : wanted;
 }
 
-void R2cclBackend::watch(const c10::intrusive_ptr<Expiring>& work,
-                         Milliseconds timeout,
-                         const char* title) {
-  sentinel_->watch(work, timeout, title,
-                   [communicator = communicator_, devices = existing_device_group()] {
-                     communicator->abort();
-                     if (devices) {
-                       devices->abort();
-                     }
-                   });
+std::function<void()> R2cclBackend::aborting() const {
+  return [communicator = communicator_, devices = existing_device_group()] {
+    communicator->abort();
+    if (devices) {
+      devices->abort();
+    }
+  };
 }
 
 Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
@@ -199,7 +196,7 @@ Work R2cclBackend::launch_on_host(const Call& call, Tensors outputs, Body body) 
   // Shorter deadlines than that of the group count from now, not from the turn of the call.
   const bool is_short = timeout < own_timeout_;
   if (is_short) {
-    watch(operation, timeout, call.title);
+    sentinel_->watch(operation, timeout, call.title, aborting());
   }
   // A caller that goes on meanwhile may do what the others wait for: only those who wait run it
   // here.
@@ -242,8 +239,9 @@ Work R2cclBackend::endCoalescing() {
                     "r2ccl: tensors of the host and of a device in one coalesced block");
   const Operation::Description description{c10d::OpType::COALESCED, "r2ccl:coalesced", ++sequence_,
                                            options_->timeout};
-  return device_group().run_block(description, *block.device, block.messages,
-                                  std::move(block.outputs));
+  return with_deadline(device_group().run_block(description, *block.device, block.messages,
+                                                std::move(block.outputs)),
+                       description);
 }
 
 // ---- Devices ------------------------------------------------------------------------------------
@@ -272,13 +270,27 @@ void R2cclBackend::eagerConnectSingleDevice(at::Device device) {
   }
 }
 
+Work R2cclBackend::with_deadline(c10::intrusive_ptr<DeviceWork> work,
+                                 const Operation::Description& description) {
+  const auto timeout = description.timeout;
+  if (timeout < existing_device_group()->timeout()) {
+    // Streams wait for it even if nobody else has it any more, who could be told.
+    sentinel_->watch(work, timeout, description.title,
+                     [work, timeout, title = description.title, abort = aborting()] {
+                       abort();
+                       TORCH_WARN(title, " did not finish within ", timeout.count(),
+                                  " ms: the process group is aborted");
+                     });
+  }
+  return work;
+}
+
 Work R2cclBackend::launch_on_device(const Call& call,
                                     c10::Device device,
                                     Tensors outputs,
                                     const Body& body) {
-  const auto timeout = timeout_of(call.timeout);
-  const Operation::Description description{call.type, call.title, ++sequence_, timeout,
-                                           call.inputs};
+  const Operation::Description description{call.type, call.title, ++sequence_,
+                                           timeout_of(call.timeout), call.inputs};
   Tensors tensors(call.inputs);
   tensors.insert(tensors.end(), outputs.begin(), outputs.end());
   if (block_) {
@@ -286,11 +298,9 @@ Work R2cclBackend::launch_on_device(const Call& call,
     block_->outputs.insert(block_->outputs.end(), outputs.begin(), outputs.end());
   }
   const bool here = !call.async && !block_;
-  auto work = device_group().run(description, device, here, tensors, std::move(outputs), body);
-  if (timeout < own_timeout_) {
-    watch(work, timeout, call.title);
-  }
-  return work;
+  return with_deadline(
+      device_group().run(description, device, here, tensors, std::move(outputs), body),
+      description);
 }
 
 // ---- Messages -----------------------------------------------------------------------------------
@@ -327,7 +337,7 @@ Work R2cclBackend::send_or_receive_on_device(Tensors& tensors, int peer, int tag
                                            is_send ? "r2ccl:send" : "r2ccl:recv", 0,
                                            options_->timeout, tensors};
   if (!block_) {
-    return device_group().run_message(description, false, message);
+    return with_deadline(device_group().run_message(description, false, message), description);
   }
   block_->device = tensors[0].device();
   block_->messages.push_back(message);

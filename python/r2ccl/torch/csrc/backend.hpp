@@ -159,8 +159,11 @@ class R2cclBackend : public c10d::Backend {
   DeviceGroup& device_group();
   // Null before the first call on memory of a device.
   std::shared_ptr<DeviceGroup> existing_device_group() const;
-  // Aborts the communicators when a deadline that is shorter than theirs has passed.
-  void watch(const c10::intrusive_ptr<Expiring>& work, Milliseconds timeout, const char* title);
+  // What aborts the communicators, for when a deadline that is shorter than theirs has passed.
+  std::function<void()> aborting() const;
+  // Watches the deadline of a call that is on its stream, if the communicators do not.
+  Work with_deadline(c10::intrusive_ptr<DeviceWork> work,
+                     const Operation::Description& description);
   Work sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   Work post(c10::intrusive_ptr<Operation> operation);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);

@@ -45,6 +45,11 @@ class DeviceGroup {
               Milliseconds timeout,
               std::string name);
 
+  // The deadline that its communicators have.
+  Milliseconds timeout() const {
+    return timeout_;
+  }
+
   // Makes the communicator for calls on this device. All ranks have to come. Later ones need the
   // same device.
   void connect(c10::Device device);
