@@ -129,6 +129,53 @@ def test_batches_go_round() -> None:
     run_world(3, ring_of_batches)
 
 
+def refused_batch() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    wrong = [
+        dist.P2POp(dist.isend, block(rank, 0, 3), right),
+        dist.P2POp(dist.isend, block(rank, 0, 3), rank),
+        dist.P2POp(dist.isend, block(rank, 1, 3), right),
+    ]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"{rank} is not another rank of a group of {size}"):
+            dist.batch_isend_irecv(wrong)
+    # Neither later collectives nor later batches know of it. What came before the refusal is on its way.
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [float(size)] * 3
+    received = [torch.empty(3, dtype=torch.int64) for _ in range(3)]
+    operations = [dist.P2POp(dist.irecv, tensor, left) for tensor in received]
+    operations.append(dist.P2POp(dist.isend, block(rank, 2, 3), right))
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+    for tensor, tag in zip(received, (0, 0, 2), strict=True):
+        assert torch.equal(tensor, block(left, tag, 3))
+
+
+def test_a_refused_batch_is_an_error_and_the_group_goes_on() -> None:
+    run_world(3, refused_batch)
+
+
+def left_block() -> None:
+    """What raises in a block before PyTorch has called the backend leaves the block open."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    manager = dist.distributed_c10d._coalescing_manager
+    with pytest.raises(KeyError):
+        with manager(device=torch.device("cpu"), async_ops=True):
+            raise KeyError
+    received = torch.empty(3, dtype=torch.int64)
+    with manager(device=torch.device("cpu"), async_ops=True) as block_of_messages:
+        dist.irecv(received, (rank - 1) % size)
+        dist.isend(block(rank, 0, 3), (rank + 1) % size)
+    block_of_messages.wait()
+    assert torch.equal(received, block((rank - 1) % size, 0, 3))
+
+
+def test_a_block_that_was_left_by_an_exception_gives_way_to_the_next() -> None:
+    run_world(2, left_block)
+
+
 def collectives_beside_a_message() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     received = torch.empty(10, dtype=torch.int64)

@@ -233,6 +233,8 @@ def impossible() -> None:
         dist.all_to_all_single(x, ones(4), None, [4] * size)
     with pytest.raises(ValueError, match="no tags"):
         dist.isend(x, 1 - dist.get_rank(), tag=3)
+    with pytest.raises(ValueError, match="no tags"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, x, 1 - dist.get_rank(), tag=3)])
     with pytest.raises(ValueError, match="a rank that is named"):
         dist.recv(x)
     with pytest.raises(ValueError, match="not on meta"):

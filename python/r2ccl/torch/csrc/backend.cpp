@@ -219,9 +219,9 @@ Work R2cclBackend::post(c10::intrusive_ptr<Operation> operation) {
   return operation;
 }
 
+// PyTorch does not end a block that an exception leaves: the next one takes its place.
 void R2cclBackend::startCoalescing() {
   check_process();
-  TORCH_CHECK(!block_, "r2ccl: coalescing has begun already");
   block_.emplace();
 }
 
@@ -232,6 +232,9 @@ Work R2cclBackend::endCoalescing() {
   TORCH_CHECK(block_.has_value(), "r2ccl: coalescing has not begun");
   auto block = std::move(*block_);
   block_.reset();
+  if (block.refusal) {
+    std::rethrow_exception(block.refusal);
+  }
   if (!block.device) {
     return Operation::of_all(rank_, block.operations);
   }
@@ -347,8 +350,44 @@ Work R2cclBackend::send_or_receive_on_device(Tensors& tensors, int peer, int tag
   return c10::make_intrusive<DeviceWork>(rank_, description, tensors, [] { return ""; });
 }
 
-Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
+// Thrown in a block, it would leave the block open: PyTorch would begin no collectives of the group
+// any more, and say nothing. What follows in the block is not begun.
+Work R2cclBackend::message(c10d::OpType type, const std::function<Work()>& begin) {
   check_process();
+  if (!block_) {
+    return begin();
+  }
+  if (!block_->refusal) {
+    try {
+      return begin();
+    } catch (...) {
+      block_->refusal = std::current_exception();
+    }
+  }
+  const Operation::Description description{type, "r2ccl:refused"};
+  auto refused = c10::make_intrusive<Operation>(rank_, description, Tensors{});
+  refused->settle(block_->refusal);
+  return refused;
+}
+
+Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
+  return message(c10d::OpType::SEND, [&] { return start_send(tensors, peer, tag); });
+}
+
+Work R2cclBackend::recv(Tensors& tensors, int peer, int tag) {
+  constexpr auto type = c10d::OpType::RECV;
+  return message(type, [&] {
+    check_peer(peer, "recv");
+    return start_receive(tensors, peer, tag, type);
+  });
+}
+
+Work R2cclBackend::recvAnysource(Tensors& tensors, int tag) {
+  constexpr auto type = c10d::OpType::RECVANYSOURCE;
+  return message(type, [&] { return start_receive(tensors, Mailbox::kAnySource, tag, type); });
+}
+
+Work R2cclBackend::start_send(Tensors& tensors, int peer, int tag) {
   auto& tensor = only(tensors, "send");
   check_peer(peer, "send");
   if (!tensor.is_cpu()) {
@@ -365,17 +404,7 @@ Work R2cclBackend::send(Tensors& tensors, int peer, int tag) {
   return post(std::move(operation));
 }
 
-Work R2cclBackend::recv(Tensors& tensors, int peer, int tag) {
-  check_peer(peer, "recv");
-  return start_receive(tensors, peer, tag, c10d::OpType::RECV);
-}
-
-Work R2cclBackend::recvAnysource(Tensors& tensors, int tag) {
-  return start_receive(tensors, Mailbox::kAnySource, tag, c10d::OpType::RECVANYSOURCE);
-}
-
 Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type) {
-  check_process();
   const auto& tensor = only(tensors, "recv");
   if (!tensor.is_cpu()) {
     TORCH_CHECK_VALUE(peer != Mailbox::kAnySource,

@@ -1,6 +1,7 @@
 // The process group "r2ccl": c10d::Backend over one communicator.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -151,6 +152,8 @@ class R2cclBackend : public c10d::Backend {
     std::optional<c10::Device> device;
     std::vector<DeviceGroup::Message> messages;
     Tensors outputs;
+    // Why a message was refused, the first that was.
+    std::exception_ptr refusal;
   };
   Work launch(const Call& call, Tensors outputs, Body body);
   Work launch_on_host(const Call& call, Tensors outputs, Body body);
@@ -166,6 +169,9 @@ class R2cclBackend : public c10d::Backend {
                      const Operation::Description& description);
   Work sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   Work post(c10::intrusive_ptr<Operation> operation);
+  // Begins a message; if that is refused in a block, the end of the block throws it.
+  Work message(c10d::OpType type, const std::function<Work()>& begin);
+  Work start_send(Tensors& tensors, int peer, int tag);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
   Mailbox& mailbox();
   // Throws in a forked child.
