@@ -319,6 +319,11 @@ def uneven_lists() -> None:
     assert [output.tolist() for output in outputs] == [
         [float(peer)] * (peer + 1) for peer in range(size)
     ]
+    # In memory one behind the other, one of which already holds what its rank contributes.
+    slots = list(torch.zeros(size * (size + 1) // 2).split([peer + 1 for peer in range(size)]))
+    slots[rank].fill_(float(rank))
+    dist.all_gather(slots, slots[rank])
+    assert [slot.tolist() for slot in slots] == [[float(peer)] * (peer + 1) for peer in range(size)]
     columns = [torch.empty(2 * peer + rank) for peer in range(size)]
     dist.all_to_all(columns, [torch.full((2 * rank + peer,), float(rank)) for peer in range(size)])
     assert [column.tolist() for column in columns] == [

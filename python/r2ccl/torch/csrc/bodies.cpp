@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <ATen/MemoryOverlap.h>
+
 namespace r2ccl_torch::body {
 
 namespace {
@@ -36,6 +38,14 @@ void reduce_to(int root,
                const Target& target) {
   const Operator op(reduction, target.comm());
   check(target.reduce(memory, result, count, reduction.wire.type, op.number(), root), "reduce");
+}
+
+// What is sent while the outputs are written: where it lies in one of them, a copy.
+at::Tensor apart_from(const Tensors& outputs, const at::Tensor& input) {
+  const bool lies_there = std::any_of(outputs.begin(), outputs.end(), [&](const auto& output) {
+    return at::get_overlap_status(output, input) != at::MemOverlapStatus::No;
+  });
+  return lies_there ? input.detach().clone() : input;
 }
 
 // Every rank sends the same block to all.
@@ -95,10 +105,13 @@ void all_gather(const at::Tensor& output, const at::Tensor& input, const Target&
 
 void all_gather(const Tensors& outputs, const at::Tensor& input, const Target& target) {
   const auto wire = Wire::for_moving(input.scalar_type());
-  const auto from = Staged::input(input);
+  const bool is_even = have_same_size(outputs);
+  // Equal blocks and broadcasts may be in place.
+  const bool may_be_in_place = is_even || target.is_device();
+  const auto from = Staged::input(may_be_in_place ? input : apart_from(outputs, input));
   const auto to = Packed::outputs(outputs);
   const size_t count = wire.count(input.numel());
-  if (have_same_size(outputs)) {
+  if (is_even) {
     check(target.allgather(from.data(), to.data(), count, wire.type), "all_gather");
   } else if (target.is_device()) {
     const size_t element_bytes = input.element_size() / wire.per_element;
