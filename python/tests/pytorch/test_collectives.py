@@ -250,6 +250,9 @@ def special_reductions() -> None:
     scaled = torch.tensor([1.0 + rank], dtype=torch.float64)
     dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
     assert scaled.item() == 0.5 * size * (size + 1) / 2
+    whole = torch.tensor([1 + rank], dtype=torch.int8)
+    dist.all_reduce(whole, dist._make_nccl_premul_sum(-3.0))
+    assert whole.item() == -3 * size * (size + 1) // 2
     for dtype in (torch.complex32, torch.complex64, torch.complex128):
         for op, factor in ((dist.ReduceOp.AVG, 1 / size), (dist._make_nccl_premul_sum(2.0), 2.0)):
             numbers_of_all = torch.tensor([rank + 2j]).to(dtype)
@@ -382,6 +385,16 @@ def wrong_calls() -> list[str]:
         lambda: dist.all_reduce(torch.zeros(2, dtype=torch.int16)),
         lambda: dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND),
         lambda: dist.all_reduce(torch.zeros(2, dtype=torch.bool), dist.ReduceOp.AVG),
+        lambda: dist.all_reduce(torch.zeros(2, dtype=torch.int32), dist._make_nccl_premul_sum(0.5)),
+        lambda: dist.all_reduce(
+            torch.zeros(2, dtype=torch.int8), dist._make_nccl_premul_sum(300.0)
+        ),
+        lambda: dist.all_reduce(
+            torch.zeros(2, dtype=torch.uint64), dist._make_nccl_premul_sum(-1.0)
+        ),
+        lambda: dist.all_reduce(
+            torch.zeros(2, dtype=torch.int64), dist._make_nccl_premul_sum(2.0**63)
+        ),
         lambda: dist.all_gather_into_tensor(torch.zeros(size + 1), torch.zeros(1)),
         lambda: dist.all_gather([torch.zeros(1)] * (size - 1), torch.zeros(1)),
         lambda: dist.all_to_all_single(
@@ -424,6 +437,10 @@ def test_wrong_calls_are_refused_and_harm_nobody() -> None:
             "SUM of Short",
             "BAND of Float",
             "AVG of Bool",
+            "PREMUL_SUM of Int by 0.5",
+            "PREMUL_SUM of Char by 300",
+            "PREMUL_SUM of UInt64 by -1",
+            "PREMUL_SUM of Long by 9.22337e+18",
             "blocks",
             "ranks",
             "splits",

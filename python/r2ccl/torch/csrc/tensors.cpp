@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -105,6 +107,33 @@ double factor_of(const c10d::ReduceOp& op) {
   TORCH_CHECK_VALUE(supplement != nullptr, "r2ccl: PREMUL_SUM without a factor");
   const auto& tensor = supplement->tensor_factor;
   return tensor.defined() ? tensor.item<double>() : supplement->double_factor;
+}
+
+template <typename Integer>
+bool holds(double value) {
+  using Limits = std::numeric_limits<Integer>;
+  return std::trunc(value) == value && value >= static_cast<double>(Limits::min()) &&
+         value < std::ldexp(1.0, Limits::digits);
+}
+
+// Whether elements of `type` have this value; those of floats have one that is near.
+bool has_value(ccl_datatype_t type, double value) {
+  switch (type) {
+    case CCL_INT8:
+      return holds<int8_t>(value);
+    case CCL_UINT8:
+      return holds<uint8_t>(value);
+    case CCL_INT32:
+      return holds<int32_t>(value);
+    case CCL_UINT32:
+      return holds<uint32_t>(value);
+    case CCL_INT64:
+      return holds<int64_t>(value);
+    case CCL_UINT64:
+      return holds<uint64_t>(value);
+    default:
+      return true;
+  }
 }
 
 // The value as an element of `type`, at most eight bytes.
@@ -234,7 +263,10 @@ Reduction Reduction::of(const c10d::ReduceOp& op, const at::Tensor& tensor, cons
   Reduction reduction{
       {*same, complex ? size_t{2} : size_t{1}}, arithmetic(op), std::nullopt, std::nullopt};
   if (op == c10d::ReduceOp::PREMUL_SUM) {
-    reduction.factor = factor_of(op);
+    const double factor = factor_of(op);
+    TORCH_CHECK_VALUE(has_value(*same, factor), "r2ccl ", call, ": there is no PREMUL_SUM of ",
+                      type, " by ", factor, ", which is no value of that type");
+    reduction.factor = factor;
   }
   return reduction;
 }
