@@ -163,6 +163,36 @@ def test_a_callback_that_waits_in_vain_has_a_timeout() -> None:
     assert "did not finish within 2000 ms" in message
 
 
+def group_that_ends_in_a_callback() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    group = dist.new_group()
+    if dist.get_rank() == 1:
+        store.wait(["ended"])
+        return ""
+    assert group is not None
+    backend = group._get_backend(torch.device("cpu"))
+    dist.set_timeout(timedelta(seconds=1), group)
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert work is not None
+
+    def end(late: torch.futures.Future[list[torch.Tensor]]) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            late.value()
+        backend.shutdown()
+        return str(caught.value)
+
+    message = work.get_future().then(end).wait()
+    with pytest.raises(RuntimeError, match="aborted or destroyed"):
+        dist.all_reduce(torch.ones(1), group=group)
+    store.set("ended", "1")
+    return message
+
+
+def test_a_callback_on_a_call_that_expired_may_end_its_group() -> None:
+    message = run_world(2, group_that_ends_in_a_callback, seconds=60.0)[0]
+    assert "did not finish within 1000 ms" in message
+
+
 def exchanged_objects() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = {"rank": rank, "text": "x" * (100 * rank)}

@@ -61,7 +61,7 @@ R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
           shared_id(*store_, rank), rank, size, timeout, name)),
       own_timeout_(timeout),
       queue_(std::make_shared<CallQueue>()),
-      sentinel_(std::make_unique<Sentinel>()) {
+      sentinel_(std::make_shared<Sentinel>()) {
   init();
 }
 
@@ -69,7 +69,7 @@ R2cclBackend::~R2cclBackend() {
   if (generation_ != fork_generation()) {
     // The threads behind these are those of the parent, and so may the locks be.
     new std::shared_ptr<CallQueue>(std::move(queue_));
-    sentinel_.release();
+    new std::shared_ptr<Sentinel>(std::move(sentinel_));
     new std::shared_ptr<Mailbox>(std::move(mailbox_));
     new std::shared_ptr<DeviceGroup>(std::move(device_group_));
     return;

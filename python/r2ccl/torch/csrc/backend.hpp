@@ -204,7 +204,7 @@ class R2cclBackend : public c10d::Backend {
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
   std::shared_ptr<CallQueue> queue_;
-  std::unique_ptr<Sentinel> sentinel_;
+  std::shared_ptr<Sentinel> sentinel_;
 };
 
 }  // namespace r2ccl_torch

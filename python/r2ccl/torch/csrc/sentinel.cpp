@@ -13,10 +13,6 @@ constexpr auto kPeriod = std::chrono::milliseconds(20);
 
 }  // namespace
 
-Sentinel::~Sentinel() {
-  stop();
-}
-
 void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                      Milliseconds timeout,
                      std::string what,
@@ -29,7 +25,7 @@ void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
   watched_.push_back({c10::weak_intrusive_ptr<Expiring>(operation), deadline, std::move(what),
                       std::move(expired)});
   if (!thread_.joinable()) {
-    thread_ = std::thread([this] { serve(); });
+    thread_ = std::thread([self = shared_from_this()] { self->serve(); });
   }
   changed_.notify_all();
 }
@@ -40,7 +36,9 @@ void Sentinel::stop() {
     stopped_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) {
+  if (thread_.get_id() == std::this_thread::get_id()) {
+    thread_.detach();
+  } else if (thread_.joinable()) {
     thread_.join();
   }
 }

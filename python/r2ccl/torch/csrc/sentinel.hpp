@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -13,10 +14,9 @@
 
 namespace r2ccl_torch {
 
-class Sentinel {
+// Its thread shares it with the group: the group may end in a callback.
+class Sentinel : public std::enable_shared_from_this<Sentinel> {
  public:
-  ~Sentinel();
-
   // When `timeout` is over and the operation is not settled, it is settled with a message that says
   // `what` did not finish; then `expired` is called, if there is one, and then callbacks.
   void watch(const c10::intrusive_ptr<Expiring>& operation,
@@ -24,7 +24,8 @@ class Sentinel {
              std::string what,
              std::function<void()> expired = nullptr);
 
-  // Ends the thread; nothing expires any more.
+  // Ends the thread, unless that is the one that calls this: it ends after the callback. Nothing
+  // expires any more.
   void stop();
 
  private:
