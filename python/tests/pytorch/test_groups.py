@@ -392,6 +392,39 @@ def test_groups_begin_again_in_the_same_store() -> None:
     run_world(3, begun_again_in_the_same_store, 3, seconds=120.0)
 
 
+def begun_again_after_one_was_late() -> str:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    default = dist.distributed_c10d._get_default_store()
+
+    def begin(seconds: int) -> None:
+        # Without PyTorch, which counts how often a rank has begun.
+        backend = r2ccl.torch.native().Backend(
+            store=dist.PrefixStore("late", default),
+            rank=rank,
+            size=size,
+            timeout=timedelta(seconds=seconds),
+            name="late",
+            global_ranks=list(range(size)),
+        )
+        backend.barrier(dist.BarrierOptions()).wait()
+
+    message = ""
+    if rank == 1:
+        default.wait(["gave up"])
+    else:
+        with pytest.raises(dist.DistBackendError) as caught:
+            begin(1)
+        message = str(caught.value)
+        default.set("gave up", "1")
+    begin(30)
+    return message
+
+
+def test_a_rank_that_has_given_up_may_come_again() -> None:
+    message = run_world(2, begun_again_after_one_was_late, seconds=90.0)[0]
+    assert "only 1 of 2 ranks have come within 1000 ms" in message
+
+
 def ended_with_work_under_way() -> None:
     tensors = [torch.ones(200_000) for _ in range(5)]
     for tensor in tensors:

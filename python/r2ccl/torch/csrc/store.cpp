@@ -25,7 +25,8 @@ c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& stor
                                      const std::string& advice) {
   const auto members = c10::str("members/", size);
   const int64_t place = store->add(members, 1);
-  // Nobody comes again before all have come, so every `size` of them are one meeting.
+  // Nobody comes again before all have come, but who has gone: every `size` of them are one
+  // meeting.
   const int64_t meeting = (place - 1) / size;
   const auto name = c10::str("meeting/", size, "/", meeting);
   auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
@@ -33,10 +34,15 @@ c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& stor
     own->set("all", std::vector<uint8_t>{1});
   }
   if (!await([&] { return own->check({"all"}); }, timeout)) {
-    const auto came = store->add(members, 0) - meeting * size;
-    C10_THROW_ERROR(DistBackendError, c10::str("r2ccl: only ", came, " of ", size,
-                                               " ranks have come within ", timeout.count(), " ms",
-                                               advice));
+    // Whoever comes again is not counted twice.
+    const auto came = store->add(members, -1) + 1 - meeting * size;
+    if (came < size) {
+      C10_THROW_ERROR(DistBackendError,
+                      c10::str("r2ccl: only ", came, " of ", size, " ranks have come within ",
+                               timeout.count(), " ms", advice));
+    }
+    // The last one has come at the last moment, and goes on.
+    store->add(members, 1);
   }
   return own;
 }

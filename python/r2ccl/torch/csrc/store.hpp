@@ -20,9 +20,9 @@ constexpr Milliseconds kLongestPause{50};
 bool await(const std::function<bool()>& condition, Milliseconds timeout);
 
 // Waits until `size` ranks have called this with the same store. Throws after `timeout`, and says
-// `advice` too. What it returns is a store for those who have met, and for this time only: a store
-// may outlive groups and be used by the next one, and what the last one has left there is not for
-// it.
+// `advice` too; the rank may come again. What it returns is a store for those who have met, and for
+// this time only: a store may outlive groups and be used by the next one, and what the last one has
+// left there is not for it.
 c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
                                      int size,
                                      Milliseconds timeout,
