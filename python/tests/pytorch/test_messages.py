@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 
 import pytest
@@ -257,6 +258,31 @@ def test_a_message_that_never_comes_is_an_error_within_the_timeout() -> None:
     early, late = run_world(2, message_that_never_comes)[0].split("|")
     assert "did not finish within 200 ms" in early
     assert "receive from rank 1 with tag 9 did not finish within 3000 ms" in late
+
+
+def aborted_while_sending() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    message = block(0, 0, LARGE)
+    if dist.get_rank() == 0:
+        dist.send(message[:1], 1)
+        work = dist.isend(message, 1)
+        dist.distributed_c10d._abort_process_group()
+        store.set("aborted", "1")
+        assert work is not None
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+        return ""
+    dist.recv(torch.empty_like(message[:1]), 0)
+    with contextlib.suppress(dist.DistStoreError):
+        store.wait(["aborted"], timedelta(seconds=5))
+    # An abort that waits for messages would deliver this one.
+    with pytest.raises(dist.DistBackendError) as caught:
+        dist.recv(torch.empty_like(message), 0)
+    return str(caught.value)
+
+
+def test_an_abort_does_not_wait_for_messages() -> None:
+    assert "receive from rank 0" in run_world(2, aborted_while_sending)[1]
 
 
 def objects_and_strided_tensors() -> None:

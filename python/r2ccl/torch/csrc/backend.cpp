@@ -103,12 +103,7 @@ void R2cclBackend::shutdown() {
   if (!done) {
     TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
   }
-  std::shared_ptr<Mailbox> mailbox;
-  {
-    std::lock_guard<std::mutex> lock(mailbox_mutex_);
-    mailbox = mailbox_;
-  }
-  if (mailbox) {
+  if (const auto mailbox = existing_mailbox()) {
     mailbox->flush(deadline);
     mailbox->close();
   }
@@ -126,6 +121,10 @@ void R2cclBackend::abort() {
   communicator_->abort();
   if (const auto devices = existing_device_group()) {
     devices->abort();
+  }
+  // Else the end of the group would wait for what is being sent.
+  if (const auto mailbox = existing_mailbox()) {
+    mailbox->close();
   }
   shutdown();
 }
@@ -307,6 +306,11 @@ Work R2cclBackend::launch_on_device(const Call& call,
 }
 
 // ---- Messages -----------------------------------------------------------------------------------
+
+std::shared_ptr<Mailbox> R2cclBackend::existing_mailbox() {
+  std::lock_guard<std::mutex> lock(mailbox_mutex_);
+  return mailbox_;
+}
 
 Mailbox& R2cclBackend::mailbox() {
   std::lock_guard<std::mutex> lock(mailbox_mutex_);

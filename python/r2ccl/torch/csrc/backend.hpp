@@ -174,6 +174,8 @@ class R2cclBackend : public c10d::Backend {
   Work start_send(Tensors& tensors, int peer, int tag);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
   Mailbox& mailbox();
+  // Null before the first message on the host.
+  std::shared_ptr<Mailbox> existing_mailbox();
   // Throws in a forked child.
   void check_process() const;
   void check_root(int64_t root, const char* call) const;
