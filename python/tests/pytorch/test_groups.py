@@ -237,6 +237,12 @@ def test_groups_of_some_ranks() -> None:
     run_world(4, groups_of_some_ranks)
 
 
+def ranks_of(group: dist.ProcessGroup) -> list[int]:
+    """Its ranks as the backend knows them."""
+    options = group._get_backend(torch.device("cpu")).options
+    return list(options.global_ranks_in_group)
+
+
 def split_groups() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     assert dist.group.WORLD is not None
@@ -245,6 +251,10 @@ def split_groups() -> None:
     neighbour = rank ^ 1
     assert dist.get_world_size(part) == 2
     assert total(float(rank), part) == rank + neighbour
+    # Ranks of a part of a part are named as in the job too.
+    assert ranks_of(part) == sorted([rank, neighbour])
+    alone = dist.split_group(part, [[0], [1]])
+    assert alone is not None and ranks_of(alone) == [rank]
     # A rank that is in no part takes part nevertheless.
     few = dist.split_group(dist.group.WORLD, [[0, 2]])
     assert (few is not None and not isinstance(few, int)) == (rank in (0, 2))

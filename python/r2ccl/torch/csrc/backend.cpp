@@ -480,7 +480,11 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
   if (place == ranks.end()) {
     return nullptr;
   }
-  const auto part = options ? options : c10::make_intrusive<Options>(*options_);
+  const auto part = c10::make_intrusive<Options>(options ? *options : *options_);
+  part->global_ranks_in_group.clear();
+  for (const int rank : ranks) {
+    part->global_ranks_in_group.push_back(options_->global_ranks_in_group.at(rank));
+  }
   const auto own = c10::make_intrusive<c10d::PrefixStore>(
       c10::str("split/", splits_[part->group_name]++), store->clone());
   return c10::make_intrusive<R2cclBackend>(own, static_cast<int>(place - ranks.begin()),
