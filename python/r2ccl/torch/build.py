@@ -35,6 +35,8 @@ CACHE_VARIABLE = "R2CCL_TORCH_CACHE"
 """Environment variable that names the folder for compiled modules."""
 
 _SOURCES = Path(__file__).resolve().parent / "csrc"
+_OLDEST_TORCH = (2, 11)
+"""What is tried; older versions have no copies of stores, which the module needs."""
 _COMPILE_SECONDS = 1800
 _LOCK_POLL_SECONDS = 0.05
 
@@ -47,7 +49,7 @@ def load() -> ModuleType:
     """The compiled module, with the library of r2ccl opened.
 
     Raises:
-        BuildError: there is no compiler, or it failed.
+        BuildError: PyTorch is too old, there is no compiler, or it failed.
         FileNotFoundError: the library or its header is not there.
     """
     module = _import(compiled())
@@ -59,8 +61,9 @@ def compiled() -> Path:
     """The file of the module, compiled if that has not been done.
 
     Raises:
-        BuildError: there is no compiler, or it failed.
+        BuildError: PyTorch is too old, there is no compiler, or it failed.
     """
+    _check_torch()
     folder = _cache_folder() / _name_of_build()
     target = folder / f"{MODULE}.so"
     if target.exists():
@@ -70,6 +73,14 @@ def compiled() -> Path:
         if not target.exists():
             _compile(target)
     return target
+
+
+def _check_torch() -> None:
+    if _torch_version() < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
+        raise BuildError(
+            f"the backend needs PyTorch {oldest} or later, this is {torch.__version__}: install a newer one"
+        )
 
 
 def _import(path: Path) -> ModuleType:
@@ -179,5 +190,9 @@ def _compiler() -> list[str]:
 
 def _standard() -> str:
     """The oldest C++ that the headers of this PyTorch can be compiled with."""
+    return "c++20" if _torch_version() >= (2, 15) else "c++17"
+
+
+def _torch_version() -> tuple[int, int]:
     major, minor = (int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    return "c++20" if (major, minor) >= (2, 15) else "c++17"
+    return major, minor

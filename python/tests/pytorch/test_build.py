@@ -68,6 +68,18 @@ def test_without_a_compiler_the_error_says_what_to_do(
         build.compiled()
 
 
+def test_a_pytorch_that_is_too_old_is_named_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, log = fake_compiler(tmp_path)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr("torch.__version__", "2.9.1+cpu")
+    with pytest.raises(build.BuildError, match=r"needs PyTorch 2\.11 or later, this is 2\.9\.1"):
+        build.compiled()
+    assert not log.exists()
+
+
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
