@@ -13,6 +13,8 @@ pub(super) struct Connection {
     pub(super) rank: u32,
     /// None before the rank's first words.
     pub(super) session: Option<Session>,
+    /// The rank's attempt to go on that led here, 0 for the first connection.
+    pub(super) attempt: u64,
     /// None while the network keeps the rank away.
     pub(super) stream: Option<TcpStream>,
     pub(super) parted_at: Option<Instant>,
@@ -25,6 +27,7 @@ impl Connection {
         Self {
             rank,
             session: None,
+            attempt: 0,
             stream: Some(stream),
             parted_at: None,
             inbox: Inbox::default(),

@@ -37,8 +37,9 @@ pub(super) enum Envelope<T> {
     Ping,
     /// The first words of a rank on its first connection.
     Open(Session),
-    /// The first words of a rank on every other one, with how many messages have arrived there.
-    Resume { session: Session, received: u64 },
+    /// The first words of a rank on every other one, with how many messages have arrived there. The rank
+    /// counts its attempts: one that arrives after a later one is void.
+    Resume { session: Session, attempt: u64, received: u64 },
     /// The store's answer to that.
     Resumed { received: u64 },
     /// Or this: the rank has been given up.

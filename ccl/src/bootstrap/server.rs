@@ -276,11 +276,11 @@ impl Server {
             let Some(connection) = self.connections.get_mut(&peer) else { break None };
             let taken = match connection.inbox.next(MAX_REQUEST_BYTES) {
                 Ok(None) => break None,
-                Ok(Some(Envelope::Resume { session, received }))
+                Ok(Some(Envelope::Resume { session, attempt, received }))
                     if connection.session.is_none() =>
                 {
                     self.send(std::mem::take(&mut out));
-                    return self.return_to(peer, session, received);
+                    return self.return_to(peer, session, attempt, received);
                 }
                 Ok(Some(Envelope::Message(numbered))) if connection.session.is_some() => {
                     self.group.handle(peer, rank, numbered, &mut out)
@@ -303,13 +303,17 @@ impl Server {
         }
     }
 
-    /// A rank goes on with its session over the connection of `newcomer`.
-    fn return_to(&mut self, newcomer: Peer, session: Session, received: u64) {
+    /// A rank goes on with its session over the connection of `newcomer`, unless it has given that up for
+    /// a later one which was faster.
+    fn return_to(&mut self, newcomer: Peer, session: Session, attempt: u64, received: u64) {
         let Some(mut connection) = self.connections.remove(&newcomer) else { return };
         let known = self
             .connections
             .iter_mut()
             .find(|(_, other)| other.rank == connection.rank && other.session == Some(session));
+        if known.as_ref().is_some_and(|(_, other)| attempt <= other.attempt) {
+            return;
+        }
         let resumed = known.map(|(peer, other)| {
             let resumed = other.outbox.resume(received);
             (*peer, other, resumed)
@@ -317,6 +321,7 @@ impl Server {
         match resumed {
             Some((peer, other, Ok(()))) => {
                 tracing::info!(rank = other.rank, "a rank returned over another connection");
+                other.attempt = attempt;
                 other.stream = connection.stream.take();
                 other.parted_at = None;
                 other.inbox.resume(std::mem::take(&mut connection.inbox));

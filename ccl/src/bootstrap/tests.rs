@@ -1,6 +1,6 @@
 //! Store, control and rendezvous over real sockets, with threads as ranks.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use ccl_core::Error;
 use ccl_core::ids::Rank;
 use ccl_core::settings::{Endpoint, Settings};
-use ccl_transport::clock;
+use ccl_transport::{auth, clock};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::connect::{Return, return_to};
-use super::message::{self, Envelope, Numbered, Request};
+use super::message::{self, Envelope, Numbered, Push, Request};
 use super::server::this_process;
 use super::watcher::SILENCE;
 use super::{Control, ControlEvent, Listener, UniqueId, connect, meet};
@@ -403,6 +405,100 @@ fn the_end_of_a_replaced_connection_is_the_end_of_its_rank() {
     drop(controls.pop());
     let error = fault_of(&controls[0]);
     assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error:?}");
+}
+
+/// Lets a rank in, as the store does.
+fn let_in(listener: &TcpListener, id: &UniqueId) -> TcpStream {
+    let (stream, _) = listener.accept().unwrap();
+    auth::accept(&stream, &id.key(), deadline()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    stream
+}
+
+fn say<T: Serialize>(stream: &mut TcpStream, envelope: &Envelope<T>) {
+    stream.write_all(&message::encode(envelope).unwrap()).unwrap();
+}
+
+fn hear<T: DeserializeOwned>(stream: &mut TcpStream) -> Envelope<T> {
+    let mut header = [0; message::LENGTH_BYTES];
+    stream.read_exact(&mut header).unwrap();
+    let mut body = vec![0; message::body_bytes(header, message::MAX_PUSH_BYTES).unwrap()];
+    stream.read_exact(&mut body).unwrap();
+    message::decode(&body).unwrap()
+}
+
+/// Lets the only rank of a group in, and says that the group is complete.
+fn form(listener: &TcpListener, id: &UniqueId) -> TcpStream {
+    let mut stream = let_in(listener, id);
+    while !matches!(hear::<Numbered>(&mut stream), Envelope::Message(_)) {}
+    let places = vec![listener.local_addr().unwrap()];
+    say(&mut stream, &Envelope::Message(Push::Formed { host_rank: None, places }));
+    stream
+}
+
+/// Whether the other end has not closed it.
+fn is_open(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let end = stream.read_to_end(&mut Vec::new());
+    stream.set_nonblocking(false).unwrap();
+    end.is_err_and(|cause| cause.kind() == ErrorKind::WouldBlock)
+}
+
+/// The store may have gone on with any of them, and takes the end of that one for the end of the rank.
+#[test]
+fn what_the_store_was_asked_to_go_on_with_stays_open_until_it_answers() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap();
+    let id = UniqueId::at_fixed_port(&[here.ip()], here.port(), "job", &Settings::default());
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| Control::join(&id, Rank(0), 1, deadline()).unwrap());
+        let first = form(&listener, &id);
+        let control = joining.join().unwrap();
+        let resume = |number| {
+            control.letters().doubt();
+            let mut stream = let_in(&listener, &id);
+            let said = hear::<Numbered>(&mut stream);
+            assert!(
+                matches!(said, Envelope::Resume { attempt, .. } if attempt == number),
+                "{said:?}"
+            );
+            stream
+        };
+        let mut attempts = [1, 2, 3].map(resume);
+        assert!(is_open(&first) && attempts.iter().all(is_open));
+        say(&mut attempts[2], &Envelope::<Push>::Resumed { received: 1 });
+        for earlier in &mut attempts[..2] {
+            assert_eq!(earlier.read(&mut [0]).unwrap(), 0);
+        }
+        assert!(is_open(&attempts[2]));
+        assert_eq!(control.fault(), None);
+    });
+}
+
+#[test]
+fn an_attempt_that_comes_after_a_later_one_is_void() {
+    let id = new_id();
+    let dial = || connect::connect(&id, Rank(1), deadline()).unwrap();
+    let mut first = dial();
+    open(&mut first);
+    first.write_all(&frame_of(Request::Join { size: 2, process: this_process() })).unwrap();
+    let control = Control::join(&id, Rank(0), 2, deadline()).unwrap();
+    let mut attempts = [dial(), dial()];
+    let mut resume = |attempt: u64| {
+        let stream = &mut attempts[attempt as usize - 1];
+        let session = [1; 16];
+        say(stream, &Envelope::<Numbered>::Resume { session, attempt, received: 0 });
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut heard = [0; message::LENGTH_BYTES];
+        stream.read(&mut heard).unwrap()
+    };
+    assert_ne!(resume(2), 0);
+    assert_eq!(resume(1), 0, "the store has no use for it");
+    let [void, mut used] = attempts;
+    drop(void);
+    used.write_all(&frame_of(Request::Gather { name: "g".into(), value: vec![1] })).unwrap();
+    assert_eq!(control.all_gather("g", &[0], deadline()), Ok(vec![vec![0], vec![1]]));
+    assert_eq!(control.fault(), None);
 }
 
 /// Keeps what it hears.

@@ -101,8 +101,11 @@ pub(super) struct Watcher {
     post: Arc<Post>,
     heard: Arc<Heard>,
     line: Line,
-    /// The connection before, unread: it stays open until the store has gone on with another one.
-    before: Option<TcpStream>,
+    /// The connections before, unread: they stay open until the store has gone on with the one in use. It
+    /// may have done so with any of them, and only its answer was lost.
+    before: Vec<TcpStream>,
+    /// How often the store was asked to go on elsewhere.
+    attempts: u64,
     inbox: Inbox,
     /// Where the connection leads, and all places where it has led.
     place: SocketAddr,
@@ -138,7 +141,8 @@ impl Watcher {
             post: Arc::clone(post),
             heard: Arc::clone(heard),
             line: Line::Open(stream),
-            before: None,
+            before: Vec::new(),
+            attempts: 0,
             inbox: Inbox::default(),
             place,
             met: vec![place],
@@ -264,7 +268,7 @@ impl Watcher {
         };
         lock(&self.post.outbox).resume(received)?;
         self.line = Line::Open(stream);
-        self.before = None;
+        self.before.clear();
         self.hear_something();
         tracing::info!(rank = self.rank.0, place = %self.place, "the control connection was replaced");
         Ok(())
@@ -356,8 +360,9 @@ impl Watcher {
             tracing::warn!(%cause, "a control connection cannot be prepared");
             return Ok(());
         }
-        if let Line::Open(before) = std::mem::replace(&mut self.line, Line::Resuming(stream)) {
-            self.before = Some(before);
+        match std::mem::replace(&mut self.line, Line::Resuming(stream)) {
+            Line::Open(before) | Line::Resuming(before) => self.before.push(before),
+            Line::None => {}
         }
         self.place = place;
         if !self.met.contains(&place) {
@@ -365,7 +370,12 @@ impl Watcher {
         }
         self.inbox.resume(Inbox::default());
         self.silent_at = now + SILENCE;
-        let resume = Envelope::Resume { session: self.session, received: self.inbox.received() };
+        self.attempts += 1;
+        let resume = Envelope::Resume {
+            session: self.session,
+            attempt: self.attempts,
+            received: self.inbox.received(),
+        };
         let mut outbox = lock(&self.post.outbox);
         outbox.abandon_connection();
         outbox.sign::<Numbered>(&resume);
