@@ -75,28 +75,7 @@ pub(super) fn start(
     admission: Admission,
     settled: Box<dyn FnOnce() + Send>,
 ) -> Result<(), Error> {
-    let Doors { listener, returns, places } = doors;
-    for door in [Some(&listener), returns.as_ref()].into_iter().flatten() {
-        door.set_nonblocking(true).map_err(|cause| Error::system("set O_NONBLOCK", cause))?;
-    }
-    let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|cause| Error::system("eventfd", cause))?;
-    let (sender, newcomers) = channel();
-    let server = Server {
-        listener,
-        returns,
-        admission: Arc::new(admission),
-        settled: Some(settled),
-        wake: Arc::new(wake),
-        sender,
-        newcomers,
-        proving: 0,
-        refused: 0,
-        next_peer: 0,
-        connections: BTreeMap::new(),
-        group: Group::new(this_process(), places),
-        beat_at: clock::now() + BEAT,
-    };
+    let server = Server::new(doors, admission, settled)?;
     thread::Builder::new()
         .name("r2ccl-store".to_owned())
         .spawn(move || server.run())
@@ -131,6 +110,35 @@ struct Ready {
 }
 
 impl Server {
+    fn new(
+        doors: Doors,
+        admission: Admission,
+        settled: Box<dyn FnOnce() + Send>,
+    ) -> Result<Self, Error> {
+        let Doors { listener, returns, places } = doors;
+        for door in [Some(&listener), returns.as_ref()].into_iter().flatten() {
+            door.set_nonblocking(true).map_err(|cause| Error::system("set O_NONBLOCK", cause))?;
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| Error::system("eventfd", cause))?;
+        let (sender, newcomers) = channel();
+        Ok(Self {
+            listener,
+            returns,
+            admission: Arc::new(admission),
+            settled: Some(settled),
+            wake: Arc::new(wake),
+            sender,
+            newcomers,
+            proving: 0,
+            refused: 0,
+            next_peer: 0,
+            connections: BTreeMap::new(),
+            group: Group::new(this_process(), places),
+            beat_at: clock::now() + BEAT,
+        })
+    }
+
     fn run(mut self) {
         while !self.is_over() {
             let ready = match self.wait() {
@@ -269,8 +277,18 @@ impl Server {
 
     fn read(&mut self, peer: Peer) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
+        let read = connection.read();
+        self.hear(peer);
+        match read {
+            Ok(_) => self.flush(peer),
+            Err(ended) => self.end(peer, ended),
+        }
+    }
+
+    /// Takes what has been read.
+    fn hear(&mut self, peer: Peer) {
+        let Some(connection) = self.connections.get(&peer) else { return };
         let rank = connection.rank;
-        let ended = connection.read().err();
         let mut out = Vec::new();
         let breach = loop {
             let Some(connection) = self.connections.get_mut(&peer) else { break None };
@@ -296,10 +314,6 @@ impl Server {
         if let Some(reason) = breach {
             tracing::warn!(rank, reason, "a rank broke the protocol of the store");
             self.drop_connection(peer, &format!("it broke the protocol of the store: {reason}"));
-        } else if let Some(ended) = ended {
-            self.end(peer, ended);
-        } else {
-            self.flush(peer);
         }
     }
 
@@ -333,6 +347,15 @@ impl Server {
                 // It learns the same from the end of the connection.
                 let _ = connection.flush();
             }
+        }
+    }
+
+    /// Takes what the rank said last before the connection ended: it may say why.
+    fn hear_out(&mut self, peer: Peer) {
+        let mut has_more = true;
+        while has_more && let Some(connection) = self.connections.get_mut(&peer) {
+            has_more = matches!(connection.read(), Ok(true));
+            self.hear(peer);
         }
     }
 
@@ -412,6 +435,7 @@ impl Server {
     fn flush(&mut self, peer: Peer) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         if let Err(ended) = connection.flush() {
+            self.hear_out(peer);
             self.end(peer, ended);
         } else if connection.outbox.kept_bytes() > MAX_QUEUED_BYTES {
             let reason = format!("it left more than {MAX_QUEUED_BYTES} bytes unread");
@@ -446,3 +470,6 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 fn timespec(duration: Duration) -> Timespec {
     Timespec::try_from(duration).unwrap_or(LINGER)
 }
+
+#[cfg(test)]
+mod tests;
