@@ -165,7 +165,8 @@ impl Communicator {
     /// a colour takes part and gets no communicator.
     ///
     /// # Errors
-    /// As [`Self::create`].
+    /// As [`Self::create`]. What keeps the members of a part from meeting, as a rank that does not call this
+    /// before the bootstrap deadline, ends this communicator on all ranks.
     pub fn split(
         &self,
         color: Option<u32>,
@@ -177,14 +178,21 @@ impl Communicator {
         let config = config.unwrap_or(&core.config);
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         let turn = core.splits.fetch_add(1, Ordering::Relaxed);
-        let wish = split::wish(color, key);
-        let wishes =
-            core.control.all_gather(&format!("split {turn} wishes"), wish.as_bytes(), deadline)?;
+        let gather = |what: &str, blob: &[u8]| {
+            let gathered = core.control.all_gather(&format!("split {turn} {what}"), blob, deadline);
+            gathered.map_err(|error| core.failed(error))
+        };
+        let wishes = gather("wishes", split::wish(color, key).as_bytes())?;
         let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
         let place = members.iter().position(|member| *member == core.rank);
-        let id = if place == Some(0) { Some(UniqueId::create(&config.settings)?) } else { None };
-        let bytes = id.as_ref().map_or_else(Vec::new, |id| id.to_bytes().to_vec());
-        let ids = core.control.all_gather(&format!("split {turn} ids"), &bytes, deadline)?;
+        let bytes = if place == Some(0) {
+            let id = UniqueId::create(&config.settings);
+            // Whatever the error is, the others wait for the id.
+            id.inspect_err(|error| core.fail(error))?.to_bytes().to_vec()
+        } else {
+            Vec::new()
+        };
+        let ids = gather("ids", &bytes)?;
         let (Some(place), Some(first)) = (place, members.first()) else { return Ok(None) };
         let id = ids[first.index()].as_slice().try_into().map_err(|_| {
             Error::Internal(format!("rank {first} announced no id for its part of the split"))

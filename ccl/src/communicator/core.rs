@@ -77,7 +77,7 @@ impl Core {
 
     /// What a failure of a call means for the communicator.
     #[cold]
-    fn failed(&self, error: Error) -> Error {
+    pub(super) fn failed(&self, error: Error) -> Error {
         match &error {
             Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
             Error::Disagreement { .. }
