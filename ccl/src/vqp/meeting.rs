@@ -25,6 +25,11 @@ const HELLO: &[u8] = b"r2ccl vqp 3";
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// Between two looks whether a peer is still waited for.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
+/// How long an address may take to connect before the next one is tried.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
+/// How long one of several addresses may take to prove the key. The only one may take all the time: a peer that
+/// listens may not accept yet.
+const PROOF_LIMIT: Duration = Duration::from_secs(10);
 /// Between two attempts to reach somebody who does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// A peer that is starved for longer than a listener waits is sent away like a stranger, and tries again; one that
@@ -84,7 +89,7 @@ impl Listener {
     /// It is no address, or cannot be listened on.
     pub fn bind(address: &str, key: Key) -> Result<Self, Error> {
         let failed = |cause| Error::system(format!("listen on {address}"), cause);
-        let addresses: Vec<SocketAddr> = resolve(address)?;
+        let addresses = look_up(address).map_err(|cause| no_address(address, &cause))?;
         let inner = TcpListener::bind(&addresses[..]).map_err(failed)?;
         inner.set_nonblocking(true).map_err(failed)?;
         Ok(Self { inner, key })
@@ -155,23 +160,38 @@ impl Meeting {
     /// Dials `address`, as `host:18515`, until somebody with the key answers, for `limit` at most.
     ///
     /// # Errors
-    /// [`Error::Deadline`] names the last reason; [`Error::PeerLost`] if the peer has another key, or sends this
-    /// end away again and again.
+    /// [`Error::Deadline`] names the last reason, as that the host is not known or the peer does not accept;
+    /// [`Error::PeerLost`] if the peer has another key, or sends this end away again and again;
+    /// [`Error::InvalidArgument`] if it is no address.
     pub fn connect(address: &str, key: &Key, limit: Duration) -> Result<Self, Error> {
         let deadline = Deadline::after("connect", limit);
         let (mut reason, mut refusals) = (format!("{address} to answer"), 0);
         loop {
-            let left = deadline.left(&reason)?;
-            for candidate in resolve(address)? {
-                let stream = match TcpStream::connect_timeout(&candidate, left) {
+            let candidates = match look_up(address) {
+                Ok(candidates) => candidates,
+                Err(cause) if cause.kind() == ErrorKind::InvalidInput => {
+                    return Err(no_address(address, &cause));
+                }
+                // A host that is being started may not be known yet.
+                Err(cause) => {
+                    reason = format!("{address}: {cause}");
+                    Vec::new()
+                }
+            };
+            let patience = if candidates.len() > 1 { PROOF_LIMIT } else { Duration::MAX };
+            for candidate in candidates {
+                let left = deadline.left(&reason)?;
+                let stream = match TcpStream::connect_timeout(&candidate, left.min(ATTEMPT_LIMIT)) {
                     Ok(stream) => stream,
                     Err(cause) => {
                         reason = format!("{candidate}: {cause}");
                         continue;
                     }
                 };
-                match auth::initiate(&stream, &key.0, HELLO, deadline.until) {
+                let until = clock::now() + deadline.left(&reason)?.min(patience);
+                match auth::initiate(&stream, &key.0, HELLO, until) {
                     Ok(()) => return Self::new(stream, Side::Connecting),
+                    Err(TransportError::TimedOut(_)) => reason = format!("{candidate} to accept"),
                     Err(TransportError::Refused(cause)) if refusals < MOST_REFUSALS => {
                         refusals += 1;
                         reason = format!("{candidate}: {cause}");
@@ -179,7 +199,7 @@ impl Meeting {
                     Err(cause) => return Err(cause.into()),
                 }
             }
-            clock::sleep(RETRY_PAUSE.min(left));
+            clock::sleep(RETRY_PAUSE.min(deadline.left(&reason)?));
         }
     }
 
@@ -379,15 +399,17 @@ fn no_region() -> Error {
     gone("it does not tell where its memory is")
 }
 
-fn resolve(address: &str) -> Result<Vec<SocketAddr>, Error> {
-    let unknown = |cause: &dyn std::fmt::Display| {
-        Error::InvalidArgument(format!("{address:?} is not host:port: {cause}"))
-    };
-    let found: Vec<_> = address.to_socket_addrs().map_err(|cause| unknown(&cause))?.collect();
+/// The addresses of a host, one at least.
+fn look_up(address: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let found: Vec<_> = address.to_socket_addrs()?.collect();
     if found.is_empty() {
-        return Err(unknown(&"the host has no address"));
+        return Err(std::io::Error::new(ErrorKind::NotFound, "the host has no address"));
     }
     Ok(found)
+}
+
+fn no_address(address: &str, cause: &std::io::Error) -> Error {
+    Error::InvalidArgument(format!("{address:?} is not host:port: {cause}"))
 }
 
 fn timespec(duration: Duration) -> Timespec {
@@ -439,6 +461,16 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_listens_and_does_not_accept_is_a_deadline() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let limit = Duration::from_millis(50);
+        let silent = Meeting::connect(&address, &Key::from_passphrase(""), limit).unwrap_err();
+        assert!(matches!(silent, Error::Deadline { call: "connect", .. }), "{silent:?}");
+        assert!(silent.to_string().contains(&format!("{address} to accept")), "{silent}");
+    }
+
+    #[test]
     fn nobody_there_is_a_deadline_and_no_address_an_argument() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
@@ -446,6 +478,8 @@ mod tests {
         let key = Key::from_passphrase("");
         let nobody = Meeting::connect(&address, &key, Duration::from_millis(50));
         assert!(matches!(nobody, Err(Error::Deadline { call: "connect", .. })), "{nobody:?}");
+        let nowhere = Meeting::connect("127.0.0.1", &key, LIMIT);
+        assert!(matches!(nowhere, Err(Error::InvalidArgument(_))), "{nowhere:?}");
         let nowhere = Listener::bind("127.0.0.1", key);
         assert!(matches!(nowhere, Err(Error::InvalidArgument(_))), "{nowhere:?}");
     }
