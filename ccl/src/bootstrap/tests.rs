@@ -283,12 +283,18 @@ struct Network {
 impl Network {
     /// Carries one connection to the store of `id`.
     fn to(id: &UniqueId) -> Self {
+        Self::closing(id, 0)
+    }
+
+    /// The same, after it has closed so many.
+    fn closing(id: &UniqueId, count: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let dead = Arc::<AtomicBool>::default();
         let network = Self { port, dead: Arc::clone(&dead) };
         let store = id.places()[0];
         thread::spawn(move || {
+            (0..count).for_each(|_| drop(listener.accept().unwrap()));
             let (near, _) = listener.accept().unwrap();
             let far = TcpStream::connect(store).unwrap();
             for (mut from, mut to) in [(&near, &far), (&far, &near)]
@@ -336,6 +342,17 @@ fn formed_through_a_network() -> (Network, Vec<Control>) {
         vec![near.join().unwrap(), far.join().unwrap()]
     });
     (network, controls)
+}
+
+#[test]
+fn a_connection_that_is_closed_too_early_is_made_again() {
+    let id = new_id();
+    let control = Control::join(&Network::closing(&id, 2).view(&id), Rank(0), 1, deadline());
+    assert!(control.is_ok(), "{control:?}");
+    let id = new_id();
+    let place = SocketAddr::from(([127, 0, 0, 1], Network::closing(&id, 2).port));
+    let found = return_to(&id, Rank(0), &[place], &[place]);
+    assert!(matches!(found, Return::Connected(..)), "{found:?}");
 }
 
 fn gather_through(controls: &[Control], rounds: std::ops::Range<usize>) {
