@@ -48,6 +48,7 @@ mod split;
 mod stores;
 mod timeline;
 mod trial;
+mod visitors;
 pub mod vqp;
 
 pub use bootstrap::UniqueId;

@@ -29,6 +29,7 @@ pub mod auth;
 pub mod bell;
 pub mod biased;
 pub mod clock;
+pub mod descriptors;
 pub mod fence;
 pub mod memory;
 pub mod network;

@@ -214,6 +214,14 @@ impl Group {
         out.push(Output { to, push: Push::Failed(failure) });
     }
 
+    /// The store cannot let more ranks in, for this cause.
+    pub(super) fn starve(&mut self, cause: &str, out: &mut Vec<Output>) {
+        if self.is_gathering() {
+            let call = format!("let ranks into the store in process {}", self.host);
+            self.fail(Failure::System { call, cause: cause.to_owned() }, None, out);
+        }
+    }
+
     fn give_up(&mut self, seconds: f64, out: &mut Vec<Output>) {
         if !self.is_gathering() {
             return;

@@ -270,6 +270,7 @@ pub(super) enum Failure {
     Usage(String),
     Lost { rank: u32, reason: String },
     Deadline { call: String, seconds: f64, waiting: String },
+    System { call: String, cause: String },
 }
 
 impl From<Failure> for Error {
@@ -280,6 +281,7 @@ impl From<Failure> for Error {
             Failure::Deadline { call, seconds, waiting } => {
                 Self::Deadline { call, seconds, waiting }
             }
+            Failure::System { call, cause } => Self::System { call, cause },
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! group      what the store decides: a pure machine, requests in, pushes out
-//! server     its thread: sockets, poll(2), back-pressure
+//! server     its thread: sockets, poll(2), back-pressure; newcomers, who is not known to be a rank
 //! session    a conversation that survives its connections
 //! control    a rank's end; watcher, its thread; heard, what that thread leaves for the others
 //! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher
@@ -25,6 +25,7 @@ mod control;
 mod group;
 mod heard;
 mod message;
+mod newcomers;
 mod private_file;
 mod rendezvous;
 mod server;

@@ -1,54 +1,36 @@
 //! The thread of the store: it moves frames between sockets and the [`Group`].
 //!
 //! One thread serves all ranks with poll(2) and never waits for any of them: what a rank does not read is
-//! queued, up to a limit. Only the proof of the key, which goes back and forth, has a short-lived thread
-//! for each newcomer, so that strangers who say nothing delay nobody.
+//! queued, up to a limit. Who is no rank yet is left to the [`Newcomers`].
 //!
 //! A rank speaks over one connection at a time and may replace it. A connection that the rank's kernel
 //! closes is the end of the rank; one that the network breaks is not, before [`PATIENCE`] is over.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::Error;
-use ccl_transport::auth::{self, JobKey};
 use ccl_transport::clock;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
 use super::group::{Group, Output, Peer};
-use super::message::{
-    self, Envelope, Hello, MAX_PUSH_BYTES, MAX_REQUEST_BYTES, Process, Push, Session,
-};
+use super::message::{self, Envelope, MAX_PUSH_BYTES, MAX_REQUEST_BYTES, Process, Push, Session};
+use super::newcomers::{Admission, Newcomers};
 use super::session::Ended;
 use crate::hosts::{HostIdentity, host_name};
 
-/// How long a newcomer may take to prove that it knows the key.
-const PROOF_TIME: Duration = Duration::from_secs(30);
-/// Newcomers that prove it at the same time; the others wait in the kernel's queue.
-const MAX_NEWCOMERS: usize = 256;
 /// How long a store whose group failed tells so to ranks that come late.
 const LINGER: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
-/// Pause after the kernel had no descriptor for a newcomer.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 /// Most bytes kept for a rank that does not confirm them.
 const MAX_QUEUED_BYTES: usize = 2 * MAX_PUSH_BYTES;
 /// How often the store shows that it lives.
 pub(super) const BEAT: Duration = Duration::from_secs(1);
 /// How long the network may keep a rank and the store apart before each counts as lost to the other.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-
-/// Who is let in.
-pub(super) struct Admission {
-    pub(super) key: JobKey,
-    pub(super) communicator: u64,
-}
 
 /// Where ranks come in.
 pub(super) struct Doors {
@@ -83,19 +65,11 @@ pub(super) fn start(
     Ok(())
 }
 
-/// A connection whose other end proved the key, or why it did not.
-type Newcomer = Result<(TcpStream, Hello), String>;
-
 struct Server {
     listener: TcpListener,
     returns: Option<TcpListener>,
-    admission: Arc<Admission>,
+    newcomers: Newcomers,
     settled: Option<Box<dyn FnOnce() + Send>>,
-    wake: Arc<OwnedFd>,
-    sender: Sender<Newcomer>,
-    newcomers: Receiver<Newcomer>,
-    proving: usize,
-    refused: u64,
     next_peer: u64,
     connections: BTreeMap<Peer, Connection>,
     group: Group,
@@ -104,8 +78,7 @@ struct Server {
 
 /// What poll(2) said.
 struct Ready {
-    wake: bool,
-    listener: bool,
+    newcomers: bool,
     connections: Vec<(Peer, PollFlags)>,
 }
 
@@ -119,19 +92,11 @@ impl Server {
         for door in [Some(&listener), returns.as_ref()].into_iter().flatten() {
             door.set_nonblocking(true).map_err(|cause| Error::system("set O_NONBLOCK", cause))?;
         }
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|cause| Error::system("eventfd", cause))?;
-        let (sender, newcomers) = channel();
         Ok(Self {
             listener,
             returns,
-            admission: Arc::new(admission),
+            newcomers: Newcomers::new(admission)?,
             settled: Some(settled),
-            wake: Arc::new(wake),
-            sender,
-            newcomers,
-            proving: 0,
-            refused: 0,
             next_peer: 0,
             connections: BTreeMap::new(),
             group: Group::new(this_process(), places),
@@ -149,11 +114,8 @@ impl Server {
                     return;
                 }
             };
-            if ready.wake {
-                self.take_newcomers();
-            }
-            if ready.listener {
-                self.accept();
+            if ready.newcomers {
+                self.receive(clock::now());
             }
             for (peer, flags) in ready.connections {
                 self.serve(peer, flags);
@@ -161,6 +123,8 @@ impl Server {
             let now = clock::now();
             if now >= self.beat_at {
                 self.beat_at = now + BEAT;
+                // Nothing tells that a stranger has been silent for too long.
+                self.receive(now);
                 self.beat(now);
             }
         }
@@ -172,9 +136,7 @@ impl Server {
 
     /// Sleeps until there is something to do; `None` if nothing will come any more.
     fn wait(&self) -> rustix::io::Result<Option<Ready>> {
-        let listens = self.proving < MAX_NEWCOMERS;
-        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
-        fds.extend(listens.then(|| PollFd::new(&self.listener, PollFlags::IN)));
+        let mut fds = self.newcomers.polled(&self.listener, clock::now());
         let first = fds.len();
         let mut peers = Vec::with_capacity(self.connections.len());
         for (peer, connection) in &self.connections {
@@ -185,85 +147,38 @@ impl Server {
         }
         let idle = self.connections.is_empty();
         let lingers = idle && !self.group.is_gathering();
+        let pause_ends = self.newcomers.pause_ends();
+        let alarm = [(!idle).then_some(self.beat_at), pause_ends].into_iter().flatten().min();
         loop {
-            let until_beat = self.beat_at.saturating_duration_since(clock::now());
-            let limit = match (idle, lingers) {
-                (true, true) => Some(LINGER),
-                (true, false) => None,
-                (false, _) => Some(timespec(until_beat)),
-            };
+            let until = |at: Instant| timespec(at.saturating_duration_since(clock::now()));
+            let limit = alarm.map(until).or(lingers.then_some(LINGER));
             match poll(&mut fds, limit.as_ref()) {
-                Ok(0) if lingers => return Ok(None),
+                Ok(0) if alarm.is_none() => return Ok(None),
                 Ok(_) => break,
                 Err(rustix::io::Errno::INTR) => {}
                 Err(cause) => return Err(cause),
             }
         }
+        let has_come = fds[..first].iter().any(|fd| !fd.revents().is_empty());
         let flags = fds[first..].iter().map(PollFd::revents);
         Ok(Some(Ready {
-            wake: !fds[0].revents().is_empty(),
-            listener: listens && !fds[1].revents().is_empty(),
+            newcomers: has_come || pause_ends.is_some(),
             connections: peers.into_iter().zip(flags).collect(),
         }))
     }
 
-    fn accept(&mut self) {
-        while self.proving < MAX_NEWCOMERS {
-            match self.listener.accept() {
-                Ok((stream, _)) => self.prove(stream),
-                Err(cause) if cause.kind() == ErrorKind::WouldBlock => return,
-                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) => {
-                    tracing::warn!(%cause, "the store cannot accept a connection");
-                    return clock::sleep(ACCEPT_PAUSE);
-                }
-            }
+    /// Takes who has proved the key. A group that cannot become complete fails.
+    fn receive(&mut self, now: Instant) {
+        for (stream, hello) in self.newcomers.receive(&self.listener, now) {
+            let peer = Peer(self.next_peer);
+            self.next_peer += 1;
+            self.connections.insert(peer, Connection::new(stream, hello.rank));
         }
-    }
-
-    /// Lets a newcomer prove the key, in a thread of its own.
-    fn prove(&mut self, stream: TcpStream) {
-        let (admission, sender, wake) =
-            (Arc::clone(&self.admission), self.sender.clone(), Arc::clone(&self.wake));
-        let proof = move || {
-            // The store may have ended meanwhile; then nobody waits for the newcomer.
-            let _ = sender.send(admit(stream, &admission));
-            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
-        };
-        match thread::Builder::new().name("r2ccl-accept".to_owned()).spawn(proof) {
-            Ok(_) => self.proving += 1,
-            Err(cause) => tracing::warn!(%cause, "the store cannot start a thread for a newcomer"),
+        let mut out = Vec::new();
+        if let Some(cause) = self.newcomers.shortage(now) {
+            self.group.starve(cause, &mut out);
         }
-    }
-
-    fn take_newcomers(&mut self) {
-        let mut count = [0; 8];
-        // Nothing to read means that an earlier turn took the count; the queue says what there is.
-        let _ = rustix::io::read(&*self.wake, &mut count);
-        while let Ok(newcomer) = self.newcomers.try_recv() {
-            self.proving -= 1;
-            match newcomer {
-                Ok((stream, hello)) => {
-                    let peer = Peer(self.next_peer);
-                    self.next_peer += 1;
-                    self.connections.insert(peer, Connection::new(stream, hello.rank));
-                }
-                Err(reason) => self.log_refusal(&reason),
-            }
-        }
-    }
-
-    /// A port scanner must not fill the log.
-    fn log_refusal(&mut self, reason: &str) {
-        self.refused += 1;
-        if self.refused == 1 {
-            tracing::warn!(
-                reason,
-                "the store refused a connection; further ones are logged as debug"
-            );
-        } else {
-            tracing::debug!(reason, count = self.refused, "the store refused a connection");
-        }
+        self.send(out);
     }
 
     fn serve(&mut self, peer: Peer, flags: PollFlags) {
@@ -442,29 +357,6 @@ impl Server {
             self.drop_connection(peer, &reason);
         }
     }
-}
-
-/// Makes a newcomer prove the key and say who it is.
-fn admit(stream: TcpStream, admission: &Admission) -> Newcomer {
-    let address = stream.peer_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string());
-    let name = |reason: String| format!("{address}: {reason}");
-    let hello = auth::accept(&stream, &admission.key, clock::now() + PROOF_TIME)
-        .map_err(|cause| name(cause.to_string()))?;
-    let hello: Hello = message::decode(&hello).map_err(name)?;
-    if hello.communicator != admission.communicator {
-        return Err(name(format!("it belongs to communicator {:016x}", hello.communicator)));
-    }
-    prepare(&stream).map_err(|cause| name(cause.to_string()))?;
-    Ok((stream, hello))
-}
-
-/// What the peer's kernel does not acknowledge ends the connection after [`PATIENCE`]. A process that
-/// is stopped is not lost that way: its kernel acknowledges.
-fn prepare(stream: &TcpStream) -> std::io::Result<()> {
-    let socket = socket2::SockRef::from(stream);
-    socket.set_tcp_user_timeout(Some(PATIENCE))?;
-    socket.set_tcp_nodelay(true)?;
-    stream.set_nonblocking(true)
 }
 
 fn timespec(duration: Duration) -> Timespec {

@@ -11,7 +11,8 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::server::{self, Admission, Doors};
+use super::newcomers::Admission;
+use super::server::{self, Doors};
 use crate::hosts::{self, HostIdentity, reach};
 
 /// Size of a [`UniqueId`] outside this process.

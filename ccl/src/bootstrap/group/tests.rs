@@ -152,3 +152,16 @@ fn breaches_of_the_protocol_are_errors() {
     assert!(say(0, gather()).is_ok());
     assert!(say(0, gather()).is_err());
 }
+
+#[test]
+fn a_store_that_has_no_room_fails_who_waits() {
+    let join = |rank| Request::Join { size: 3, process: process(rank) };
+    let mut starved = Group::new(process(9), Vec::new());
+    say(&mut starved, 1, join(1));
+    let mut out = Vec::new();
+    starved.starve("too many", &mut out);
+    starved.starve("too many", &mut out);
+    let call = "let ranks into the store in process 9@h".to_owned();
+    let failure = Failure::System { call, cause: "too many".into() };
+    assert_eq!(out, [Output { to: peers(&[1]), push: Push::Failed(failure) }]);
+}

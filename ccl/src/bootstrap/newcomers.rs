@@ -1,0 +1,284 @@
+//! Who has connected to the store, until it is known whether it is a rank.
+//!
+//! Whoever speaks proves the key, which goes back and forth, in a short-lived thread of its own. Whoever says nothing has
+//! none, and makes room for others. So strangers delay nobody.
+
+use std::io::{self, ErrorKind};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ccl_core::Error;
+use ccl_transport::auth::{self, JobKey};
+use ccl_transport::{clock, descriptors};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+
+use super::message::{self, Hello};
+use super::server::PATIENCE;
+use crate::visitors::Visitors;
+
+/// How long a newcomer may take to speak, and then to prove that it knows the key.
+const PROOF_TIME: Duration = Duration::from_secs(30);
+/// Newcomers that prove it at the same time; the others wait.
+const MAX_PROVING: usize = 256;
+/// Newcomers that have said nothing yet; one more replaces the oldest.
+const MAX_SILENT: usize = 256;
+/// Pause after the kernel had no descriptor or no thread for a newcomer.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
+/// How long that may last before it counts as a failure.
+const SHORTAGE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Who is let in.
+pub(super) struct Admission {
+    pub(super) key: JobKey,
+    pub(super) communicator: u64,
+}
+
+/// A connection whose other end proved the key, or why it did not.
+type Newcomer = Result<(TcpStream, Hello), String>;
+
+/// What the kernel refused, and why.
+type Lack = (&'static str, io::Error);
+
+/// The kernel has no descriptor or no thread for newcomers.
+#[derive(Debug)]
+struct Shortage {
+    since: Instant,
+    until: Instant,
+    cause: String,
+}
+
+pub(super) struct Newcomers {
+    admission: Arc<Admission>,
+    silent: Visitors<()>,
+    proving: usize,
+    wake: Arc<OwnedFd>,
+    sender: Sender<Newcomer>,
+    proved: Receiver<Newcomer>,
+    refused: u64,
+    shortage: Option<Shortage>,
+}
+
+impl Newcomers {
+    pub(super) fn new(admission: Admission) -> Result<Self, Error> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|cause| Error::system("eventfd", cause))?;
+        let (sender, proved) = channel();
+        Ok(Self {
+            admission: Arc::new(admission),
+            silent: Visitors::new(MAX_SILENT, PROOF_TIME),
+            proving: 0,
+            wake: Arc::new(wake),
+            sender,
+            proved,
+            refused: 0,
+            shortage: None,
+        })
+    }
+
+    /// What is readable when there is something to do here.
+    pub(super) fn polled<'a>(&'a self, door: &'a TcpListener, now: Instant) -> Vec<PollFd<'a>> {
+        let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
+        if self.has_room(now) {
+            fds.push(PollFd::new(door, PollFlags::IN));
+            fds.extend(self.silent.polled());
+        }
+        fds
+    }
+
+    /// When a shortage is worth another look.
+    pub(super) fn pause_ends(&self) -> Option<Instant> {
+        self.shortage.as_ref().map(|shortage| shortage.until)
+    }
+
+    /// What the kernel lacks, if that has lasted for too long.
+    pub(super) fn shortage(&self, now: Instant) -> Option<&str> {
+        let shortage = self.shortage.as_ref()?;
+        (now.saturating_duration_since(shortage.since) > SHORTAGE_LIMIT)
+            .then_some(shortage.cause.as_str())
+    }
+
+    /// Lets in who is at the door, and returns who has proved the key.
+    pub(super) fn receive(&mut self, door: &TcpListener, now: Instant) -> Vec<(TcpStream, Hello)> {
+        if self.has_room(now) {
+            match self.accept(door, now).and_then(|()| self.attend(now)) {
+                Ok(()) => self.shortage = None,
+                Err((call, cause)) => self.lack(call, &cause, now),
+            }
+        }
+        let mut count = [0; 8];
+        // Nothing to read means that an earlier turn took the count; the queue says what there is.
+        let _ = rustix::io::read(&*self.wake, &mut count);
+        let mut admitted = Vec::new();
+        while let Ok(newcomer) = self.proved.try_recv() {
+            self.proving -= 1;
+            match newcomer {
+                Ok(newcomer) => admitted.push(newcomer),
+                Err(reason) => self.log_refusal(&reason),
+            }
+        }
+        admitted
+    }
+
+    fn has_room(&self, now: Instant) -> bool {
+        self.proving < MAX_PROVING && self.pause_ends().is_none_or(|until| now >= until)
+    }
+
+    fn accept(&mut self, door: &TcpListener, now: Instant) -> Result<(), Lack> {
+        for _ in 0..MAX_SILENT {
+            match door.accept() {
+                Ok((stream, _)) => self.silent.add(stream, (), now),
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
+                Err(cause) => return Err(("accept a connection", cause)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Turns to those who have spoken.
+    fn attend(&mut self, now: Instant) -> Result<(), Lack> {
+        while self.proving < MAX_PROVING
+            && let Some((stream, ())) = self.silent.next_speaker(now)
+        {
+            self.prove(stream, now)?;
+        }
+        Ok(())
+    }
+
+    /// Lets a newcomer prove the key. Without a thread it waits: the end of its connection would look like a verdict.
+    fn prove(&mut self, stream: TcpStream, now: Instant) -> Result<(), Lack> {
+        let (admission, sender, wake) =
+            (Arc::clone(&self.admission), self.sender.clone(), Arc::clone(&self.wake));
+        let (hand, handed) = channel();
+        let proof = move || {
+            let Ok(stream) = handed.recv() else { return };
+            // The store may have ended meanwhile; then nobody waits for the newcomer.
+            let _ = sender.send(admit(stream, &admission));
+            let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+        };
+        match thread::Builder::new().name("r2ccl-accept".to_owned()).spawn(proof) {
+            Ok(_) => {
+                self.proving += 1;
+                // The thread waits for it.
+                let _ = hand.send(stream);
+                Ok(())
+            }
+            Err(cause) => {
+                self.silent.put_back(stream, (), now);
+                Err(("start a thread for a newcomer", cause))
+            }
+        }
+    }
+
+    /// The kernel refuses what newcomers need. It may be better soon.
+    fn lack(&mut self, call: &'static str, cause: &io::Error, now: Instant) {
+        let until = now + SHORTAGE_PAUSE;
+        if let Some(shortage) = &mut self.shortage {
+            shortage.until = until;
+            return;
+        }
+        tracing::warn!(%cause, call, "the store cannot let ranks in; it tries again");
+        let remedy = if descriptors::are_short(cause) {
+            "; raise `ulimit -n` where the store is, mostly for rank 0: it needs one for each rank"
+        } else {
+            ""
+        };
+        let cause = format!("{call}: {cause}{remedy}");
+        self.shortage = Some(Shortage { since: now, until, cause });
+    }
+
+    /// A port scanner must not fill the log.
+    fn log_refusal(&mut self, reason: &str) {
+        self.refused += 1;
+        if self.refused == 1 {
+            tracing::warn!(
+                reason,
+                "the store refused a connection; further ones are logged as debug"
+            );
+        } else {
+            tracing::debug!(reason, count = self.refused, "the store refused a connection");
+        }
+    }
+}
+
+/// Makes a newcomer prove the key and say who it is.
+fn admit(stream: TcpStream, admission: &Admission) -> Newcomer {
+    let address = stream.peer_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string());
+    let name = |reason: String| format!("{address}: {reason}");
+    let hello = auth::accept(&stream, &admission.key, clock::now() + PROOF_TIME)
+        .map_err(|cause| name(cause.to_string()))?;
+    let hello: Hello = message::decode(&hello).map_err(name)?;
+    if hello.communicator != admission.communicator {
+        return Err(name(format!("it belongs to communicator {:016x}", hello.communicator)));
+    }
+    prepare(&stream).map_err(|cause| name(cause.to_string()))?;
+    Ok((stream, hello))
+}
+
+/// What the peer's kernel does not acknowledge ends the connection after [`PATIENCE`]. A process that
+/// is stopped is not lost that way: its kernel acknowledges.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    let socket = socket2::SockRef::from(stream);
+    socket.set_tcp_user_timeout(Some(PATIENCE))?;
+    socket.set_tcp_nodelay(true)?;
+    stream.set_nonblocking(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shortage_is_a_failure_when_it_lasts_and_none_once_it_is_over() {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        door.set_nonblocking(true).unwrap();
+        let admission = Admission { key: JobKey::from_bytes([0; 32]), communicator: 0 };
+        let mut newcomers = Newcomers::new(admission).unwrap();
+        let start = clock::now();
+        let late = start + SHORTAGE_LIMIT + SHORTAGE_PAUSE;
+        for now in [start, start + SHORTAGE_LIMIT, late] {
+            newcomers.lack("accept", &rustix::io::Errno::MFILE.into(), now);
+            assert!(!newcomers.has_room(now) && newcomers.has_room(now + SHORTAGE_PAUSE));
+        }
+        assert!(newcomers.shortage(start + SHORTAGE_LIMIT).is_none());
+        let cause = newcomers.shortage(late).unwrap();
+        assert!(cause.contains("ulimit -n"), "{cause}");
+        newcomers.receive(&door, late + SHORTAGE_PAUSE);
+        assert!(newcomers.shortage(late + 2 * SHORTAGE_LIMIT).is_none());
+    }
+
+    /// They take all the room there is, and a rank comes in all the same.
+    #[test]
+    fn strangers_who_say_nothing_keep_nobody_out() {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        door.set_nonblocking(true).unwrap();
+        let key = JobKey::from_bytes([0; 32]);
+        let admission = Admission { key: key.clone(), communicator: 7 };
+        let mut newcomers = Newcomers::new(admission).unwrap();
+        let address = door.local_addr().unwrap();
+        let mut strangers = Vec::new();
+        let mut admitted = Vec::new();
+        for _ in 0..MAX_SILENT + MAX_PROVING {
+            strangers.push(TcpStream::connect(address).unwrap());
+            admitted.extend(newcomers.receive(&door, clock::now()));
+        }
+        let hello = message::encode(&Hello { communicator: 7, rank: 3 }).unwrap();
+        let deadline = clock::now() + Duration::from_secs(20);
+        let rank = thread::spawn(move || {
+            let stream = TcpStream::connect(address).unwrap();
+            auth::initiate(&stream, &key, &hello[message::LENGTH_BYTES..], deadline)
+        });
+        while admitted.is_empty() && clock::now() < deadline {
+            clock::sleep(Duration::from_millis(1));
+            admitted.extend(newcomers.receive(&door, clock::now()));
+        }
+        assert_eq!(rank.join().unwrap(), Ok(()));
+        assert_eq!(admitted.len(), 1);
+        assert_eq!(admitted[0].1.rank, 3);
+    }
+}
