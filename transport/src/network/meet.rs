@@ -6,6 +6,7 @@
 //! per accepted connection authenticates it, and all of them end with the meeting.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::medium::Medium;
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
-use crate::{TransportError, clock};
+use crate::{TransportError, clock, descriptors};
 
 /// How long a stranger may take to say that it is none.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -29,6 +30,8 @@ const MAX_HANDSHAKES: usize = 64;
 /// Refusals by a peer before this end believes it: a peer that is overloaded may also have given up
 /// an attempt.
 const MAX_REFUSALS: u32 = 3;
+/// Connections for which the descriptors that programs have at first, 1024, may not do.
+const MANY: usize = 256;
 /// How long to wait before a connection is attempted again.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for somebody to connect before looking at the clock.
@@ -118,6 +121,8 @@ struct Progress {
     seated: BTreeMap<Seat, TcpStream>,
     /// Why a connection is not there yet.
     reasons: BTreeMap<Seat, String>,
+    /// Why nobody can be accepted.
+    closed: Option<String>,
     /// What makes waiting pointless.
     failure: Option<TransportError>,
     /// Connections being authenticated, to end them when the meeting is over.
@@ -150,6 +155,9 @@ impl<'a> Meeting<'a> {
         self,
         listeners: &[TcpListener],
     ) -> Result<BTreeMap<Seat, TcpStream>, TransportError> {
+        if self.expected() >= MANY {
+            descriptors::raise_limit();
+        }
         std::thread::scope(|scope| {
             for peer in self.peers.iter().filter(|peer| peer.dials) {
                 scope.spawn(|| self.dial(peer));
@@ -164,10 +172,13 @@ impl<'a> Meeting<'a> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn expected(&self) -> usize {
+        self.peers.iter().map(|peer| peer.connections.len()).sum()
+    }
+
     fn is_complete(&self) -> bool {
-        let expected: usize = self.peers.iter().map(|peer| peer.connections.len()).sum();
         let progress = self.progress();
-        progress.failure.is_some() || progress.seated.len() == expected
+        progress.failure.is_some() || progress.seated.len() == self.expected()
     }
 
     /// Connects to a peer over every rail, one after the other.
@@ -241,12 +252,26 @@ impl<'a> Meeting<'a> {
                     clock::sleep(RETRY_PAUSE);
                     break;
                 }
-                if let Ok((stream, from)) = listener.accept() {
-                    let rails = listeners.len();
-                    scope.spawn(move || self.welcome(stream, from, (rail, rails)));
+                match listener.accept() {
+                    Ok((stream, from)) => {
+                        self.progress().closed = None;
+                        let rails = listeners.len();
+                        scope.spawn(move || self.welcome(stream, from, (rail, rails)));
+                    }
+                    Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
+                    Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
+                    Err(cause) => self.close(&cause),
                 }
             }
         }
+    }
+
+    /// Accepts nobody for a while. Who waits at the door would wake this thread at once.
+    fn close(&self, cause: &std::io::Error) {
+        let remedy = if descriptors::are_short(cause) { "; raise `ulimit -n`" } else { "" };
+        let reason = format!("rank {} cannot accept it: {cause}{remedy}", self.me);
+        self.progress().closed = Some(reason);
+        clock::sleep(RETRY_PAUSE);
     }
 
     /// Authenticates whoever has connected to one of the rails.
@@ -323,7 +348,8 @@ impl<'a> Meeting<'a> {
                 seats.filter(|seat| !progress.seated.contains_key(seat)).collect();
             if let Some(first) = absent.first() {
                 let rails: Vec<usize> = absent.iter().map(|seat| seat.1).collect();
-                let reason = progress.reasons.get(first).map_or("it did not come", String::as_str);
+                let reason = progress.reasons.get(first).or(progress.closed.as_ref());
+                let reason = reason.map_or("it did not come", String::as_str);
                 missing.push(format!("rank {} rails {rails:?} ({reason})", peer.rank));
             }
         }
@@ -382,5 +408,24 @@ mod tests {
         let mut strange = hello.encode();
         strange[24] = 9;
         assert_eq!(Hello::decode(&strange), None, "a medium that there is not");
+    }
+
+    #[test]
+    fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
+        let here: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let contact = Contact {
+            binding: Binding { address: here.ip(), interface: None },
+            address: here,
+            medium: Medium::Tcp,
+        };
+        let connections = vec![contact];
+        let peers = [PeerPlan { rank: Rank(1), dials: false, peer_rails: 1, connections }];
+        let key = JobKey::from_passphrase("a test");
+        let deadline = clock::now() + 3 * RETRY_PAUSE;
+        // A socket that does not listen is readable and accepts nobody.
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let meeting = Meeting::new(Rank(0), 7, &key, &peers, deadline);
+        let error = meeting.hold(&[socket.unwrap().into()]).unwrap_err();
+        assert!(error.to_string().contains("rank 0 cannot accept it"), "{error}");
     }
 }
