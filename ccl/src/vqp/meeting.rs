@@ -6,6 +6,7 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use ccl_core::settings::Settings;
@@ -15,14 +16,18 @@ use ccl_transport::{TransportError, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Error;
+use crate::driver::lock;
+use crate::visitors::Visitors;
 
 /// The longest message of an exchange, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// Whoever connects to a listener says this first.
 const HELLO: &[u8] = b"r2ccl vqp 3";
-/// How long a stranger may take to say that it is none.
+/// How long a stranger may take to say something, and then to say that it is none.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
+/// Strangers who have said nothing yet; one more replaces the oldest.
+const MAX_VISITORS: usize = 64;
 /// Between two looks whether a peer is still waited for.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// How long an address may take to connect before the next one is tried.
@@ -80,6 +85,8 @@ pub enum Side {
 pub struct Listener {
     inner: TcpListener,
     key: Key,
+    /// Between two calls that accept.
+    visitors: Mutex<Visitors<SocketAddr>>,
 }
 
 impl Listener {
@@ -92,7 +99,8 @@ impl Listener {
         let addresses = look_up(address).map_err(|cause| no_address(address, &cause))?;
         let inner = TcpListener::bind(&addresses[..]).map_err(failed)?;
         inner.set_nonblocking(true).map_err(failed)?;
-        Ok(Self { inner, key })
+        let visitors = Mutex::new(Visitors::new(MAX_VISITORS, GREETING_LIMIT));
+        Ok(Self { inner, key, visitors })
     }
 
     /// Where it listens.
@@ -103,7 +111,7 @@ impl Listener {
         self.inner.local_addr().map_err(|cause| Error::system("ask for an own address", cause))
     }
 
-    /// Waits for the next peer, for `limit` at most. Strangers are sent away.
+    /// Waits for the next peer, for `limit` at most. Strangers are sent away; those who say nothing delay nobody.
     ///
     /// # Errors
     /// [`Error::Deadline`], or the system refuses.
@@ -118,26 +126,51 @@ impl Listener {
         is_over: &dyn Fn() -> bool,
     ) -> Result<Meeting, Error> {
         let deadline = Deadline::after("accept", limit);
+        let mut visitors = Visitors::new(MAX_VISITORS, GREETING_LIMIT);
+        let accepted = self.accept_among(&mut visitors, &deadline, is_over);
+        lock(&self.visitors).append(&mut visitors);
+        accepted
+    }
+
+    /// The same, with the visitors of this thread: others may accept peers at the same time.
+    fn accept_among(
+        &self,
+        visitors: &mut Visitors<SocketAddr>,
+        deadline: &Deadline,
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Meeting, Error> {
         while !is_over() {
             let left = deadline.left("a peer to connect")?;
-            match self.inner.accept() {
+            visitors.append(&mut lock(&self.visitors));
+            let has_come = match self.inner.accept() {
                 Ok((stream, address)) => {
-                    let until = clock::now() + GREETING_LIMIT.min(left);
-                    match greet(&stream, &self.key, until) {
-                        Ok(()) => return Meeting::new(stream, Side::Accepting),
-                        Err(reason) => tracing::warn!(%address, %reason, "not a peer"),
-                    }
+                    visitors.add(stream, address, clock::now());
+                    true
                 }
-                Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
-                    let readable = PollFd::new(&self.inner, PollFlags::IN);
-                    // A poll that is interrupted is repeated.
-                    let _ = poll(&mut [readable], Some(&timespec(left.min(LOOK_PAUSE))));
-                }
-                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) if cause.kind() == ErrorKind::WouldBlock => false,
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => true,
                 Err(cause) => return Err(Error::system("accept a peer", cause)),
+            };
+            let Some((stream, address)) = visitors.next_speaker(clock::now()) else {
+                if !has_come {
+                    self.await_visit(visitors, left.min(LOOK_PAUSE));
+                }
+                continue;
+            };
+            match greet(&stream, &self.key, clock::now() + GREETING_LIMIT.min(left)) {
+                Ok(()) => return Meeting::new(stream, Side::Accepting),
+                Err(reason) => tracing::warn!(%address, %reason, "not a peer"),
             }
         }
         Err(gone("nobody waits for it any more"))
+    }
+
+    /// Waits until somebody connects, or speaks.
+    fn await_visit(&self, visitors: &Visitors<SocketAddr>, limit: Duration) {
+        let mut polled = vec![PollFd::new(&self.inner, PollFlags::IN)];
+        polled.extend(visitors.polled());
+        // A poll that is interrupted is repeated.
+        let _ = poll(&mut polled, Some(&timespec(limit)));
     }
 }
 
@@ -412,75 +445,10 @@ fn no_address(address: &str, cause: &std::io::Error) -> Error {
     Error::InvalidArgument(format!("{address:?} is not host:port: {cause}"))
 }
 
-fn timespec(duration: Duration) -> Timespec {
+pub(super) fn timespec(duration: Duration) -> Timespec {
     let tv_sec = i64::try_from(duration.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::thread;
-
-    use super::*;
-
-    const LIMIT: Duration = Duration::from_secs(30);
-
-    fn meet(near: &str, far: &str) -> (Result<Meeting, Error>, Result<Meeting, Error>) {
-        let listener = Listener::bind("127.0.0.1:0", Key::from_passphrase(near)).unwrap();
-        let address = listener.address().unwrap().to_string();
-        let key = Key::from_passphrase(far);
-        let dialling = thread::spawn(move || Meeting::connect(&address, &key, LIMIT));
-        let patience = if near == far { LIMIT } else { Duration::from_millis(200) };
-        let accepted = listener.accept(patience);
-        (accepted, dialling.join().unwrap())
-    }
-
-    #[test]
-    fn both_ends_hear_each_other() {
-        let (near, far) = meet("secret", "secret");
-        let (mut near, mut far) = (near.unwrap(), far.unwrap());
-        assert_eq!((near.side(), far.side()), (Side::Accepting, Side::Connecting));
-        let large = vec![7; MAX_MESSAGE_BYTES];
-        let expected = large.clone();
-        let answers = thread::spawn(move || {
-            (far.exchange(b"", LIMIT).unwrap(), far.exchange(&large, LIMIT).unwrap())
-        });
-        assert_eq!(near.exchange(b"one", LIMIT).unwrap(), b"");
-        assert_eq!(near.exchange(&expected, LIMIT).unwrap(), expected);
-        assert_eq!(answers.join().unwrap(), (b"one".to_vec(), expected));
-        assert!(matches!(near.exchange(b"", LIMIT), Err(Error::PeerLost(_))));
-        let long = vec![0; MAX_MESSAGE_BYTES + 1];
-        assert!(matches!(near.exchange(&long, LIMIT), Err(Error::InvalidArgument(_))));
-    }
-
-    #[test]
-    fn a_stranger_is_sent_away() {
-        let (near, far) = meet("secret", "guess");
-        assert!(matches!(near, Err(Error::Deadline { call: "accept", .. })), "{near:?}");
-        assert!(matches!(far, Err(Error::PeerLost(_))), "{far:?}");
-    }
-
-    #[test]
-    fn a_peer_that_listens_and_does_not_accept_is_a_deadline() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        let limit = Duration::from_millis(50);
-        let silent = Meeting::connect(&address, &Key::from_passphrase(""), limit).unwrap_err();
-        assert!(matches!(silent, Error::Deadline { call: "connect", .. }), "{silent:?}");
-        assert!(silent.to_string().contains(&format!("{address} to accept")), "{silent}");
-    }
-
-    #[test]
-    fn nobody_there_is_a_deadline_and_no_address_an_argument() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap().to_string();
-        drop(listener);
-        let key = Key::from_passphrase("");
-        let nobody = Meeting::connect(&address, &key, Duration::from_millis(50));
-        assert!(matches!(nobody, Err(Error::Deadline { call: "connect", .. })), "{nobody:?}");
-        let nowhere = Meeting::connect("127.0.0.1", &key, LIMIT);
-        assert!(matches!(nowhere, Err(Error::InvalidArgument(_))), "{nowhere:?}");
-        let nowhere = Listener::bind("127.0.0.1", key);
-        assert!(matches!(nowhere, Err(Error::InvalidArgument(_))), "{nowhere:?}");
-    }
-}
+mod tests;

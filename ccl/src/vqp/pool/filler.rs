@@ -1,8 +1,8 @@
 //! Makes the connections of a pool, in the background.
 //!
 //! The end that dials has a thread for each rail, which sleeps while nothing is missing: so a rail that does not work
-//! keeps no other one waiting. The end that accepts has one thread, which sleeps until somebody connects. A connection
-//! begins with the proof of the key, the name of the pool, and what it is for.
+//! keeps no other one waiting. The end that accepts has one thread, which sleeps until somebody connects and speaks. A
+//! connection begins with the proof of the key, the name of the pool, and what it is for.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
@@ -12,14 +12,18 @@ use std::time::Duration;
 use ccl_transport::nics::Listeners;
 use ccl_transport::verbs::soft::socket;
 use ccl_transport::{TransportError, auth, clock};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::super::Error;
 use super::super::domain::Wiring;
+use super::super::meeting::timespec;
 use super::stock::{Purpose, Stock};
+use crate::visitors::Visitors;
 
 /// How long one connection may take.
 const LIMIT: Duration = Duration::from_secs(1);
+/// Strangers who have said nothing yet; one more replaces the oldest.
+const MAX_VISITORS: usize = 64;
 /// From one attempt that has failed to the next; then twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = LIMIT;
@@ -129,16 +133,16 @@ fn purpose(pool: &str, heard: &[u8]) -> Option<Purpose> {
 /// Accepts what the peer dials, until the other end of `end` is closed. Where a NIC is put in again, it is listened to
 /// anew.
 fn welcome(stock: &Stock, listeners: &mut Listeners, end: &UnixStream) {
+    let mut visitors = Visitors::new(MAX_VISITORS, LIMIT);
     loop {
         let mut polled = vec![PollFd::new(end, PollFlags::IN)];
         let announcements = listeners.announcements();
         polled.extend(announcements.map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
         let all = listeners.all().iter();
         polled.extend(all.map(|listener| PollFd::new(listener, PollFlags::IN)));
-        let pause = listeners.longest_sleep().map(|pause| Timespec {
-            tv_sec: pause.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: i64::from(pause.subsec_nanos()),
-        });
+        polled.extend(visitors.polled());
+        let silence = visitors.deadline().map(|at| at.saturating_duration_since(clock::now()));
+        let pause = listeners.longest_sleep().into_iter().chain(silence).min().map(timespec);
         // A poll that is interrupted is repeated.
         let _ = poll(&mut polled, pause.as_ref());
         if !polled[0].revents().is_empty() {
@@ -146,17 +150,20 @@ fn welcome(stock: &Stock, listeners: &mut Listeners, end: &UnixStream) {
         }
         listeners.follow();
         for (index, listener) in listeners.all().iter().enumerate() {
-            accept(stock, index + 1, listener);
+            accept(&mut visitors, index + 1, listener);
+        }
+        while let Some((stream, rail)) = visitors.next_speaker(clock::now()) {
+            match greet(stock, &stream) {
+                Ok(purpose) => stock.put(rail, purpose, stream),
+                Err(reason) => tracing::debug!(rail, %reason, "not the peer of a pool"),
+            }
         }
     }
 }
 
-fn accept(stock: &Stock, rail: usize, listener: &TcpListener) {
+fn accept(visitors: &mut Visitors<usize>, rail: usize, listener: &TcpListener) {
     match listener.accept() {
-        Ok((stream, _)) => match greet(stock, &stream) {
-            Ok(purpose) => stock.put(rail, purpose, stream),
-            Err(reason) => tracing::debug!(rail, %reason, "not the peer of a pool"),
-        },
+        Ok((stream, _)) => visitors.add(stream, rail, clock::now()),
         Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {}
         Err(reason) => {
             tracing::debug!(rail, %reason, "no connection for a pool");
@@ -174,7 +181,37 @@ fn greet(stock: &Stock, stream: &TcpStream) -> Result<Purpose, TransportError> {
 
 #[cfg(test)]
 mod tests {
+    use ccl_core::settings::Settings;
+
+    use super::super::super::devices::ports;
+    use super::super::super::{Domain, DomainConfig, Key};
+    use super::super::keeper::Keeper;
     use super::*;
+
+    #[test]
+    fn strangers_who_say_nothing_keep_no_pool_empty() {
+        let stock = |addresses: &str| {
+            let rails = ports(addresses, &Settings::default()).unwrap();
+            let key = Key::from_passphrase("a test of pools");
+            let domain = Domain::over(&rails, &DomainConfig::default(), None, &key).unwrap();
+            let keeper = Keeper::new(domain.inner.clone(), 2);
+            Arc::new(Stock::new("a pool".into(), 2, keeper, Arc::clone(&domain.wiring)))
+        };
+        let (near, far) = (stock("127.4.7.1,127.4.7.2"), stock("127.4.8.1,127.4.8.2"));
+        let patience = Duration::from_secs(30);
+        let listeners = listen(&near.wiring).unwrap();
+        let addresses = listeners.addresses();
+        let strangers: Vec<_> = (0..patience.as_secs() + 10)
+            .map(|_| TcpStream::connect(addresses[0]).unwrap())
+            .collect();
+        let fillers = (Filler::accepting(&near, listeners), Filler::dialling(&far, &addresses));
+        let end = clock::now() + patience;
+        while far.spares() == 0 {
+            assert!(clock::now() < end, "nobody has come in");
+            clock::sleep(Duration::from_millis(1));
+        }
+        drop((strangers, fillers));
+    }
 
     #[test]
     fn what_one_end_calls_its_own_is_the_peers() {
