@@ -22,7 +22,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
-use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
+use crate::bootstrap::{Control, Listener, Place, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
@@ -74,7 +74,9 @@ impl Communicator {
         let (settings, key) = (&config.settings, id.key());
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
             .inspect_err(|error| {
-                announce(&control, rank, error);
+                if control.fault().is_none() {
+                    announce(&control, rank, error);
+                }
                 control.leave(0);
             })?;
         let planner = Planner::new(rank, connected.topology, settings.clone());
@@ -104,9 +106,7 @@ impl Communicator {
             activity: AtomicU64::new(0),
         };
         let core = Arc::new(core);
-        let guardian = Core::guardian(&core).inspect_err(|error| {
-            announce(&core.control, rank, error);
-        })?;
+        let guardian = Core::guardian(&core).inspect_err(|error| core.fail(error))?;
         tracing::info!(rank = rank.0, size, name = config.name.as_deref(), "communicator created");
         let handle = Handle { core, driver: Mutex::new(None), guardian: Mutex::new(guardian) };
         let communicator = Self { handle: Arc::new(handle) };
@@ -126,8 +126,8 @@ impl Communicator {
     /// As [`Self::create`], or the environment is not that of a launcher.
     pub fn from_environment(config: &Config) -> Result<Self, Error> {
         let environment = Environment::of_this_process();
-        let (id, rank, size) = rendezvous(&environment, &config.settings)?;
-        Self::create(&id, rank.0, size, config)
+        let (place, rank, size) = rendezvous(&environment, &config.settings)?;
+        Self::create(place.id(), rank.0, size, config)
     }
 
     /// This member's position in the group.
@@ -185,13 +185,11 @@ impl Communicator {
         let wishes = gather("wishes", split::wish(color, key).as_bytes())?;
         let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
         let place = members.iter().position(|member| *member == core.rank);
-        let bytes = if place == Some(0) {
-            let id = UniqueId::create(&config.settings);
-            // Whatever the error is, the others wait for the id.
-            id.inspect_err(|error| core.fail(error))?.to_bytes().to_vec()
-        } else {
-            Vec::new()
-        };
+        let begin = || Place::create(&config.settings);
+        let meeting = (place == Some(0)).then(begin).transpose();
+        // Whatever the error is, the others wait for the id.
+        let meeting = meeting.inspect_err(|error| core.fail(error))?;
+        let bytes = meeting.as_ref().map_or_else(Vec::new, |it| it.id().to_bytes().to_vec());
         let ids = gather("ids", &bytes)?;
         let (Some(place), Some(first)) = (place, members.first()) else { return Ok(None) };
         let id = ids[first.index()].as_slice().try_into().map_err(|_| {

@@ -222,6 +222,14 @@ impl Group {
         }
     }
 
+    /// Rank 0, in whose process the store is, will not join, if it has not.
+    pub(super) fn abandon(&mut self, out: &mut Vec<Output>) {
+        if self.is_gathering() && !self.members.contains_key(&0) {
+            let reason = format!("its process {} gave up before it joined", self.host);
+            self.fail(Failure::Lost { rank: 0, reason }, None, out);
+        }
+    }
+
     fn give_up(&mut self, seconds: f64, out: &mut Vec<Output>) {
         if !self.is_gathering() {
             return;

@@ -38,5 +38,5 @@ mod watcher;
 pub use control::{Control, Letters};
 pub use heard::Listener;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
-pub use rendezvous::{meet, rendezvous};
+pub use rendezvous::{Place, meet, rendezvous};
 pub use unique_id::{UNIQUE_ID_BYTES, UniqueId};

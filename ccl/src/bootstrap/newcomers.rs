@@ -79,6 +79,11 @@ impl Newcomers {
         })
     }
 
+    /// Whoever writes to it makes the store look here.
+    pub(super) fn wake(&self) -> &Arc<OwnedFd> {
+        &self.wake
+    }
+
     /// What is readable when there is something to do here.
     pub(super) fn polled<'a>(&'a self, door: &'a TcpListener, now: Instant) -> Vec<PollFd<'a>> {
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];

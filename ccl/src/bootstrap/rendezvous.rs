@@ -17,11 +17,53 @@ use sha2::{Digest, Sha256};
 
 use super::connect::{Pauses, attempt};
 use super::private_file::PrivateFile;
+use super::server::Tie;
 use super::unique_id::{NewStore, UniqueId};
 use crate::environment::Environment;
 use crate::launch::{self, Launch, Meeting};
 
-/// Finds the other ranks of this process' launcher: the id to join, this rank, and how many there are.
+/// Where ranks meet. In the process that has started the store for it, rank 0 joins while this is there: if it is
+/// dropped before, the store tells those who came, and ends.
+#[derive(Debug)]
+pub struct Place {
+    id: UniqueId,
+    store: Option<Tie>,
+}
+
+impl Place {
+    /// A new one, with its store in this process.
+    ///
+    /// # Errors
+    /// As [`UniqueId::create`].
+    pub fn create(settings: &Settings) -> Result<Self, Error> {
+        Self::with(NewStore::on_any_port(settings)?)
+    }
+
+    /// What all ranks join.
+    #[must_use]
+    pub fn id(&self) -> &UniqueId {
+        &self.id
+    }
+
+    fn with(store: NewStore) -> Result<Self, Error> {
+        let (id, tie) = store.start()?;
+        Ok(Self { id, store: Some(tie) })
+    }
+
+    fn elsewhere(id: UniqueId) -> Self {
+        Self { id, store: None }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(store) = &self.store {
+            store.abandon();
+        }
+    }
+}
+
+/// Finds the other ranks of this process' launcher: where to join, this rank, and how many there are.
 /// On rank 0 it starts the store.
 ///
 /// # Errors
@@ -29,13 +71,13 @@ use crate::launch::{self, Launch, Meeting};
 pub fn rendezvous(
     environment: &Environment,
     settings: &Settings,
-) -> Result<(UniqueId, Rank, u32), Error> {
+) -> Result<(Place, Rank, u32), Error> {
     let launch = launch::resolve(None, environment, settings)?;
-    let id = meet(&launch, environment, settings)?;
-    Ok((id, launch.rank, launch.size))
+    let place = meet(&launch, environment, settings)?;
+    Ok((place, launch.rank, launch.size))
 }
 
-/// The id through which the ranks of `launch` meet. On rank 0 it starts the store.
+/// Where the ranks of `launch` meet. On rank 0 it starts the store.
 ///
 /// # Errors
 /// [`Error::System`] if rank 0 cannot listen, or the file cannot be used; [`Error::Deadline`] if rank 0
@@ -44,10 +86,10 @@ pub fn meet(
     launch: &Launch,
     environment: &Environment,
     settings: &Settings,
-) -> Result<UniqueId, Error> {
+) -> Result<Place, Error> {
     let deadline = clock::now() + settings.bootstrap_timeout;
     match &launch.meeting {
-        Meeting::Alone => UniqueId::create(settings),
+        Meeting::Alone => Place::create(settings),
         Meeting::At { endpoint, job } => {
             if settings.job_key.is_none() {
                 tracing::info!(job, "the key is derived from the job; R2CCL_JOB_KEY is stronger");
@@ -61,7 +103,7 @@ pub fn meet(
             if launch.rank == Rank(0) {
                 leave_in_file(file, settings)
             } else {
-                find_in_file(&file, launch.rank, settings, deadline)
+                find_in_file(&file, launch.rank, settings, deadline).map(Place::elsewhere)
             }
         }
     }
@@ -73,17 +115,14 @@ fn meet_at(
     rank: Rank,
     settings: &Settings,
     deadline: Instant,
-) -> Result<UniqueId, Error> {
+) -> Result<Place, Error> {
     if rank == Rank(0) {
         let loopback = [IpAddr::from([127, 0, 0, 1])];
         let id = UniqueId::at_fixed_port(&loopback, endpoint.port, job, settings);
-        let store = NewStore::on_port_of(id, settings)?;
-        let id = store.id;
-        store.start()?;
-        return Ok(id);
+        return Place::with(NewStore::on_port_of(id, settings)?);
     }
     let addresses = resolve(endpoint, settings, deadline)?;
-    Ok(UniqueId::at_fixed_port(&addresses, endpoint.port, job, settings))
+    Ok(Place::elsewhere(UniqueId::at_fixed_port(&addresses, endpoint.port, job, settings)))
 }
 
 /// The addresses of a host. The names of hosts that are being started may not be known yet.
@@ -115,13 +154,12 @@ fn resolve(
     }
 }
 
-fn leave_in_file(file: PrivateFile, settings: &Settings) -> Result<UniqueId, Error> {
+fn leave_in_file(file: PrivateFile, settings: &Settings) -> Result<Place, Error> {
     let mut store = NewStore::on_any_port(settings)?;
     let id = store.id;
     file.write(&id.to_bytes())?;
     store.settled = Box::new(move || file.remove(&id.to_bytes()));
-    store.start()?;
-    Ok(id)
+    Place::with(store)
 }
 
 fn find_in_file(

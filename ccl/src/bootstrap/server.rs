@@ -8,7 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -25,6 +28,8 @@ use crate::hosts::{HostIdentity, host_name};
 
 /// How long a store whose group failed tells so to ranks that come late.
 const LINGER: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+/// How long a process waits for its store to notice that it is given up.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// Most bytes kept for a rank that does not confirm them.
 const MAX_QUEUED_BYTES: usize = 2 * MAX_PUSH_BYTES;
 /// How often the store shows that it lives.
@@ -56,13 +61,40 @@ pub(super) fn start(
     doors: Doors,
     admission: Admission,
     settled: Box<dyn FnOnce() + Send>,
-) -> Result<(), Error> {
-    let server = Server::new(doors, admission, settled)?;
+) -> Result<Tie, Error> {
+    let mut server = Server::new(doors, admission, settled)?;
+    let (gathering, is_settled) = channel();
+    server.gathering = Some(gathering);
+    let tie = Tie {
+        is_abandoned: Arc::clone(&server.is_abandoned),
+        wake: Arc::clone(server.newcomers.wake()),
+        is_settled,
+    };
     thread::Builder::new()
         .name("r2ccl-store".to_owned())
         .spawn(move || server.run())
         .map_err(|cause| Error::system("start the thread of the store", cause))?;
-    Ok(())
+    Ok(tie)
+}
+
+/// What a process keeps of a store that it has started.
+#[derive(Debug)]
+pub(super) struct Tie {
+    is_abandoned: Arc<AtomicBool>,
+    wake: Arc<OwnedFd>,
+    /// Closed once the group is complete or has failed.
+    is_settled: Receiver<()>,
+}
+
+impl Tie {
+    /// Rank 0 will not join, if it has not. When this returns the port that was given to the store is free.
+    pub(super) fn abandon(&self) {
+        self.is_abandoned.store(true, Ordering::Release);
+        // It fails only when the counter is full, and then the store is awake.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        // The store may have ended. Otherwise it is busy; then the port is free later.
+        let _ = self.is_settled.recv_timeout(FAREWELL);
+    }
 }
 
 struct Server {
@@ -70,6 +102,9 @@ struct Server {
     returns: Option<TcpListener>,
     newcomers: Newcomers,
     settled: Option<Box<dyn FnOnce() + Send>>,
+    /// Dropped once the group is complete or has failed.
+    gathering: Option<Sender<()>>,
+    is_abandoned: Arc<AtomicBool>,
     next_peer: u64,
     connections: BTreeMap<Peer, Connection>,
     group: Group,
@@ -97,6 +132,8 @@ impl Server {
             returns,
             newcomers: Newcomers::new(admission)?,
             settled: Some(settled),
+            gathering: None,
+            is_abandoned: Arc::default(),
             next_peer: 0,
             connections: BTreeMap::new(),
             group: Group::new(this_process(), places),
@@ -177,6 +214,9 @@ impl Server {
         let mut out = Vec::new();
         if let Some(cause) = self.newcomers.shortage(now) {
             self.group.starve(cause, &mut out);
+        }
+        if self.is_abandoned.swap(false, Ordering::AcqRel) {
+            self.group.abandon(&mut out);
         }
         self.send(out);
     }
@@ -344,6 +384,7 @@ impl Server {
             if let Some(returns) = self.returns.take() {
                 self.listener = returns;
             }
+            self.gathering = None;
         }
     }
 

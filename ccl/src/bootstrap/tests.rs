@@ -574,8 +574,8 @@ fn meet_and_join(meeting: &Meeting, directory: &Path) -> Vec<Result<Control, Err
         Environment { runtime_directory: directory.to_owned(), ..Environment::default() };
     let settings = Settings::parse([("R2CCL_BOOTSTRAP_TIMEOUT", "60")]).unwrap().settings;
     let join = |rank| {
-        let id = meet(&launch(rank, meeting), &environment, &settings)?;
-        Control::join(&id, Rank(rank), 3, deadline())
+        let place = meet(&launch(rank, meeting), &environment, &settings)?;
+        Control::join(place.id(), Rank(rank), 3, deadline())
     };
     thread::scope(|scope| {
         let join = &join;
@@ -640,16 +640,44 @@ fn a_rank_without_the_pass_phrase_is_not_admitted() {
     drop(listener);
     let endpoint = Endpoint { host: "127.0.0.1".into(), port };
     let meeting = Meeting::At { endpoint, job: "job".into() };
-    let id = |rank, phrase| {
+    let place = |rank, phrase| {
         let settings = Settings::parse([("R2CCL_JOB_KEY", phrase)]).unwrap().settings;
         meet(&launch(rank, &meeting), &Environment::default(), &settings).unwrap()
     };
-    let (host, stranger) = (id(0, "tulip"), id(1, "rose"));
-    assert!(Control::join(&stranger, Rank(1), 2, soon()).is_err());
-    let friend = id(1, "tulip");
+    let (host, stranger) = (place(0, "tulip"), place(1, "rose"));
+    assert!(Control::join(stranger.id(), Rank(1), 2, soon()).is_err());
+    let (friend, id) = (place(1, "tulip"), *host.id());
     thread::scope(|scope| {
-        let rank_0 = scope.spawn(|| Control::join(&host, Rank(0), 2, deadline()));
-        let rank_1 = Control::join(&friend, Rank(1), 2, deadline());
+        let rank_0 = scope.spawn(move || Control::join(&id, Rank(0), 2, deadline()));
+        let rank_1 = Control::join(friend.id(), Rank(1), 2, deadline());
         assert!(rank_0.join().unwrap().is_ok() && rank_1.is_ok());
     });
+}
+
+/// A store whose process gives up before its rank has joined keeps neither its port nor those who came.
+#[test]
+fn a_store_that_is_given_up_frees_its_port_and_tells_who_came() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let endpoint = Endpoint { host: "127.0.0.1".into(), port };
+    let meeting = Meeting::At { endpoint, job: "job".into() };
+    let place = |rank| {
+        meet(&launch(rank, &meeting), &Environment::default(), &Settings::default()).unwrap()
+    };
+    drop(place(0));
+    let (host, other) = (place(0), place(1));
+    let mut came = connect::connect(other.id(), Rank(1), deadline()).unwrap();
+    open(&mut came);
+    came.write_all(&frame_of(Request::Join { size: 3, process: this_process() })).unwrap();
+    came.write_all(&frame_of(Request::Missing { name: "g".into() })).unwrap();
+    // The answer shows that it has joined.
+    assert!(matches!(hear::<Push>(&mut came), Envelope::Message(Push::Reply { .. })));
+    drop(host);
+    let told = hear::<Push>(&mut came);
+    let Envelope::Message(Push::Failed(failure)) = told else { panic!("{told:?}") };
+    let error = Error::from(failure);
+    assert!(matches!(error, Error::PeerLost { rank: Rank(0), .. }), "{error:?}");
+    let again = meet_and_join(&meeting, Path::new("/"));
+    assert!(again.iter().all(Result::is_ok), "{again:?}");
 }

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::newcomers::Admission;
-use super::server::{self, Doors};
+use super::server::{self, Doors, Tie};
 use crate::hosts::{self, HostIdentity, reach};
 
 /// Size of a [`UniqueId`] outside this process.
@@ -57,10 +57,7 @@ impl UniqueId {
     /// [`Error::InvalidUsage`] if the settings admit no interface; [`Error::System`] if there is no port
     /// or no thread.
     pub fn create(settings: &Settings) -> Result<Self, Error> {
-        let store = NewStore::on_any_port(settings)?;
-        let id = store.id;
-        store.start()?;
-        Ok(id)
+        NewStore::on_any_port(settings)?.start().map(|(id, _)| id)
     }
 
     /// The id of a store at a port that everybody was told. All ranks derive the same key from `job`
@@ -233,14 +230,14 @@ impl NewStore {
     }
 
     /// Starts the thread of the store.
-    pub(super) fn start(self) -> Result<(), Error> {
+    pub(super) fn start(self) -> Result<(UniqueId, Tie), Error> {
         let port = self.returns.as_ref().map_or(Ok(self.id.port), port_of)?;
         let wherever = IpAddr::from([0, 0, 0, 0]);
         let homes = [wherever].into_iter().chain(self.homes);
         let places = homes.map(|home| SocketAddr::new(home, port)).collect();
         let admission = Admission { key: self.id.key(), communicator: self.id.communicator };
         let doors = Doors { listener: self.listener, returns: self.returns, places };
-        server::start(doors, admission, self.settled)
+        Ok((self.id, server::start(doors, admission, self.settled)?))
     }
 }
 

@@ -154,7 +154,7 @@ fn breaches_of_the_protocol_are_errors() {
 }
 
 #[test]
-fn a_store_that_has_no_room_fails_who_waits() {
+fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
     let join = |rank| Request::Join { size: 3, process: process(rank) };
     let mut starved = Group::new(process(9), Vec::new());
     say(&mut starved, 1, join(1));
@@ -164,4 +164,16 @@ fn a_store_that_has_no_room_fails_who_waits() {
     let call = "let ranks into the store in process 9@h".to_owned();
     let failure = Failure::System { call, cause: "too many".into() };
     assert_eq!(out, [Output { to: peers(&[1]), push: Push::Failed(failure) }]);
+
+    let mut joined = Group::new(process(0), Vec::new());
+    say(&mut joined, 0, join(0));
+    let mut out = Vec::new();
+    joined.abandon(&mut out);
+    assert_eq!(out, [], "its rank has come");
+    let mut abandoned = Group::new(process(9), Vec::new());
+    say(&mut abandoned, 1, join(1));
+    abandoned.abandon(&mut out);
+    let reason = "its process 9@h gave up before it joined".to_owned();
+    let push = Push::Failed(Failure::Lost { rank: 0, reason });
+    assert_eq!(out, [Output { to: peers(&[1]), push }]);
 }
