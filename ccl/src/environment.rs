@@ -16,8 +16,8 @@ use ccl_core::settings::{CudaCache, Settings};
 pub struct Environment {
     /// All environment variables.
     pub variables: BTreeMap<String, String>,
-    /// Identity of the parent process: its number and when it started. Ranks that one launcher started
-    /// on one host have it in common.
+    /// Identity of the process that started this rank: its number and when it started. Ranks that one launcher
+    /// started on one host have it in common. Scripts around a rank are not meant.
     pub parent: String,
     /// A directory for short-lived files of this user or, if there is none, of everybody.
     pub runtime_directory: PathBuf,
@@ -67,15 +67,56 @@ pub(crate) fn variables() -> impl Iterator<Item = (String, String)> {
 }
 
 fn parent() -> String {
-    let number = std::os::unix::process::parent_id();
-    let status = fs::read_to_string(format!("/proc/{number}/stat")).unwrap_or_default();
-    format!("{number}-{}", start_time(&status).unwrap_or("0"))
+    let number = starter(std::os::unix::process::parent_id(), Process::look);
+    let started = Process::look(number).map_or_else(|| "0".to_owned(), |process| process.started);
+    format!("{number}-{started}")
 }
 
-/// Field 22 of `/proc/<pid>/stat`. The name of the program, field 2, may contain spaces and brackets.
-fn start_time(status: &str) -> Option<&str> {
-    let (_, after_name) = status.rsplit_once(')')?;
-    after_name.split_whitespace().nth(19)
+/// The first process from `parent` upwards that is no rank: what a rank was started through was told its rank, too,
+/// and so was a launcher inside another one, which its name tells.
+fn starter(parent: u32, look: impl Fn(u32) -> Option<Process>) -> u32 {
+    let mut number = parent;
+    // Parents are older, so this ends.
+    while let Some(process) = look(number)
+        && process.has_rank
+        && !process.name.ends_with(LAUNCHING)
+    {
+        number = process.parent;
+    }
+    number
+}
+
+/// How the processes end with which Hydra starts the ranks of a host.
+const LAUNCHING: &str = "pmi_proxy";
+
+/// A process as `/proc` tells of it.
+#[derive(Debug)]
+struct Process {
+    name: String,
+    parent: u32,
+    started: String,
+    /// Whether Hydra told it a rank.
+    has_rank: bool,
+}
+
+impl Process {
+    fn look(number: u32) -> Option<Self> {
+        let status = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
+        // Nobody else's can be read, and then it is no script of this job.
+        let environment = fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        let has_rank = variables.any(|variable| variable.starts_with(b"PMI_RANK="));
+        Self::parse(&status, has_rank)
+    }
+
+    /// Fields 2, 4 and 22 of `/proc/<pid>/stat`. The first, the name of the program, may contain spaces and brackets.
+    fn parse(status: &str, has_rank: bool) -> Option<Self> {
+        let (before, after) = status.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let mut fields = after.split_whitespace();
+        let (parent, started) = (fields.nth(1)?.parse().ok()?, fields.nth(17)?.to_owned());
+        Some(Self { name: name.to_owned(), parent, started, has_rank })
+    }
 }
 
 #[cfg(test)]
@@ -83,10 +124,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_start_time_is_found_behind_an_odd_name() {
-        let status = "42 (a) b (c) S 1 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2 3";
-        assert_eq!(start_time(status), Some("98765"));
-        assert_eq!(start_time("nonsense"), None);
+    fn a_process_with_an_odd_name_is_understood() {
+        let status = "42 (a) b (c) S 7 42 42 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2 3";
+        let process = Process::parse(status, false).unwrap();
+        assert_eq!((process.name.as_str(), process.parent), ("a) b (c", 7));
+        assert_eq!(process.started, "98765");
+        assert!(Process::parse("nonsense", false).is_none());
+    }
+
+    #[test]
+    fn ranks_inside_scripts_were_started_by_the_launcher() {
+        let look = |number: u32| {
+            let (name, has_rank) = match number {
+                2 => ("hydra_pmi_proxy", false),
+                5 => ("hydra_pmi_proxy", true),
+                _ => ("sh", number > 2),
+            };
+            let process =
+                Process { name: name.into(), parent: number - 1, started: "1".into(), has_rank };
+            (number > 1).then_some(process)
+        };
+        assert_eq!(starter(2, look), 2);
+        assert_eq!(starter(4, look), 2, "a script in a script");
+        assert_eq!(starter(5, look), 5, "a launcher that a rank has started");
+        assert_eq!(starter(7, look), 5);
+        assert_eq!(starter(1, look), 1, "nothing is known of it");
     }
 
     #[test]

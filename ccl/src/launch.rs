@@ -241,7 +241,7 @@ fn job(launcher: Launcher, environment: &Environment) -> String {
             let named = jobs.into_iter().find(|job| !job.is_empty());
             format!("openmpi:{}", named.unwrap_or(&environment.parent))
         }
-        // It gives its job no name, but starts all ranks of a host from one process.
+        // It gives its job no name, but starts all ranks of a host from one process, perhaps inside scripts.
         Launcher::Hydra => format!("hydra:{}", environment.parent),
         Launcher::Slurm => format!("slurm:{}.{}", value("SLURM_JOB_ID"), value("SLURM_STEP_ID")),
     }

@@ -54,7 +54,7 @@ struct Marked(String);
 
 #[test]
 fn ranks_of_every_launcher_find_each_other() {
-    let launchers = [open_mpi(), mpich(), torchrun()];
+    let launchers = [open_mpi(), mpich(), mpich_with_a_script(), torchrun()];
     let (found, missing): (Vec<_>, Vec<_>) =
         launchers.iter().partition(|launcher| launcher.program.is_some());
     for launcher in &found {
@@ -82,6 +82,12 @@ fn mpich() -> Launcher {
         arguments: &["-n", "4"],
         variables: &[],
     }
+}
+
+/// Each rank has a shell of its own between itself and the launcher.
+fn mpich_with_a_script() -> Launcher {
+    let arguments = &["-n", "4", "sh", "-c", "\"$@\"; exit $?", "sh"];
+    Launcher { name: "MPICH with a script", arguments, ..mpich() }
 }
 
 /// Standalone: it meets its ranks at a free port instead of one that others may use.

@@ -180,7 +180,11 @@ fn find_in_file(
             return Err(Error::Deadline {
                 call: "looking for rank 0 on this host".to_owned(),
                 seconds: settings.bootstrap_timeout.as_secs_f64(),
-                waiting: format!("the file {} of rank 0: {stale}", file.path()),
+                waiting: format!(
+                    "the file {} of rank 0: {stale}; if the launcher starts the ranks by way of other \
+                     processes, set R2CCL_BOOTSTRAP=host:port on all of them",
+                    file.path()
+                ),
             });
         }
     }
