@@ -202,7 +202,8 @@ impl Connector for Shared {
     }
 }
 
-const NAME_BYTES: usize = 16;
+/// A name is these in hexadecimal.
+pub(super) const NAME_BYTES: usize = 16;
 
 /// A name that no other queue pair has.
 pub(super) fn random_name() -> Result<String, Error> {

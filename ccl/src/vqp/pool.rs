@@ -26,7 +26,7 @@ use ccl_transport::nics::Listeners;
 use serde::{Deserialize, Serialize};
 
 use super::domain::Wiring;
-use super::introduction::random_name;
+use super::introduction::{NAME_BYTES, random_name};
 use super::meeting::Deadline;
 use super::{Domain, Error, Meeting, Side};
 pub(super) use customer::Customer;
@@ -126,7 +126,8 @@ fn exchange(mine: &Offer, meeting: &mut Meeting, deadline: &Deadline) -> Result<
     let theirs: Offer = postcard::from_bytes(&heard)
         .map_err(|_| Error::PeerLost("it does not make a pool".into()))?;
     let is_told = mine.addresses.len() + theirs.addresses.len() + 1 == theirs.rails;
-    if is_told || theirs.rails != mine.rails {
+    let is_named = theirs.name.len() <= NAME_BYTES * 2;
+    if is_named && (is_told || theirs.rails != mine.rails) {
         return Ok(theirs);
     }
     Err(Error::PeerLost("it does not say where it listens".into()))
@@ -144,5 +145,33 @@ impl Offer {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::super::{Key, Listener};
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_name_that_no_peer_chooses_is_refused() {
+        let offer = |name: String, addresses| Offer { rails: 2, spares: 1, name, addresses };
+        let key = Key::from_passphrase("a test of offers");
+        let listener = Listener::bind("127.0.0.1:0", key.clone()).unwrap();
+        let address = listener.address().unwrap();
+        let peer = thread::spawn(move || {
+            let mut meeting = listener.accept(LIMIT).unwrap();
+            let theirs = offer("x".repeat(5000), vec![address]);
+            exchange(&theirs, &mut meeting, &Deadline::after("test", LIMIT)).unwrap();
+        });
+        let mut meeting = Meeting::connect(&address.to_string(), &key, LIMIT).unwrap();
+        let mine = offer(String::new(), Vec::new());
+        let heard = exchange(&mine, &mut meeting, &Deadline::after("test", LIMIT));
+        assert!(matches!(heard, Err(Error::PeerLost(_))), "{heard:?}");
+        peer.join().unwrap();
     }
 }

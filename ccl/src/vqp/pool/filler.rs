@@ -55,11 +55,13 @@ pub(super) fn listen(wiring: &Wiring) -> Result<Listeners, Error> {
 impl Filler {
     /// At the end that dials.
     pub(super) fn dialling(stock: &Arc<Stock>, addresses: &[SocketAddr]) -> Result<Self, Error> {
+        // It ends the threads that have begun, if one cannot.
+        let filler = Self { stock: Arc::clone(stock), _line: None };
         for (index, &address) in addresses.iter().enumerate() {
             let (stock, rail) = (Arc::clone(stock), index + 1);
             begin(move || fill(&stock, rail, address))?;
         }
-        Ok(Self { stock: Arc::clone(stock), _line: None })
+        Ok(filler)
     }
 
     /// At the end that accepts.
