@@ -112,7 +112,8 @@ impl Control {
         let start = clock::now();
         let awaited = Awaited::Gathered(name.to_owned());
         let receiver = self.heard.expect(awaited.clone())?;
-        self.send(Request::Gather { name: name.to_owned(), value: blob.to_vec() })?;
+        self.send(Request::Gather { name: name.to_owned(), value: blob.to_vec() })
+            .inspect_err(|_| self.heard.forget(&awaited))?;
         match receive(&receiver, deadline) {
             Some(Answer::Gathered(values)) => Ok(values),
             Some(Answer::Failed(error)) => Err(error),
@@ -227,14 +228,15 @@ impl Control {
     fn ask(&self, request: Request, call: &str, deadline: Instant) -> Result<Reply, Error> {
         let start = clock::now();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let receiver = self.heard.expect(Awaited::Reply(number))?;
-        self.write(number, request)?;
+        let awaited = Awaited::Reply(number);
+        let receiver = self.heard.expect(awaited.clone())?;
+        self.write(number, request).inspect_err(|_| self.heard.forget(&awaited))?;
         match receive(&receiver, deadline) {
             Some(Answer::Reply(reply)) => Ok(reply),
             Some(Answer::Failed(error)) => Err(error),
             Some(other) => Err(unexpected(&other)),
             None => {
-                self.heard.forget(&Awaited::Reply(number));
+                self.heard.forget(&awaited);
                 Err(Error::Deadline {
                     call: call.to_owned(),
                     seconds: deadline.saturating_duration_since(start).as_secs_f64(),

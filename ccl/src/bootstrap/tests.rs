@@ -493,6 +493,25 @@ fn what_the_store_was_asked_to_go_on_with_stays_open_until_it_answers() {
 }
 
 #[test]
+fn a_question_that_could_not_be_asked_may_be_asked_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap();
+    let id = UniqueId::at_fixed_port(&[here.ip()], here.port(), "job", &Settings::default());
+    thread::scope(|scope| {
+        let joining = scope.spawn(|| Control::join(&id, Rank(0), 1, deadline()).unwrap());
+        let _store = form(&listener, &id);
+        let control = joining.join().unwrap();
+        // Nobody takes them.
+        let blob = vec![0; message::MAX_BLOB_BYTES];
+        while let Err(Error::Deadline { .. }) = control.set("key", &blob, clock::now()) {}
+        for _ in 0..2 {
+            let error = control.all_gather("g", &[], deadline()).unwrap_err();
+            assert!(matches!(error, Error::System { .. }), "{error:?}");
+        }
+    });
+}
+
+#[test]
 fn an_attempt_that_comes_after_a_later_one_is_void() {
     let id = new_id();
     let dial = || connect::connect(&id, Rank(1), deadline()).unwrap();
