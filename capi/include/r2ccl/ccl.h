@@ -154,8 +154,8 @@ const char *ccl_get_last_error(ccl_comm_t comm);
 /* ---- Creating communicators ----------------------------------------------------------------- */
 
 /* Makes an id. One process calls it and gives the bytes to all ranks. That process keeps the place
- * where they meet: it lives until all of them have joined. A process that forks its ranks calls it
- * in one of them, or stays alive. */
+ * where they meet, and through which they hear of each other afterwards: if it ends before them, the
+ * communicator fails. A process that forks its ranks calls it in one of them, or stays alive. */
 ccl_result_t ccl_get_unique_id(ccl_unique_id_t *id);
 
 /* Joins the communicator `id` as `rank` of `nranks`. Collective: all ranks call it, as processes or
@@ -182,7 +182,8 @@ ccl_result_t ccl_comm_init_all(ccl_comm_t *comms, int nranks);
 ccl_result_t ccl_comm_init_from_environment(ccl_comm_t *comm, const ccl_config_t *config);
 
 /* Collective over `comm`: ranks with the same `color` >= 0 form a new communicator, ordered by
- * `key`, then by rank. CCL_SPLIT_NOCOLOR takes part and gets NULL. `config` NULL: as `comm`. */
+ * `key`, then by rank. CCL_SPLIT_NOCOLOR takes part and gets NULL. `config` NULL: as `comm`. A rank
+ * that does not call it in time, or cannot begin its part, ends `comm` on all ranks. */
 #define CCL_SPLIT_NOCOLOR (-1)
 ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t *newcomm,
                             const ccl_config_t *config);

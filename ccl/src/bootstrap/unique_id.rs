@@ -50,8 +50,8 @@ pub struct UniqueId {
 impl UniqueId {
     /// Makes a new id and starts its store in this process.
     ///
-    /// The store is a thread that ends when all ranks that joined have gone. If nobody ever joins, it
-    /// sleeps until the process ends.
+    /// The store is a thread that ends when all ranks that joined have gone; until then they need it. If
+    /// nobody ever joins, it sleeps until the process ends.
     ///
     /// # Errors
     /// [`Error::InvalidUsage`] if the settings admit no interface; [`Error::System`] if there is no port
