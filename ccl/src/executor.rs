@@ -7,6 +7,7 @@
 
 mod copies;
 mod departure;
+mod doubt;
 mod idle;
 mod landing;
 mod looks;
@@ -30,6 +31,7 @@ use smallvec::SmallVec;
 
 use self::departure::Departure;
 pub(crate) use self::departure::LEAST_LOAN_BYTES;
+use self::doubt::arrivals;
 use self::progress::{Lent, Progress};
 pub(crate) use self::straight::is_straight;
 pub(crate) use self::task::{Arithmetic, Failure, Task};
@@ -386,18 +388,12 @@ impl<'a> Run<'a> {
 
     /// Counts `bytes` of a receiving step as moved, and gives used-up tiles back.
     fn complete(&mut self, step: StepIndex, bytes: usize) -> Result<(), Failure> {
-        let complete = self.progress.advance(self.task.program, step, bytes);
         let program = self.task.program;
-        match &program.steps[step as usize].action {
-            Action::Receive { port, .. } => self.use_up(*port, bytes, complete),
-            Action::Reduce { operands, .. } => {
-                operands.iter().try_for_each(|operand| match operand {
-                    Operand::Arrival(port) => self.use_up(*port, bytes, complete),
-                    Operand::Local(_) => Ok(()),
-                })
-            }
-            Action::Send { .. } | Action::Copy { .. } => Ok(()),
-        }
+        let action = &program.steps[step as usize].action;
+        // Before anything is sent on, or the program counts as done.
+        self.check_loans(action)?;
+        let complete = self.progress.advance(program, step, bytes);
+        arrivals(action).try_for_each(|port| self.use_up(port, bytes, complete))
     }
 
     fn use_up(&mut self, port: Port, bytes: usize, complete: bool) -> Result<(), Failure> {

@@ -95,7 +95,7 @@ pub trait Link: Send + fmt::Debug {
 
     /// Lets the peer read own shared memory in place of a tile with its bytes, and returns the
     /// number of the tile, counted from 1; `None` while all slots are in use. The memory must not
-    /// change until [`Self::returned`] reaches that number.
+    /// change until [`Self::returned`] reaches that number, or this rank has [renounced](Self::renounce).
     ///
     /// # Errors
     /// The link failed.
@@ -109,6 +109,25 @@ pub trait Link: Send + fmt::Debug {
     /// Whether [`Self::lend`] can be used: the peer is on this host.
     fn lends(&self) -> bool {
         false
+    }
+
+    /// For a rank whose call ends with an error, before its caller has its memory back: peers on this host that read it
+    /// meanwhile are told, from now on and for good.
+    fn renounce(&self) {}
+
+    /// Whether the peer has [renounced](Self::renounce). To be asked after its memory was read, and before anybody is told of
+    /// what was made of it: if the peer has not, the memory was as it was meant to be.
+    fn has_renounced(&self) -> bool {
+        false
+    }
+
+    /// Whether what was read of the oldest tile is what the peer has sent. To be asked as [`Self::has_renounced`]; only what
+    /// is [lent](Self::lend) is ever in doubt.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerGone`]: the tile is lent, and the peer has renounced.
+    fn check_loan(&self) -> Result<(), TransportError> {
+        Ok(())
     }
 
     /// How many bytes to send [unstaged](Self::send_unstaged) at a time; none if the link cannot.
@@ -274,6 +293,12 @@ pub enum TransportError {
 }
 
 impl TransportError {
+    /// The peer has [renounced](Link::renounce) while its memory was read.
+    #[must_use]
+    pub fn renounced() -> Self {
+        Self::PeerGone("its call has failed while its memory was read".into())
+    }
+
     /// Shorthand for a failed call of the operating system.
     pub fn system(call: impl Into<String>, cause: impl fmt::Display) -> Self {
         Self::System { call: call.into(), cause: cause.to_string() }

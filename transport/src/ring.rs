@@ -19,7 +19,7 @@
 //! A payload takes as much of the floor as it is long, so that many small tiles are on the way in the
 //! room of a few large ones. Where one begins is for the writer to say; see [`Floor`].
 
-mod atomics;
+pub(crate) mod atomics;
 mod cache;
 mod distance;
 mod floor;
@@ -43,6 +43,7 @@ use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;
+use crate::shm::Renunciation;
 use crate::{Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
@@ -208,6 +209,9 @@ pub struct RingLink {
     lends: bool,
     /// Of those at the other ends, if they sleep on one.
     bells: Vec<Bell>,
+    /// Of this rank, and of the one whose tiles come here, if they can read each other's memory.
+    own: Option<Renunciation>,
+    theirs: Option<Renunciation>,
 }
 
 impl RingLink {
@@ -227,12 +231,23 @@ impl RingLink {
             tile_bytes,
             lends,
             bells: Vec::new(),
+            own: None,
+            theirs: None,
         }
     }
 
     /// Those at the other ends sleep on these.
     pub(crate) fn ringing(self, bells: Vec<Bell>) -> Self {
         Self { bells, ..self }
+    }
+
+    /// This rank renounces by `own`, the one whose tiles come here by `theirs`.
+    pub(crate) fn renouncing(
+        self,
+        own: Option<Renunciation>,
+        theirs: Option<Renunciation>,
+    ) -> Self {
+        Self { own, theirs, ..self }
     }
 
     fn ring_bells(&self) {
@@ -283,6 +298,22 @@ impl Link for RingLink {
 
     fn returned(&mut self) -> u64 {
         self.writer().returned()
+    }
+
+    fn renounce(&self) {
+        self.own.iter().for_each(Renunciation::declare);
+    }
+
+    fn has_renounced(&self) -> bool {
+        self.theirs.as_ref().is_some_and(Renunciation::is_declared)
+    }
+
+    fn check_loan(&self) -> Result<(), TransportError> {
+        let is_lent = self.reader.as_ref().is_some_and(Reader::is_lent);
+        if is_lent && self.has_renounced() {
+            return Err(TransportError::renounced());
+        }
+        Ok(())
     }
 
     fn peek(&self) -> Option<Tile<'_>> {

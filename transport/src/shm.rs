@@ -9,6 +9,7 @@
 
 mod application;
 mod map;
+mod renunciation;
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -19,12 +20,13 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 pub(crate) use self::application::ApplicationMemory;
 pub(crate) use self::map::Map;
+pub(crate) use self::renunciation::Renunciation;
 pub use crate::allocation::Allocation;
 use crate::bell::Bell;
 use crate::ring::{Memory, PAIR_BYTES, Ring, RingLink, RingShape};
 use crate::{Link, TransportError};
 
-/// The first page holds the cookie and the bell of its owner; everything else begins behind it.
+/// The first page holds the cookie and the bell of its owner, and whether it has renounced; everything else begins behind it.
 const HEAD_BYTES: usize = 4096;
 /// On a line of its own.
 const BELL_AT: usize = 64;
@@ -129,7 +131,8 @@ impl Segment {
         let outgoing = self.ring(&self.file.map, peer.index);
         let incoming = self.ring(&peer.map, me);
         let link = RingLink::new(Some((outgoing, vec![0])), Some((incoming, 0)), true);
-        Box::new(link.ringing(vec![peer.bell()]))
+        let (own, theirs) = (Renunciation::of(&self.file.map), Renunciation::of(&peer.map));
+        Box::new(link.ringing(vec![peer.bell()]).renouncing(Some(own), Some(theirs)))
     }
 
     /// The link on which the owner sends to all other ranks of the host at once.
@@ -138,7 +141,10 @@ impl Segment {
         let readers = peers.iter().map(|peer| peer.index).collect();
         let ring = self.multicast_ring(&self.file.map);
         let link = RingLink::new(Some((ring, readers)), None, true);
-        Box::new(link.ringing(peers.iter().map(Neighbour::bell).collect()))
+        let own = Renunciation::of(&self.file.map);
+        Box::new(
+            link.ringing(peers.iter().map(Neighbour::bell).collect()).renouncing(Some(own), None),
+        )
     }
 
     /// The link on which the owner, with index `me`, receives what `peer` sends to all.
@@ -146,7 +152,8 @@ impl Segment {
     pub fn listen(&self, me: usize, peer: &Neighbour) -> Box<dyn Link> {
         let ring = self.multicast_ring(&peer.map);
         let link = RingLink::new(None, Some((ring, me)), true);
-        Box::new(link.ringing(vec![peer.bell()]))
+        let theirs = Renunciation::of(&peer.map);
+        Box::new(link.ringing(vec![peer.bell()]).renouncing(None, Some(theirs)))
     }
 
     /// The ring to the rank with this index.

@@ -102,7 +102,8 @@ impl Window {
 
 /// Memory of peers that is mapped here.
 ///
-/// Readers need no permission: what they read after a call has ended early, they throw away.
+/// Readers need no permission, and the owner does not wait for them. When they have read they ask whether it has
+/// [renounced](crate::Link::has_renounced): then its call has ended early, and they throw away what they have.
 #[derive(Debug, Default)]
 pub struct Windows {
     /// The latest last.

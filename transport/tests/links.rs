@@ -75,6 +75,36 @@ fn lent_memory_is_read_in_place_and_comes_back() {
 }
 
 #[test]
+fn what_is_read_of_a_rank_that_has_renounced_is_in_doubt_if_it_is_its_memory() {
+    let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[0], SHAPES[0]).unwrap());
+    let addresses = [0, 1].map(|index: usize| segments[index].address());
+    let neighbours = [1, 0].map(|peer: usize| segments[1 - peer].open(peer, &addresses[peer]));
+    let [second, first] = neighbours.map(Result::unwrap);
+    let (mut a, mut b) = (segments[0].link(0, &second), segments[1].link(1, &first));
+    let mut to_all = segments[0].multicast(std::slice::from_ref(&second));
+    let mut heard = segments[1].listen(1, &first);
+    let allocation = shm::Allocation::new(1000).unwrap();
+    allocation.publish();
+    let loan = shm::Allocation::loan(allocation.start().addr().get(), 1000).unwrap();
+    let stamp = Stamp { sequence: 1, signature: Signature::POINT_TO_POINT };
+    for link in [&mut a, &mut to_all] {
+        link.reserve(8).unwrap().unwrap();
+        link.commit(&stamp).unwrap();
+        link.lend(&stamp, &loan).unwrap().unwrap();
+    }
+    assert!(!b.has_renounced() && !heard.has_renounced());
+    a.renounce();
+    assert!(b.has_renounced() && heard.has_renounced() && !a.has_renounced());
+    for link in [&mut b, &mut heard] {
+        assert_eq!(link.check_loan(), Ok(()), "a copy stays what it was");
+        link.release().unwrap();
+        assert_eq!(link.peek().unwrap().payload.len(), 1000);
+        assert!(matches!(link.check_loan(), Err(TransportError::PeerGone(_))));
+    }
+    allocation.withdraw();
+}
+
+#[test]
 fn every_reader_gets_every_tile_and_the_slowest_decides() {
     let shape = RingShape { tile_bytes: 64, slots: 2, tiles: 2 };
     let (mut writer, mut readers) = memory::multicast(shape, 3);

@@ -1,4 +1,4 @@
-//! Runs the models of rings and of locks, which are in `src/*/model.rs`: the crate is built for them with
+//! Runs the models of rings, of locks and of who renounces, which are in `src/*/model.rs`: the crate is built for them with
 //! `--cfg loom`, in a folder of its own below the target folder.
 #![allow(clippy::print_stdout, reason = "skips are reported")]
 
@@ -36,6 +36,11 @@ fn check(of: &str) {
 #[test]
 fn rings_keep_their_promises_in_every_order() {
     check("ring");
+}
+
+#[test]
+fn what_is_written_after_a_failure_is_in_doubt_in_every_order() {
+    check("shm::renunciation");
 }
 
 #[test]

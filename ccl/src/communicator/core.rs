@@ -71,6 +71,9 @@ impl Core {
         // Only who holds the engine counts.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let result = work(&mut engine, limits);
+        if result.as_ref().is_err_and(|error| is_final(error)) {
+            engine.renounce();
+        }
         drop(engine);
         result.map_err(|error| self.failed(*error))
     }
@@ -78,15 +81,8 @@ impl Core {
     /// What a failure of a call means for the communicator.
     #[cold]
     pub(super) fn failed(&self, error: Error) -> Error {
-        match &error {
-            Error::InvalidArgument(_) | Error::InvalidUsage(_) => {}
-            Error::Disagreement { .. }
-            | Error::PeerLost { .. }
-            | Error::Deadline { .. }
-            | Error::Aborted { .. }
-            | Error::System { .. }
-            | Error::Cuda(_)
-            | Error::Internal(_) => self.fail(&error),
+        if is_final(&error) {
+            self.fail(&error);
         }
         error
     }
@@ -169,6 +165,20 @@ impl Core {
             engine.settle(self.config.settings.rail_patience, is_over);
             self.control.leave(engine.calls());
         }
+    }
+}
+
+/// Whether a communicator is over after a call with this error.
+fn is_final(error: &Error) -> bool {
+    match error {
+        Error::InvalidArgument(_) | Error::InvalidUsage(_) => false,
+        Error::Disagreement { .. }
+        | Error::PeerLost { .. }
+        | Error::Deadline { .. }
+        | Error::Aborted { .. }
+        | Error::System { .. }
+        | Error::Cuda(_)
+        | Error::Internal(_) => true,
     }
 }
 

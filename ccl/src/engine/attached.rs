@@ -12,8 +12,9 @@
 //! Contributions are combined in order of rank, so this is done where the plan combines them so, too: whatever is found to be
 //! faster, the bits are the same.
 //!
-//! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers get
-//! something else, or nothing, and fail as well: they do not come past the barrier. Nobody writes into the memory of others.
+//! Whether calls go this way is what their [trial](crate::trial) has found. If a call ends early, its readers may get
+//! something else, or nothing. Whoever has read asks whether the owner has [renounced](ccl_transport::Link::renounce) before it
+//! comes to a barrier, and fails as well. Nobody writes into the memory of others.
 
 mod answers;
 mod arrivals;
@@ -317,7 +318,8 @@ impl Engine {
         let watch = self.watched(stamp, limits);
         let ended = carry_out(part, arithmetic.kernel, places, &mut block, streams, watch);
         self.attached.block = block;
-        ended
+        ended?;
+        self.check_read(part.from.indices(told.len()), stamp, limits)
     }
 
     /// Reads what another rank has, whose buffer begins at `start` there, into the own output.
@@ -337,7 +339,7 @@ impl Engine {
             fill(into, |into| process.read(address, into))
                 .map_err(|cause| watch.failed(Failure::Link { peer: rank(from), cause }))?;
         }
-        Ok(())
+        self.executor.check_read(rank(from)).map_err(|failure| watch.failed(failure))
     }
 
     /// Where a part is combined: read from the inputs of all, to go into the own output.

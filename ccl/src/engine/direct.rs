@@ -12,7 +12,8 @@
 //! collective and size may [not ask](super::pauses). All ranks have seen the same answers, so all of them ask again at the same
 //! call.
 //!
-//! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`].
+//! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`]. Those that read it
+//! find out before they come to the barrier, and fail as well.
 
 use std::time::Duration;
 
@@ -169,6 +170,7 @@ impl Engine {
             let (me, stamp, history) = (self.me, task.stamp, &self.history);
             let watch = Watched { limits, me, stamp, history };
             direct.carry_out(call, (&part, arithmetic.kernel), places, watch)?;
+            self.check_read(part.from.indices(answers.len()), task.stamp, limits)?;
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;

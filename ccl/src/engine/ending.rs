@@ -1,5 +1,6 @@
 //! What ends a call before it is done, and how that is explained.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use ccl_core::error::Error;
@@ -7,6 +8,7 @@ use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
 use ccl_transport::{TransportError, clock};
 
+use super::{Ended, Engine};
 use crate::bootstrap::Control;
 use crate::executor::Failure;
 
@@ -111,6 +113,22 @@ impl Limits<'_> {
                 }
             }
         }
+    }
+}
+
+impl Engine {
+    /// A call has failed: what peers still read of its memory is in doubt from now on, and the caller may have it back.
+    #[cold]
+    pub(crate) fn renounce(&self) {
+        self.executor.renounce();
+    }
+
+    /// Whether what was read of the memory of these ranks is what belongs to the call; asked before this rank tells
+    /// anybody that it has finished.
+    pub(super) fn check_read(&self, of: Range<usize>, stamp: Stamp, limits: Limits<'_>) -> Ended {
+        let mut ranks = (0..self.ranks).map(Rank).filter(|rank| of.contains(&rank.index()));
+        let checked = ranks.try_for_each(|rank| self.executor.check_read(rank));
+        checked.map_err(|failure| limits.error_for(failure, self.me, stamp, &self.history).into())
     }
 }
 

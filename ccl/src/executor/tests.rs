@@ -6,6 +6,7 @@
     reason = "tests; the kinds that matter are named"
 )]
 
+mod doubt;
 mod landing;
 mod looks;
 mod to_all;

@@ -9,6 +9,7 @@
 
 mod attached;
 mod memory;
+mod renounced;
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;

@@ -71,6 +71,11 @@ impl Reader {
         self.ring.consumed(self.index).store(self.released, Ordering::Release);
     }
 
+    /// Whether the oldest tile, which is published, is memory of the writer.
+    pub(super) fn is_lent(&self) -> bool {
+        self.ring.kind(self.header).load(Ordering::Relaxed) == KIND_LOAN
+    }
+
     /// Whether the oldest tile, which is published, is so short that it takes no more than a line. A writer that is ahead has
     /// two of these ready in the time in which one line comes. Longer ones it has not: whoever asks for the line of the second
     /// takes it from the writer.
@@ -127,8 +132,8 @@ impl Reader {
             }
         };
         let start = borrowed[index].1.memory_at(loan.offset, loan.bytes).ok_or_else(invalid)?;
-        // SAFETY: the bytes lie in the mapping, which stays until `release` at least; the writer
-        // does not change them before that.
+        // SAFETY: the bytes lie in the mapping, which stays until `release` at least; the writer does not change them before
+        // that, or renounces first, and then nobody uses what was read of them.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), loan.bytes) })
     }
 }
