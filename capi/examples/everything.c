@@ -311,6 +311,7 @@ static void memory(ccl_comm_t comm, int rank)
     CHECK(ccl_mem_free(block));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_mem_free(block));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_mem_alloc(&block, 0));
+    EXPECT(CCL_SYSTEM_ERROR, ccl_mem_alloc(&block, SIZE_MAX));
     CHECK(ccl_mem_free(NULL));
 }
 

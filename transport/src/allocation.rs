@@ -163,4 +163,14 @@ mod tests {
         allocation.withdraw();
         assert_eq!(Allocation::loan(start, 1), None);
     }
+
+    #[test]
+    fn more_than_there_can_be_is_refused() {
+        for bytes in [usize::MAX, usize::MAX - 4095, usize::MAX / 2] {
+            let refused = Allocation::new(bytes);
+            let is_named = matches!(&refused, Err(TransportError::System { call, .. })
+                if call.contains("allocate"));
+            assert!(is_named, "{bytes}: {refused:?}");
+        }
+    }
 }

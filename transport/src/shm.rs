@@ -192,7 +192,10 @@ pub(crate) struct SharedFile {
 impl SharedFile {
     /// `bytes` bytes of zeros behind the head.
     pub(crate) fn create(name: &str, bytes: usize) -> Result<Self, TransportError> {
-        let bytes = HEAD_BYTES + bytes;
+        let bytes = HEAD_BYTES.checked_add(bytes).ok_or_else(|| {
+            let call = format!("allocate {bytes} bytes of shared memory ({name})");
+            TransportError::system(call, "no address space has as many")
+        })?;
         let file = anonymous_file(name, bytes)?;
         let map = Map::of(&file, bytes)?;
         let mut cookie = [0; COOKIE_BYTES];
