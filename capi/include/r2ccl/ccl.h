@@ -549,7 +549,8 @@ ccl_result_t ccl_mem_free(void *pointer);
 /* Tells the communicator that [buffer, buffer + size), size > 0, will be used often. Local, and only
  * a hint: results do not depend on it. Shared memory of your own (a memfd, or a file in /dev/shm, mapped
  * with MAP_SHARED to be read and written, and open, or with its name still there) is then used in place by
- * ranks of the same host as that of ccl_mem_alloc() is. The memory must stay mapped, and its file as long
+ * ranks of the same host as that of ccl_mem_alloc() is, but not if it is of huge pages that are reserved
+ * (hugetlbfs), or sealed against writing. The memory must stay mapped, and its file as long
  * as it is, until ccl_comm_deregister(). */
 ccl_result_t ccl_comm_register(ccl_comm_t comm, void *buffer, size_t size, void **registration);
 

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use procfs::process::{MMPermissions, MMapPath, MemoryMap, Process};
-use rustix::fs::{Mode, OFlags, Stat, fstat, major, minor};
+use rustix::fs::{Mode, OFlags, Stat, fstat, fstatfs, major, minor};
 
 use super::map::{Elsewhere, Map};
 use super::{RECORD_WORDS, SharedFile};
@@ -44,7 +44,8 @@ impl Record {
 }
 
 impl ApplicationMemory {
-    /// The head of the `bytes` bytes at `address`, if they lie in one shared mapping of a file that can be opened.
+    /// The head of the `bytes` bytes at `address`, if they lie in one shared mapping of a file that can be opened, and mapped as
+    /// peers map it.
     pub(crate) fn at(address: usize, bytes: usize) -> Option<Arc<SharedFile>> {
         let me = Process::myself().ok()?;
         let (first, end) = (address as u64, address.checked_add(bytes)? as u64);
@@ -58,6 +59,10 @@ impl ApplicationMemory {
             return None;
         }
         let file = file_of(&me, &map)?;
+        // Its pages are larger than those in which peers map.
+        if fstatfs(&file).ok()?.f_type == libc::HUGETLBFS_MAGIC {
+            return None;
+        }
         let stat = fstat(&file).ok()?;
         let record = Record {
             descriptor: u64::try_from(file.as_raw_fd()).ok()?,
@@ -66,10 +71,13 @@ impl ApplicationMemory {
             device: stat.st_dev,
             inode: stat.st_ino,
         };
-        let head = SharedFile::create("r2ccl-registered", 0).ok()?;
+        // A seal may forbid what the application did before.
+        map_of(&file, record).ok()?;
+        let mut head = SharedFile::create("r2ccl-registered", 0).ok()?;
         // SAFETY: nobody else knows the file yet.
         unsafe { head.map.record().write(record.words()) };
-        Some(Arc::new(SharedFile { elsewhere: Some(Self { _file: file }), ..head }))
+        head.elsewhere = Some(Self { _file: file });
+        Some(Arc::new(head))
     }
 }
 
@@ -117,22 +125,32 @@ pub(super) fn find(head: &mut Map, pid: u32) -> Result<(), TransportError> {
     if end.is_none_or(|end| end > stat.st_size) {
         return Err(wrong("is shorter than the memory that was registered"));
     }
-    let page = rustix::param::page_size() as u64;
-    let start = record.offset / page * page;
-    let convert = |value: u64| usize::try_from(value).map_err(|_| wrong("is too long"));
-    let (first, bytes) = (convert(record.offset - start)?, convert(record.bytes)?);
-    let map = Box::new(Map::pages(&file, start, first + bytes)?);
-    head.set_elsewhere(Elsewhere { map, first, bytes });
+    head.set_elsewhere(map_of(&file, record)?);
     Ok(())
 }
 
+/// The pages of a file in which the memory lies.
+fn map_of(file: &OwnedFd, record: Record) -> Result<Elsewhere, TransportError> {
+    let page = rustix::param::page_size() as u64;
+    let start = record.offset / page * page;
+    let convert = |value: u64| {
+        usize::try_from(value)
+            .map_err(|_| TransportError::Protocol("registered memory of a peer is too long".into()))
+    };
+    let (first, bytes) = (convert(record.offset - start)?, convert(record.bytes)?);
+    let map = Box::new(Map::pages(file, start, first + bytes)?);
+    Ok(Elsewhere { map, first, bytes })
+}
+
 #[cfg(test)]
+#[allow(clippy::print_stdout, reason = "skips are reported")]
 mod tests {
     use std::fs::File;
+    use std::os::fd::OwnedFd;
     use std::os::unix::fs::FileExt;
     use std::time::Duration;
 
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     use rustix::mm::{MapFlags, ProtFlags, mmap};
 
     use crate::TransportError;
@@ -153,7 +171,8 @@ mod tests {
     }
 
     fn memory() -> File {
-        let file = memfd_create("r2ccl-test", MemfdFlags::CLOEXEC).unwrap();
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("r2ccl-test", flags).unwrap();
         ftruncate(&file, (PAGES * rustix::param::page_size()) as u64).unwrap();
         file.into()
     }
@@ -212,9 +231,35 @@ mod tests {
         let shared = mapped(&file, MapFlags::SHARED);
         assert!(Allocation::of_application(shared, PAGES * page).is_none(), "longer");
         assert!(Allocation::of_application(shared, page).is_some());
-        let _another = memory();
+        fcntl_add_seals(&file, SealFlags::FUTURE_WRITE).unwrap();
+        assert!(Allocation::of_application(shared, page).is_none(), "written here only");
+        let (file, _another) = (memory(), memory());
+        let shared = mapped(&file, MapFlags::SHARED);
         drop(file);
         assert!(Allocation::of_application(shared, page).is_none(), "without name or descriptor");
+    }
+
+    #[test]
+    fn memory_in_huge_pages_is_not_shared() {
+        const HUGE_BYTES: usize = 2 << 20;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd_create("r2ccl-test", flags)
+            .and_then(|file| ftruncate(&file, HUGE_BYTES as u64).map(|()| file));
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        let start = file.and_then(|file| {
+            // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+            let map = |file: &OwnedFd| unsafe {
+                mmap(std::ptr::null_mut(), HUGE_BYTES, access, MapFlags::SHARED, file, 0)
+            };
+            map(&file).map(|start| (start.expose_provenance(), file))
+        });
+        let (start, _file) = match start {
+            Ok(start) => start,
+            Err(cause) => return println!("skip: there are no huge pages: {cause}"),
+        };
+        for (at, bytes) in [(0, HUGE_BYTES), (4096, 4096), (0, 4097)] {
+            assert!(Allocation::of_application(start + at, bytes).is_none(), "{bytes} at {at}");
+        }
     }
 
     #[test]
