@@ -11,8 +11,8 @@ use crate::shm::{ApplicationMemory, REVOCATIONS_AT, SegmentAddress, SharedFile, 
 use crate::{Loan, TransportError};
 
 /// Zeroed, page-aligned memory in a file without a name; freed when the last clone goes, and by the
-/// kernel when the process ends. A peer that has it open keeps its own mapping for a while, so the
-/// memory may return to the host a little later.
+/// kernel when the process ends. A peer that has read or written it keeps it mapped until it maps memory anew,
+/// so it may return to the host later.
 #[derive(Clone, Debug)]
 pub struct Allocation {
     file: Arc<SharedFile>,

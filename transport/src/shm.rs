@@ -14,7 +14,7 @@ mod renunciation;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
@@ -34,6 +34,8 @@ const BELL_AT: usize = 64;
 /// In the head of an [`Allocation`]: how often it was taken back from its writers, and how many peers write.
 pub(crate) const REVOCATIONS_AT: usize = 64;
 pub(crate) const WRITERS_AT: usize = 128;
+/// And whether the owner has freed it.
+const FREED_AT: usize = 320;
 
 /// In the head too: where the memory is, if it does not follow.
 const RECORD_AT: usize = 192;
@@ -228,7 +230,14 @@ impl SharedFile {
     }
 }
 
-/// Maps the whole file at `address`, which must have at least `least` bytes.
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        // Peers need not keep what nobody will tell them of again.
+        self.map.word(FREED_AT).store(1, Ordering::Relaxed);
+    }
+}
+
+/// Maps the whole file at `address`, which must have at least `least` bytes: as many as the own segment, or none.
 pub(crate) fn open(address: &SegmentAddress, least: usize) -> Result<Map, TransportError> {
     let path = format!("/proc/{}/fd/{}", address.pid, address.descriptor);
     let file = rustix::fs::open(&path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())

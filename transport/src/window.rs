@@ -28,7 +28,7 @@ use crate::ring::loan;
 use crate::shm::{Allocation, Map, REVOCATIONS_AT, SegmentAddress, WRITERS_AT, open};
 use crate::{Loan, TransportError, clock};
 
-/// Memory of peers that stays mapped for the next window in it.
+/// Memory of peers that stays mapped for the next window in it, as long as they have not freed it.
 const REMEMBERED: usize = 64;
 
 /// Pages are entered in pieces of this size.
@@ -177,6 +177,7 @@ impl Windows {
         let index = match known {
             Some(index) => index,
             None => {
+                self.mapped.retain(|mapped| !mapped.map.is_freed());
                 if self.mapped.len() >= REMEMBERED {
                     self.mapped.remove(0);
                 }
@@ -319,14 +320,19 @@ mod tests {
     }
 
     #[test]
-    fn a_few_mappings_are_kept() {
+    fn a_few_mappings_are_kept_of_memory_that_is_not_freed() {
         let mut windows = Windows::default();
-        for _ in 0..REMEMBERED + 5 {
-            let allocation = published(10);
-            let window = Window::on(address(&allocation), 10).unwrap();
+        let mut open = |allocation: &Allocation| {
+            let window = Window::on(address(allocation), 10).unwrap();
             drop(windows.open(&window, 0..window.bytes()).unwrap());
             allocation.withdraw();
-        }
-        assert_eq!(windows.mapped.len(), REMEMBERED);
+            windows.mapped.len()
+        };
+        let kept: Vec<Allocation> = (0..REMEMBERED + 5).map(|_| published(10)).collect();
+        let mapped: Vec<usize> = kept.iter().map(&mut open).collect();
+        assert_eq!(mapped.last(), Some(&REMEMBERED));
+        drop(kept);
+        let mapped = [(); 5].map(|()| open(&published(10)));
+        assert_eq!(mapped, [1; 5], "each time that of before was freed");
     }
 }

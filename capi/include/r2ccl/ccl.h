@@ -543,7 +543,8 @@ ccl_result_t ccl_redop_destroy(ccl_redop_t op, ccl_comm_t comm);
 ccl_result_t ccl_mem_alloc(void **pointer, size_t size);
 
 /* Frees what ccl_mem_alloc() returned; where it is registered, with its last registration. NULL is
- * ignored. */
+ * ignored. Ranks that have used it in place may keep its pages from the host until they use other memory
+ * in place for the first time, or destroy their communicator. */
 ccl_result_t ccl_mem_free(void *pointer);
 
 /* Tells the communicator that [buffer, buffer + size), size > 0, will be used often. Local, and only

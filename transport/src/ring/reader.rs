@@ -10,7 +10,7 @@ use super::{
 use crate::shm::{Map, SegmentAddress, open};
 use crate::{Tile, TransportError};
 
-/// Memory of the writer that stays mapped for the next loan of it.
+/// Memory of the writer that stays mapped for the next loan of it, as long as it has not freed it.
 const REMEMBERED_LOANS: usize = 16;
 
 #[derive(Debug)]
@@ -127,6 +127,7 @@ impl Reader {
         let index = match known {
             Some(index) => index,
             None => {
+                borrowed.retain(|(_, map)| !map.is_freed());
                 borrowed.push((loan.segment, open(&loan.segment, 0)?));
                 borrowed.len() - 1
             }

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::{COOKIE_BYTES, HEAD_BYTES, RECORD_AT, RECORD_WORDS};
+use super::{COOKIE_BYTES, FREED_AT, HEAD_BYTES, RECORD_AT, RECORD_WORDS};
 use crate::TransportError;
 use crate::ring::Memory;
 
@@ -107,6 +107,11 @@ impl Map {
         let word = unsafe { self.start.add(at) };
         // SAFETY: aligned, as the mapping is to pages; all processes use the word as an atomic.
         unsafe { word.cast::<AtomicU64>().as_ref() }
+    }
+
+    /// Whether the owner has freed the memory to which this is the head: only this process keeps it from the host then.
+    pub(crate) fn is_freed(&self) -> bool {
+        self.word(FREED_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Where the memory to which this is the head lies: in which mapping, from which byte on, how long it is.
