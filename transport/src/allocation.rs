@@ -127,9 +127,13 @@ impl Allocation {
     /// How peers can read the `bytes` bytes at `address`, if they lie in a published allocation.
     #[must_use]
     pub fn loan(address: usize, bytes: usize) -> Option<Loan> {
-        let allocation = Self::containing(address, bytes)?;
-        let offset = address - allocation.start().addr().get();
-        Some(Loan { segment: allocation.address(), offset, bytes })
+        Self::containing(address, bytes).map(|allocation| allocation.part(address, bytes))
+    }
+
+    /// How peers can read the `bytes` bytes at `address`, which lie in here.
+    pub(crate) fn part(&self, address: usize, bytes: usize) -> Loan {
+        let offset = address - self.start().addr().get();
+        Loan { segment: self.address(), offset, bytes }
     }
 
     /// How often it was taken back from peers that may write it.

@@ -53,7 +53,7 @@ impl Window {
     pub fn on(address: usize, bytes: usize) -> Option<Self> {
         let allocation = Allocation::containing(address, bytes)?;
         let revocations = allocation.revocations().load(Ordering::SeqCst);
-        Some(Self { loan: Allocation::loan(address, bytes)?, revocations })
+        Some(Self { loan: allocation.part(address, bytes), revocations })
     }
 
     /// Size in bytes.
