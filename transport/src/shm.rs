@@ -247,8 +247,14 @@ pub(crate) fn open(address: &SegmentAddress, least: usize) -> Result<Map, Transp
         .st_size;
     let size = usize::try_from(size).unwrap_or(0);
     let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
-    if size < least.max(HEAD_BYTES) || !seals.contains(SealFlags::SHRINK) {
-        let text = format!("{path} has {size} bytes, {least} were announced");
+    if size < HEAD_BYTES || !seals.contains(SealFlags::SHRINK) {
+        return Err(TransportError::Protocol(format!("{path} is not memory of this library")));
+    }
+    if size < least {
+        let text = format!(
+            "the rings of a peer ({path}) take {size} bytes, those of this rank {least}: R2CCL_SHM_SLOTS and \
+             R2CCL_TILE_BYTES must be the same in all ranks of a host"
+        );
         return Err(TransportError::Protocol(text));
     }
     let mut map = Map::of(&file, size)?;

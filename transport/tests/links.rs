@@ -307,6 +307,21 @@ fn a_segment_with_another_cookie_is_refused() {
 }
 
 #[test]
+fn a_segment_of_another_size_is_an_error_that_names_the_settings() {
+    let segments = [SHAPES[1], SHAPES[2]].map(|shape| shm::Segment::create(2, shape, shape));
+    let [small, large] = segments.map(Result::unwrap);
+    let refused = large.open(1, &small.address()).unwrap_err().to_string();
+    assert!(refused.contains("R2CCL_SHM_SLOTS"), "{refused}");
+    // Somebody else's file.
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(1 << 30).unwrap();
+    let mut address = small.address();
+    address.descriptor = std::os::fd::AsRawFd::as_raw_fd(&file);
+    let refused = large.open(1, &address).unwrap_err().to_string();
+    assert!(refused.contains("not memory of this library"), "{refused}");
+}
+
+#[test]
 fn a_segment_of_a_dead_process_is_an_error_that_names_it() {
     let segment = shm::Segment::create(2, SHAPES[1], SHAPES[1]).unwrap();
     let mut address = segment.address();
