@@ -13,6 +13,7 @@
 
 use std::cell::UnsafeCell;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
 use crate::fence;
@@ -103,7 +104,7 @@ impl<T> Biased<T> {
     /// May panic, or never return, if this thread has it already.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T> {
-        if self.enter() { Guard { lock: self, asked: None } } else { self.ask() }
+        if self.enter() { Guard::new(self, None) } else { self.ask() }
     }
 
     /// The value, if nobody else has it.
@@ -112,7 +113,7 @@ impl<T> Biased<T> {
         if self.inside.load(Ordering::Relaxed) {
             return None;
         }
-        if self.enter() { Some(Guard { lock: self, asked: None }) } else { self.try_ask() }
+        if self.enter() { Some(Guard::new(self, None)) } else { self.try_ask() }
     }
 
     /// Goes inside if this thread is the owner.
@@ -157,7 +158,7 @@ impl<T> Biased<T> {
         while self.inside.load(Ordering::Acquire) {
             turns = self.left.wait(turns).unwrap_or_else(PoisonError::into_inner);
         }
-        self.asked(turns)
+        Guard::new(self, Some(turns))
     }
 
     /// As [`Self::ask`], if that is at once.
@@ -169,7 +170,7 @@ impl<T> Biased<T> {
             Err(TryLockError::WouldBlock) => return None,
         };
         self.take_away(&mut turns);
-        (!self.inside.load(Ordering::Acquire)).then(|| self.asked(turns))
+        (!self.inside.load(Ordering::Acquire)).then(|| Guard::new(self, Some(turns)))
     }
 
     /// Nobody goes inside any more.
@@ -181,9 +182,10 @@ impl<T> Biased<T> {
         }
     }
 
-    /// The value is this thread's, and so may the lock be from now on: while the guard is there, others wait for
-    /// it anyway.
-    fn asked<'a>(&'a self, mut turns: MutexGuard<'a, Turns>) -> Guard<'a, T> {
+    /// This thread has had the value, and may be the owner from now on. Not before: as the owner it would go inside
+    /// although its guard is still there.
+    #[cold]
+    fn had(&self, turns: &mut Turns) {
         let me = this_thread();
         turns.row = if turns.last == me { turns.row.saturating_add(1) } else { 0 };
         turns.last = me;
@@ -192,7 +194,6 @@ impl<T> Biased<T> {
             (turns.heir, turns.row) = (me, 0);
             self.owner.store(me, Ordering::Relaxed);
         }
-        Guard { lock: self, asked: Some(turns) }
     }
 }
 
@@ -208,6 +209,15 @@ pub struct Guard<'a, T> {
     lock: &'a Biased<T>,
     /// `None` where the owner has it. A guard of a mutex remains in its thread, and so does this one.
     asked: Option<MutexGuard<'a, Turns>>,
+    /// Threads share a guard as they share what it leads to.
+    value: PhantomData<&'a mut T>,
+}
+
+impl<'a, T> Guard<'a, T> {
+    #[inline(always)]
+    fn new(lock: &'a Biased<T>, asked: Option<MutexGuard<'a, Turns>>) -> Self {
+        Self { lock, asked, value: PhantomData }
+    }
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -236,8 +246,9 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.asked.is_none() {
-            self.lock.leave();
+        match &mut self.asked {
+            None => self.lock.leave(),
+            Some(turns) => self.lock.had(turns),
         }
     }
 }
@@ -338,6 +349,15 @@ mod tests {
         own(&lock);
         let _first = lock.lock();
         drop(lock.lock());
+    }
+
+    #[test]
+    fn a_thread_that_has_it_does_not_get_it_again() {
+        let lock = Biased::new(());
+        for call in 0..2 * FIRST_PATIENCE {
+            let _guard = lock.lock();
+            assert!(lock.try_lock().is_none(), "call {call}");
+        }
     }
 
     #[test]
