@@ -34,7 +34,7 @@ pub struct Limits {
     pub grace_ns: u64,
     /// How long a suspect may stay silent in any case.
     pub last_ns: u64,
-    /// A device that answers probes but confirms nothing for so long is stuck.
+    /// A device that still answers probes when it has confirmed nothing for so long is stuck.
     pub stuck_ns: u64,
 }
 
@@ -126,6 +126,8 @@ struct Case {
     seconded: Option<Timestamp>,
     /// When it was asked for the last time.
     condemned: Option<Timestamp>,
+    /// When it, or others on the path, last showed that the network answers.
+    answered: Option<Timestamp>,
 }
 
 /// Watches the paths of one link.
@@ -146,7 +148,7 @@ impl Watch {
     pub fn answered(&mut self, now: Timestamp, path: usize) {
         self.witness(now, path);
         let Case { is_open, probed, .. } = self.cases[path];
-        self.cases[path] = Case { is_open, probed, ..Case::default() };
+        self.cases[path] = Case { is_open, probed, answered: Some(now), ..Case::default() };
     }
 
     /// Others had something confirmed on the path before it was probed for the last time, to which it owes an
@@ -154,6 +156,7 @@ impl Watch {
     pub fn confirmed(&mut self, now: Timestamp, path: usize) {
         self.witness(now, path);
         let case = &mut self.cases[path];
+        case.answered = Some(now);
         if case.asked.is_some() {
             case.asked = case.probed.max(case.condemned);
             (case.witnessed, case.seconded, case.condemned) = (None, None, None);
@@ -283,8 +286,10 @@ impl Watch {
         if silence.beyond_ns() < suspicion_ns {
             return None;
         }
-        let Case { asked, witnessed, seconded, .. } = self.cases[path];
-        if silence.beyond_ns() >= stuck_ns {
+        let Case { asked, witnessed, seconded, answered, .. } = self.cases[path];
+        // Whoever answers nothing may be out of reach, for which there are other limits.
+        let lasted_ns = |at: Timestamp| silence.beyond_ns().saturating_sub(now.since(at));
+        if answered.is_some_and(|at| lasted_ns(at) >= stuck_ns) {
             return Some(Reason::Stuck);
         }
         let asked = asked?;
@@ -319,9 +324,18 @@ mod tests {
     /// Looks every millisecond; `answers` tells at which milliseconds a path answers, `mute` which
     /// paths are silent from the beginning on. Returns what was ordered, and when.
     fn play(until: u64, mute: &[usize], answers: impl Fn(u64, usize) -> bool) -> String {
+        play_with(limits(), until, mute, answers)
+    }
+
+    fn play_with(
+        limits: Limits,
+        until: u64,
+        mute: &[usize],
+        answers: impl Fn(u64, usize) -> bool,
+    ) -> String {
         use std::fmt::Write;
 
-        let (mut watch, mut orders) = (Watch::new(3, limits()), Vec::new());
+        let (mut watch, mut orders) = (Watch::new(3, limits), Vec::new());
         let mut transcript = String::new();
         for ms in 0..until {
             let now = Timestamp(ms * MS);
@@ -440,7 +454,7 @@ mod tests {
         // The question at which it was seen stands.
         assert_eq!(given_up_after(17), (30, Reason::Silent));
         assert_eq!(given_up_after(1_000), (1_037, Reason::Silent));
-        assert_eq!(given_up_after(9_000), (3_000, Reason::Stuck));
+        assert_eq!(given_up_after(9_000), (3_005, Reason::Stuck));
     }
 
     #[test]
@@ -463,6 +477,19 @@ mod tests {
     fn silence_of_everybody_ends_at_the_last_limit() {
         let transcript = play(2_000, &[0, 1, 2], |_, _| false);
         assert!(transcript.ends_with("1010 GiveUp(0, AllSilent)\n"), "{transcript}");
+    }
+
+    #[test]
+    fn who_has_longer_to_answer_is_not_stuck_before() {
+        let last = Limits { last_ns: 10_000 * MS, ..limits() };
+        for (answer, end) in [(20_000, "10010"), (100, "10105")] {
+            let transcript = play_with(last, 20_000, &[0, 1, 2], |ms, _| ms == answer);
+            let expected = format!("\n{end} GiveUp(0, AllSilent)\n");
+            assert!(transcript.ends_with(&expected), "all answer at {answer}: {transcript}");
+        }
+        let grace = Limits { grace_ns: 20_000 * MS, last_ns: 30_000 * MS, ..limits() };
+        let transcript = play_with(grace, 20_000, &[1], |ms, path| path != 1 && ms == 10);
+        assert!(transcript.ends_with("5011 GiveUp(1, Silent)\n"), "{transcript}");
     }
 
     #[test]
