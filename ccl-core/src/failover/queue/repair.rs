@@ -74,6 +74,9 @@ impl Queue {
     }
 
     pub(super) fn failed(&mut self, now: Timestamp, rail: Rail, out: &mut Vec<Output>) {
+        if rail == self.active && self.expects_leave() {
+            return self.leave(now, out);
+        }
         if self.rails.failed(rail) {
             self.fence(now, rail, out);
         }

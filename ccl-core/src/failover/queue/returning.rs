@@ -26,6 +26,13 @@ impl Queue {
         self.sending == SendState::WaitDrained
     }
 
+    /// Whether the leader leaves the active rail for the default one as soon as it can: that is no fault of
+    /// the rail, however this end hears of it.
+    pub(super) fn expects_leave(&self) -> bool {
+        let is_drained = self.returning.is_some_and(|returning| returning.is_drained);
+        self.leads == Some(false) && is_drained
+    }
+
     pub(super) fn return_deadline(&self) -> Option<Timestamp> {
         if self.phase != Phase::Running || self.leads != Some(true) {
             return None;

@@ -276,6 +276,46 @@ fn the_return_withholds_requests_until_both_ends_are_drained() {
     );
 }
 
+/// The default rail fails and comes back, twice. Nothing is wrong with the backup, whose end this end hears of
+/// in both ways.
+#[test]
+fn a_backup_that_is_left_does_not_wait_longer_for_it() {
+    let resume = |rail, epoch| {
+        Input::Heard(Rail(rail), Message::Resume { epoch: Epoch(epoch), delivered: 0 })
+    };
+    let transcript = play(
+        Evidence::Handshake,
+        2,
+        &[
+            (0, joined(0, false)),
+            (0, joined(1, false)),
+            (3, Input::Failed(Rail(0))),
+            (4, Input::Drained(Rail(0))),
+            (5, resume(1, 1)),
+            (14, Input::Tick),
+            (20, joined(0, false)),
+            (70, Input::Heard(Rail(1), Message::Return(1))),
+            (71, resume(0, 2)),
+            (72, Input::Drained(Rail(1))),
+            (82, Input::Tick),
+            (90, joined(1, false)),
+            (100, Input::Failed(Rail(0))),
+            (101, Input::Drained(Rail(0))),
+            (102, resume(1, 3)),
+            (121, Input::Tick),
+            (130, joined(0, false)),
+            (180, Input::Heard(Rail(1), Message::Return(2))),
+            (181, Input::Failed(Rail(1))),
+            (182, Input::Drained(Rail(1))),
+            (183, resume(0, 4)),
+            (192, Input::Tick),
+        ],
+    );
+    for end in ["\n82 Tick\n    Revive(Rail(1))\n", "\n192 Tick\n    Revive(Rail(1))\n"] {
+        assert!(transcript.contains(end), "{transcript}");
+    }
+}
+
 const RAILS: usize = 3;
 const ENTRIES: u64 = 8;
 
