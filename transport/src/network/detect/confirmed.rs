@@ -60,13 +60,28 @@ impl Family {
     fn look(&mut self, now: Instant, number: u8) {
         self.confirmed.clear();
         if let Err(cause) = count(number, &mut self.confirmed) {
-            self.is_refused = true;
+            self.is_refused = is_refusal(&cause);
             tracing::debug!(%cause, "the kernel does not tell of other connections");
         }
         let end = clock::now();
         let effort = end.saturating_duration_since(now);
         self.fresh_until = Some(end + FRESH.max(TIMES_THE_EFFORT * effort));
     }
+}
+
+/// Whether the kernel will never tell. What it lacks at the moment, such as a descriptor, it may have later.
+fn is_refusal(cause: &io::Error) -> bool {
+    matches!(
+        cause.raw_os_error(),
+        Some(
+            libc::EPERM
+                | libc::EACCES
+                | libc::ENOENT
+                | libc::EPROTONOSUPPORT
+                | libc::EAFNOSUPPORT
+                | libc::EOPNOTSUPP
+        )
+    )
 }
 
 /// Adds what was confirmed on all connections of a family.
@@ -132,6 +147,24 @@ mod tests {
 
     use super::*;
     use crate::verbs::soft::socket::{self, Binding};
+
+    #[test]
+    fn what_is_lacking_for_a_moment_is_asked_for_again() {
+        let is_refusal = |number| is_refusal(&io::Error::from_raw_os_error(number));
+        assert!(
+            [libc::EPERM, libc::EACCES, libc::ENOENT, libc::EPROTONOSUPPORT]
+                .map(is_refusal)
+                .iter()
+                .all(|is| *is)
+        );
+        assert!(
+            ![libc::EMFILE, libc::ENOBUFS, libc::EAGAIN, libc::EINTR]
+                .map(is_refusal)
+                .iter()
+                .any(|is| *is)
+        );
+        assert!(!super::is_refusal(&io::Error::from(io::ErrorKind::InvalidData)));
+    }
 
     /// A connection between two addresses.
     fn connect(near: IpAddr, listener: &TcpListener) -> [TcpStream; 2] {
