@@ -116,6 +116,11 @@ impl Engine {
         self.executor.settle(patience, is_over);
     }
 
+    /// See [`Executor::abandon`].
+    pub(crate) fn abandon(&mut self) {
+        self.executor.abandon();
+    }
+
     /// Looks after the links between calls. Tells whether the peers have everything.
     pub(crate) fn tend(&mut self) -> bool {
         self.executor.tend()

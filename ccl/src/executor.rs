@@ -67,6 +67,8 @@ pub(crate) struct Executor {
     stores: Stores,
     /// What is sent unstaged.
     least: Least,
+    /// Peers are not waited for at the end.
+    is_abandoned: bool,
 }
 
 impl Executor {
@@ -101,6 +103,7 @@ impl Executor {
             rails,
             stores,
             least,
+            is_abandoned: false,
         }
     }
 

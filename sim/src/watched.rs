@@ -137,6 +137,10 @@ impl Link for Watched {
         self.inner.progress_into(stamp, landing)
     }
 
+    fn leave(&mut self) -> bool {
+        self.inner.leave()
+    }
+
     fn flushed(&self) -> bool {
         self.inner.flushed()
     }

@@ -234,6 +234,12 @@ pub trait Link: Send + fmt::Debug {
     /// to do, so that the peer's end is [settled](Self::settled).
     fn confirm(&mut self) {}
 
+    /// Says that this end closes, once everything committed was handed over; to be called until it tells that nothing is left
+    /// to wait for, or for as long as the caller wants to wait. A link that was told so does not wait when it is dropped.
+    fn leave(&mut self) -> bool {
+        true
+    }
+
     /// Grows whenever [`Self::descriptors`] would give something else.
     fn revision(&self) -> u32 {
         0

@@ -64,6 +64,7 @@ use meet::{Contact, Meeting, PeerPlan};
 use rehearsal::Part;
 
 pub use carrier::Wire;
+pub use link::LINGER;
 pub use medium::RailDevice;
 pub use repair::Terms;
 

@@ -165,6 +165,9 @@ impl Core {
             engine.settle(self.config.settings.rail_patience, is_over);
             self.control.leave(engine.calls());
         }
+        if self.control.fault().is_some() {
+            self.engine.lock().abandon();
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use ccl_transport::clock;
+use ccl_transport::network::LINGER;
 
 use super::Executor;
 
@@ -46,6 +47,26 @@ impl Executor {
             let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
             let is_taken = links.all(|link| link.settled() || link.flushed());
             if waited >= patience || (is_taken && waited >= LAST_WAIT) {
+                return;
+            }
+            clock::sleep(SETTLING_PAUSE);
+        }
+    }
+
+    /// Nobody is owed anything any more, so that this rank need not wait for peers when it leaves.
+    pub(crate) fn abandon(&mut self) {
+        self.is_abandoned = true;
+    }
+}
+
+impl Drop for Executor {
+    /// Leaves all links at the same time: where a host is out of reach, each would be waited for in vain.
+    fn drop(&mut self) {
+        let deadline = clock::now() + LINGER;
+        loop {
+            let links = self.links.iter_mut().flatten();
+            let have_left = links.fold(true, |all, link| link.leave() & all);
+            if have_left || self.is_abandoned || clock::now() >= deadline {
                 return;
             }
             clock::sleep(SETTLING_PAUSE);

@@ -10,8 +10,9 @@ use crate::stores::{Caches, Stores};
 
 impl Executor {
     /// What is stored goes past these caches where that is [better](crate::stores).
-    pub(crate) fn caching(self, caches: Caches) -> Self {
-        Self { stores: Stores::new(caches), ..self }
+    pub(crate) fn caching(mut self, caches: Caches) -> Self {
+        self.stores = Stores::new(caches);
+        self
     }
 
     /// Forgets how far the last program came, and makes room for this one.

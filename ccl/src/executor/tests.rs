@@ -8,6 +8,7 @@
 
 mod doubt;
 mod landing;
+mod leaving;
 mod looks;
 mod to_all;
 mod unstaged;

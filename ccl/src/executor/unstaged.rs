@@ -54,8 +54,9 @@ impl ccl_transport::Origin for Origin<'_> {
 impl Executor {
     /// Sends unstaged, and lets land, what is so long.
     #[cfg(any(test, feature = "simulation"))]
-    pub(crate) fn unstaging(self, least: Least) -> Self {
-        Self { least, ..self }
+    pub(crate) fn unstaging(mut self, least: Least) -> Self {
+        self.least = least;
+        self
     }
 }
 

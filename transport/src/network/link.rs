@@ -28,10 +28,20 @@ use super::split::Split;
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
 use crate::{EncodedStamp, HEADER_BYTES, Link, Stamp, Stretch, Tile, TransportError, clock};
 
-/// How long a link that is dropped waits at most for the peer's host to confirm what it has sent; it
-/// takes longer than a round trip only if a rail is dying.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long to wait at most, before links are dropped, for the hosts of the peers to confirm what was
+/// sent; it takes longer than a round trip only if rails are dying.
+pub const LINGER: Duration = Duration::from_secs(2);
 const LINGER_PAUSE: Duration = Duration::from_micros(50);
+
+/// How near a link is to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Farewell {
+    /// Nobody wants to leave.
+    Open,
+    /// The goodbye is said once everything before it was handed to the paths.
+    Due,
+    Said,
+}
 
 /// One end of a link over the rails between two hosts.
 pub(super) struct NetworkLink {
@@ -58,6 +68,7 @@ pub(super) struct NetworkLink {
     pub(super) owes_credit: bool,
     /// The peer has said that it closes the link.
     pub(super) peer_left: bool,
+    farewell: Farewell,
     completions: Vec<Completion>,
     pub(super) failure: Option<TransportError>,
 }
@@ -116,6 +127,7 @@ impl NetworkLink {
             credited: 0,
             owes_credit: false,
             peer_left: false,
+            farewell: Farewell::Open,
             completions: Vec::with_capacity(4 * geometry.shape.slots),
             failure: None,
         })
@@ -296,9 +308,11 @@ impl NetworkLink {
         }
     }
 
-    fn is_settled(&self) -> bool {
+    /// Whether the peer's host has everything up to the goodbye.
+    fn has_left(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
-        self.window.is_posted() && !live.any(|live| live.pair.in_flight())
+        let is_said = self.farewell == Farewell::Said && self.window.is_posted();
+        is_said && !live.any(|live| live.pair.in_flight())
     }
 }
 
@@ -418,6 +432,25 @@ impl Link for NetworkLink {
         self.failure.is_some() || self.peer_left || self.window.is_settled()
     }
 
+    /// A connection that is closed with bytes unread, such as a credit for the last tile, throws away what
+    /// has not arrived: so the peer's host has to confirm the goodbye.
+    fn leave(&mut self) -> bool {
+        if self.farewell == Farewell::Open {
+            self.farewell = Farewell::Due;
+        }
+        if self.failure.is_some() || self.fences.is_severed() || self.lacking().is_some() {
+            return true;
+        }
+        self.poll_paths(&mut Landing::none());
+        self.mend();
+        self.post_staged();
+        if self.farewell == Farewell::Due && self.window.is_posted() {
+            self.say_goodbye();
+            self.farewell = Farewell::Said;
+        }
+        self.has_left()
+    }
+
     fn confirm(&mut self) {
         self.post_credit(1);
         self.expectation.give_up();
@@ -436,25 +469,13 @@ impl Link for NetworkLink {
 }
 
 impl Drop for NetworkLink {
-    /// Waits a little for the peer's host to confirm what was sent: a connection that is closed with
-    /// bytes unread, such as a credit for the last tile, throws away what has not arrived.
+    /// Who has told the link to leave has waited as long as it wanted to.
     fn drop(&mut self) {
+        if self.farewell != Farewell::Open {
+            return;
+        }
         let deadline = clock::now() + LINGER;
-        let mut said = false;
-        let is_over = |link: &Self| {
-            link.failure.is_some() || link.fences.is_severed() || link.lacking().is_some()
-        };
-        while !is_over(self) && clock::now() < deadline {
-            self.poll_paths(&mut Landing::none());
-            self.mend();
-            self.post_staged();
-            if !said && self.window.is_posted() {
-                self.say_goodbye();
-                said = true;
-            }
-            if said && self.is_settled() {
-                return;
-            }
+        while !self.leave() && clock::now() < deadline {
             clock::sleep(LINGER_PAUSE);
         }
     }

@@ -92,8 +92,10 @@ fn landing(
     landed: &Arc<AtomicUsize>,
 ) -> Vec<Executor> {
     let n = ranks as usize;
-    let mut links: Vec<Links> =
-        executors(ranks).into_iter().map(|executor| executor.links).collect();
+    let mut links: Vec<Links> = executors(ranks)
+        .into_iter()
+        .map(|mut executor| std::mem::take(&mut executor.links))
+        .collect();
     for low in 0..n {
         for high in low + 1..n {
             let (a, b) = memory::pair(SHAPES[usize::from((low + high).is_multiple_of(3))]);
