@@ -5,7 +5,7 @@
 //! connection is authenticated; its hello says which one it is. A thread per peer connects, a thread
 //! per accepted connection authenticates it, and all of them end with the meeting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -181,22 +181,24 @@ impl<'a> Meeting<'a> {
         progress.failure.is_some() || progress.seated.len() == self.expected()
     }
 
-    /// Connects to a peer over every rail, one after the other.
+    /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
+    /// turn after the others.
     fn dial(&self, peer: &PeerPlan) {
-        for (index, contact) in peer.connections.iter().enumerate() {
+        let mut left: VecDeque<_> = (0..peer.connections.len()).map(|index| (index, 0)).collect();
+        while !self.is_over.load(Ordering::Acquire)
+            && clock::now() < self.deadline
+            && let Some((index, mut refusals)) = left.pop_front()
+        {
             let seat = (peer.rank, index);
-            let mut refusals = 0;
-            while !self.is_over.load(Ordering::Acquire) {
-                match self.introduce(seat, contact) {
-                    Ok(stream) => {
-                        self.progress().seated.insert(seat, stream);
-                        break;
-                    }
-                    Err(reason) => {
-                        refusals += u32::from(matches!(reason, TransportError::Refused(_)));
-                        self.note(seat, &reason, refusals >= MAX_REFUSALS);
-                        clock::sleep(RETRY_PAUSE);
-                    }
+            match self.introduce(seat, &peer.connections[index]) {
+                Ok(stream) => {
+                    self.progress().seated.insert(seat, stream);
+                }
+                Err(reason) => {
+                    refusals += u32::from(matches!(reason, TransportError::Refused(_)));
+                    self.note(seat, &reason, refusals >= MAX_REFUSALS);
+                    left.push_back((index, refusals));
+                    clock::sleep(RETRY_PAUSE);
                 }
             }
         }

@@ -238,6 +238,26 @@ fn who_does_not_come_is_named() {
 }
 
 #[test]
+fn a_rail_over_which_nobody_comes_does_not_keep_the_others_from_being_tried() {
+    let mut endpoints = vec![endpoint(0, &[1.0; 3]), endpoint(1, &[1.0; 3])];
+    let peers = [announced(1, &endpoints[1]), announced(0, &endpoints[0])];
+    // Nobody listens where that of rail 1 was announced.
+    endpoints[0].listeners[1] =
+        socket::listen(&Binding { address: endpoints[0].rails[1].address, interface: None })
+            .unwrap();
+    let deadline = clock::now() + Duration::from_secs(3);
+    let connect = |(rank, endpoint): (u32, Endpoint)| {
+        let peer = peers[rank as usize].clone();
+        thread::spawn(move || endpoint.connect(Rank(rank), 77, &[peer], SHAPE, deadline))
+    };
+    let threads: Vec<_> = (0..).zip(endpoints).map(connect).collect();
+    for (thread, peer) in threads.into_iter().zip([1, 0]) {
+        let error = thread.join().unwrap().unwrap_err();
+        assert!(error.to_string().contains(&format!("rank {peer} rails [1]")), "{error}");
+    }
+}
+
+#[test]
 fn another_job_is_refused() {
     let (near, mut far) = (endpoint(0, &[1.0]), endpoint(1, &[1.0]));
     far.key = JobKey::from_passphrase("another job");
