@@ -36,6 +36,7 @@ pub mod rehearsal;
 mod repair;
 pub mod split;
 pub mod survey;
+mod visitors;
 
 #[cfg(test)]
 mod tests;

@@ -3,20 +3,22 @@
 //! Of two ranks the higher one connects and the lower one accepts, so nobody waits for somebody who
 //! waits for him: rank 0 only accepts, and whoever it has accepted goes on to the others. Every
 //! connection is authenticated; its hello says which one it is. A thread per peer connects, a thread
-//! per accepted connection authenticates it, and all of them end with the meeting.
+//! per accepted connection on which something was said authenticates it, and all of them end with the
+//! meeting.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::Scope;
+use std::thread::{Builder, Scope};
 use std::time::{Duration, Instant};
 
 use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::medium::Medium;
+use super::visitors::{Visitor, Visitors};
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
 use crate::{TransportError, clock, descriptors};
@@ -25,7 +27,7 @@ use crate::{TransportError, clock, descriptors};
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take, so that the end of the meeting is noticed.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
-/// Connections that are authenticated at the same time.
+/// Accepted connections that are authenticated at the same time.
 const MAX_HANDSHAKES: usize = 64;
 /// Refusals by a peer before this end believes it: a peer that is overloaded may also have given up
 /// an attempt.
@@ -116,6 +118,13 @@ pub(super) struct Meeting<'a> {
     was_stranger_reported: AtomicBool,
 }
 
+/// Who made a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Maker {
+    Myself,
+    Guest,
+}
+
 #[derive(Debug, Default)]
 struct Progress {
     seated: BTreeMap<Seat, TcpStream>,
@@ -125,8 +134,8 @@ struct Progress {
     closed: Option<String>,
     /// What makes waiting pointless.
     failure: Option<TransportError>,
-    /// Connections being authenticated, to end them when the meeting is over.
-    handshakes: BTreeMap<u64, TcpStream>,
+    /// Connections being authenticated, to end them when the meeting is over; by who made them.
+    handshakes: BTreeMap<(Maker, u64), TcpStream>,
     next_handshake: u64,
 }
 
@@ -158,12 +167,17 @@ impl<'a> Meeting<'a> {
         if self.expected() >= MANY {
             descriptors::raise_limit();
         }
+        let meeting = &self;
         std::thread::scope(|scope| {
-            for peer in self.peers.iter().filter(|peer| peer.dials) {
-                scope.spawn(|| self.dial(peer));
+            // The scope waits for all threads, also if this one panics.
+            let _end = End(meeting);
+            let mut dialled = meeting.peers.iter().filter(|peer| peer.dials);
+            let held = dialled
+                .try_for_each(|peer| start(scope, move || meeting.dial(peer)))
+                .and_then(|()| meeting.receive(listeners, scope));
+            if let Err(failure) = held {
+                meeting.progress().failure.get_or_insert(failure);
             }
-            self.receive(listeners, scope);
-            self.end();
         });
         self.outcome()
     }
@@ -236,36 +250,51 @@ impl<'a> Meeting<'a> {
             incarnation: FIRST_INCARNATION,
             medium: *medium,
         };
-        let _handshake = Handshake::begin(self, &stream)?;
+        let _handshake = Handshake::begin(self, &stream, Maker::Myself)?;
         auth::initiate(&stream, self.key, &hello.encode(), self.deadline)?;
         Ok(stream)
     }
 
     /// Accepts until everybody is there, including those this rank connects to.
-    fn receive<'scope>(&'scope self, listeners: &[TcpListener], scope: &'scope Scope<'scope, '_>) {
+    fn receive<'scope>(
+        &'scope self,
+        listeners: &[TcpListener],
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Result<(), TransportError> {
+        let mut visitors = Visitors::default();
         while !self.is_complete() && clock::now() < self.deadline {
-            let mut polled: Vec<_> =
-                listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
-            // Interrupted or not, what is there is accepted.
-            let _ = poll(&mut polled, Some(&ACCEPT_PAUSE));
+            let room = MAX_HANDSHAKES.saturating_sub(self.guests());
+            if room == 0 {
+                clock::sleep(RETRY_PAUSE);
+                continue;
+            }
+            await_guests(listeners, &visitors);
+            let now = clock::now();
             for (rail, listener) in listeners.iter().enumerate() {
-                let is_busy = self.progress().handshakes.len() >= MAX_HANDSHAKES;
-                if is_busy {
-                    clock::sleep(RETRY_PAUSE);
-                    break;
-                }
                 match listener.accept() {
                     Ok((stream, from)) => {
                         self.progress().closed = None;
-                        let rails = listeners.len();
-                        scope.spawn(move || self.welcome(stream, from, (rail, rails)));
+                        let until = now + HANDSHAKE_LIMIT;
+                        visitors.admit(Visitor { stream, from, rail, until });
                     }
                     Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
                     Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
                     Err(cause) => self.close(&cause),
                 }
             }
+            for visitor in visitors.spoken(now, room) {
+                // It fails only if descriptors are used up, and then the guest comes again.
+                let Ok(handshake) = Handshake::begin(self, &visitor.stream, Maker::Guest) else {
+                    continue;
+                };
+                let rails = listeners.len();
+                start(scope, move || {
+                    let _handshake = handshake;
+                    self.welcome(visitor, rails);
+                })?;
+            }
         }
+        Ok(())
     }
 
     /// Accepts nobody for a while. Who waits at the door would wake this thread at once.
@@ -276,11 +305,14 @@ impl<'a> Meeting<'a> {
         clock::sleep(RETRY_PAUSE);
     }
 
+    /// How many of those who have connected are being authenticated.
+    fn guests(&self) -> usize {
+        let progress = self.progress();
+        progress.handshakes.keys().filter(|(maker, _)| *maker == Maker::Guest).count()
+    }
+
     /// Authenticates whoever has connected to one of the rails.
-    fn welcome(&self, stream: TcpStream, from: SocketAddr, (rail, rails): (usize, usize)) {
-        if !self.is_guest(&stream) {
-            return;
-        }
+    fn welcome(&self, Visitor { stream, from, rail, .. }: Visitor, rails: usize) {
         match self.examine(&stream, (rail, rails)) {
             Ok(seat) => {
                 self.progress().seated.entry(seat).or_insert(stream);
@@ -289,21 +321,11 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Whether somebody connected to say something: a peer that has met everybody already may only
-    /// want to know whether the network answers.
-    fn is_guest(&self, stream: &TcpStream) -> bool {
-        let Ok(_handshake) = Handshake::begin(self, stream) else { return false };
-        let spoken =
-            stream.set_read_timeout(Some(HANDSHAKE_LIMIT)).and_then(|()| stream.peek(&mut [0]));
-        !matches!(spoken, Ok(0) | Err(_))
-    }
-
     fn examine(
         &self,
         stream: &TcpStream,
         (rail, rails): (usize, usize),
     ) -> Result<Seat, TransportError> {
-        let _handshake = Handshake::begin(self, stream)?;
         let deadline = self.deadline.min(clock::now() + HANDSHAKE_LIMIT);
         let hello = auth::accept(stream, self.key, deadline)?;
         let seat = Hello::decode(&hello).and_then(|hello| self.seat(hello));
@@ -362,14 +384,44 @@ impl<'a> Meeting<'a> {
     }
 }
 
+/// Waits a little for somebody to connect, or to speak.
+fn await_guests(listeners: &[TcpListener], visitors: &Visitors) {
+    let listeners = listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
+    let visitors = visitors.streams().map(|stream| PollFd::new(stream, PollFlags::IN));
+    let mut polled: Vec<_> = listeners.chain(visitors).collect();
+    // Interrupted or not, whoever is there is attended to.
+    let _ = poll(&mut polled, Some(&ACCEPT_PAUSE));
+}
+
+fn start<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    work: impl FnOnce() + Send + 'scope,
+) -> Result<(), TransportError> {
+    let thread = Builder::new().name("r2ccl-meeting".into()).spawn_scoped(scope, work);
+    thread.map(drop).map_err(|cause| TransportError::system("start a thread to meet peers", cause))
+}
+
+/// Ends the meeting when it is dropped.
+struct End<'a>(&'a Meeting<'a>);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
 /// A connection that is being authenticated: known to the meeting, which ends it when it is over.
 struct Handshake<'a> {
     meeting: &'a Meeting<'a>,
-    number: u64,
+    number: (Maker, u64),
 }
 
 impl<'a> Handshake<'a> {
-    fn begin(meeting: &'a Meeting<'a>, stream: &TcpStream) -> Result<Self, TransportError> {
+    fn begin(
+        meeting: &'a Meeting<'a>,
+        stream: &TcpStream,
+        maker: Maker,
+    ) -> Result<Self, TransportError> {
         let clone = stream
             .try_clone()
             .map_err(|cause| TransportError::system("duplicate a connection", cause))?;
@@ -377,7 +429,7 @@ impl<'a> Handshake<'a> {
         if meeting.is_over.load(Ordering::Acquire) {
             return Err(TransportError::TimedOut("the meeting is over".into()));
         }
-        let number = progress.next_handshake;
+        let number = (maker, progress.next_handshake);
         progress.next_handshake += 1;
         progress.handshakes.insert(number, clone);
         drop(progress);

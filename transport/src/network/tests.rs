@@ -8,9 +8,11 @@ mod unstaged;
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::process::Command;
 use std::thread::{self, JoinHandle};
 
 use ccl_core::collective::{Collective, Signature};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::events::{RailEvent, RailEventKind, Witness};
 use super::*;
@@ -199,12 +201,16 @@ fn many_ranks_meet_while_strangers_knock() {
     let endpoints: Vec<Endpoint> =
         (0..).zip(capacities).map(|(rank, capacities)| endpoint(20 + rank, capacities)).collect();
     let mut strangers = Vec::new();
+    let silent = vec![endpoints[0].addresses()[0]; 70];
+    let silent: Vec<_> = silent.into_iter().map(|at| TcpStream::connect(at).unwrap()).collect();
     for address in endpoints.iter().flat_map(Endpoint::addresses) {
         let mut stranger = TcpStream::connect(address).unwrap();
         stranger.write_all(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n........").unwrap();
         strangers.push((stranger, TcpStream::connect(address).unwrap()));
     }
-    let outcomes = gather(endpoints, &[SHAPE], LIMIT);
+    // Sooner than a stranger is silent for too long.
+    let outcomes = gather(endpoints, &[SHAPE], Duration::from_secs(4));
+    drop(silent);
     let mut ranks: Vec<_> = outcomes.into_iter().map(Result::unwrap).collect();
     for links in &mut ranks {
         assert_eq!(links.len(), 4);
@@ -255,6 +261,28 @@ fn a_rail_over_which_nobody_comes_does_not_keep_the_others_from_being_tried() {
         let error = thread.join().unwrap().unwrap_err();
         assert!(error.to_string().contains(&format!("rank {peer} rails [1]")), "{error}");
     }
+}
+
+/// Limits the process, so it needs one of its own.
+#[test]
+fn a_meeting_without_threads_is_an_error() {
+    const NAME: &str = "network::tests::a_meeting_without_threads_is_an_error";
+    const ALONE: [&str; 3] = ["--exact", NAME, "--test-threads=1"];
+    if !ALONE.iter().all(|wanted| std::env::args().any(|argument| argument == *wanted)) {
+        let child = Command::new(std::env::current_exe().unwrap()).args(ALONE).output().unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let (near, far) = (endpoint(0, &[1.0]), endpoint(1, &[1.0]));
+    let peers = [announced(0, &near)];
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let bytes = pages.split(' ').next().unwrap().parse::<u64>().unwrap() * 4096;
+    // A stack needs more.
+    let limit = Rlimit { current: Some(bytes + (1 << 20)), ..getrlimit(Resource::As) };
+    setrlimit(Resource::As, limit).unwrap();
+    let error = far.connect(Rank(1), 77, &peers, SHAPE, soon()).unwrap_err();
+    assert!(error.to_string().contains("start a thread"), "{error}");
 }
 
 #[test]

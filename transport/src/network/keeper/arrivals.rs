@@ -4,7 +4,6 @@
 //! network answers. Whoever speaks has to prove the key, and then to offer a connection that is newer
 //! than the present one.
 
-use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -12,12 +11,11 @@ use ccl_core::failover::fence::LAST_INCARNATION;
 
 use super::super::medium::Medium;
 use super::super::meet::{HANDSHAKE_LIMIT, Hello};
+use super::super::visitors::{MAX_VISITORS, Visitor};
 use super::greeter::Verdict;
-use super::worker::{Visitor, Worker};
+use super::worker::Worker;
 use crate::TransportError;
 
-/// Visitors that have said nothing yet; one more replaces the oldest.
-const MAX_VISITORS: usize = 64;
 /// How long not to accept when the system has no descriptors left.
 const CLOSED_PAUSE: Duration = Duration::from_millis(100);
 
@@ -30,8 +28,10 @@ impl Worker {
                 self.accept(rail, now);
             }
         }
-        for visitor in std::mem::take(&mut self.visitors) {
-            self.attend(visitor, now);
+        for Visitor { stream, from, rail, .. } in self.visitors.spoken(now, self.greeter.room()) {
+            if let Err(reason) = self.greeter.accept(stream, from, rail) {
+                tracing::debug!(rank = self.identity.me.0, %reason, "a visitor was dropped");
+            }
         }
     }
 
@@ -39,11 +39,8 @@ impl Worker {
         for _ in 0..MAX_VISITORS {
             match self.rails[rail].listener.accept() {
                 Ok((stream, from)) => {
-                    if self.visitors.len() >= MAX_VISITORS {
-                        self.visitors.remove(0);
-                    }
                     let until = now + HANDSHAKE_LIMIT;
-                    self.visitors.push(Visitor { stream, from, rail, until });
+                    self.visitors.admit(Visitor { stream, from, rail, until });
                 }
                 Err(cause) => {
                     let is_exhausted = matches!(
@@ -57,24 +54,6 @@ impl Worker {
                     return;
                 }
             }
-        }
-    }
-
-    /// Has a visitor authenticated that has begun to speak, and drops one that has left.
-    fn attend(&mut self, visitor: Visitor, now: Instant) {
-        let prepared = visitor.stream.set_nonblocking(true);
-        match prepared.and_then(|()| visitor.stream.peek(&mut [0])) {
-            Ok(1..) if !self.greeter.is_busy() => {
-                let Visitor { stream, from, rail, .. } = visitor;
-                if let Err(reason) = self.greeter.accept(stream, from, rail) {
-                    tracing::debug!(rank = self.identity.me.0, %reason, "a visitor was dropped");
-                }
-            }
-            Ok(0) => {}
-            Err(cause)
-                if !matches!(cause.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            Ok(_) | Err(_) if now < visitor.until => self.visitors.push(visitor),
-            Ok(_) | Err(_) => {}
         }
     }
 

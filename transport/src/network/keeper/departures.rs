@@ -15,7 +15,8 @@ use crate::{TransportError, clock};
 
 /// Probes of one path whose answers are awaited; one more replaces the oldest.
 const MAX_PROBES: usize = 4;
-/// Attempts to connect at the same time. Others wait for their turn.
+/// Attempts to connect, and connections made that are being authenticated, of each so many at the same
+/// time. Others wait for their turn.
 const MAX_DIALS: usize = 32;
 
 impl Worker {
@@ -94,7 +95,7 @@ impl Worker {
 
     fn may_dial(&self) -> bool {
         let dials = self.attempts.iter().filter(|attempt| attempt.purpose == Purpose::Connection);
-        dials.count() < MAX_DIALS && !self.greeter.is_busy()
+        dials.count() < MAX_DIALS && self.greeter.dials() < MAX_DIALS
     }
 
     fn due(&self, link: usize, path: usize) -> Option<Instant> {

@@ -11,16 +11,16 @@ use std::sync::mpsc::Sender;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::super::meet::{HANDSHAKE_LIMIT, Hello};
+use super::super::meet::Hello;
 use super::mailbox::{Bell, Order};
 use crate::auth::{self, JobKey};
 use crate::{TransportError, clock};
 
-/// Connections that are authenticated at the same time.
+/// Connections of others that are authenticated at the same time.
 const MAX_GREETINGS: usize = 32;
 const VERDICT_BYTES: usize = 8;
-/// How long a peer that has answered may take to be convinced: a rail that is back may die meanwhile,
-/// and the next attempt repeats what was lost.
+/// How long the two ends may take to convince each other: a rail that is back may die meanwhile, and the
+/// next attempt repeats what was lost. So whoever takes longer is no peer.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
 /// The kernel takes no time-out of zero.
 const HEARING_MINIMUM: Duration = Duration::from_millis(1);
@@ -122,9 +122,15 @@ impl Greeter {
         Self { key, helpers: BTreeMap::new(), next: 0, orders, bell }
     }
 
-    /// Whether the next connection has to wait for a helper to finish.
-    pub(super) fn is_busy(&self) -> bool {
-        self.helpers.len() >= MAX_GREETINGS
+    /// How many more of those that have connected can be heard now.
+    pub(super) fn room(&self) -> usize {
+        let guests = self.helpers.values().filter(|helper| helper.dials_for.is_none());
+        MAX_GREETINGS.saturating_sub(guests.count())
+    }
+
+    /// How many connections that this end made are being authenticated.
+    pub(super) fn dials(&self) -> usize {
+        self.helpers.values().filter(|helper| helper.dials_for.is_some()).count()
     }
 
     /// Proves the key on a connection that this end made, and hears the peer's verdict.
@@ -155,7 +161,7 @@ impl Greeter {
         let key = self.key.clone();
         self.employ(stream, None, move |stream| {
             let strange = || TransportError::Refused("its hello is none".into());
-            let outcome = auth::accept(&stream, &key, clock::now() + HANDSHAKE_LIMIT)
+            let outcome = auth::accept(&stream, &key, clock::now() + GREETING_LIMIT)
                 .and_then(|hello| Hello::decode(&hello).ok_or_else(strange))
                 .map(|hello| (stream, hello));
             Greeting::Visited { rail, from, outcome }

@@ -365,6 +365,26 @@ fn ends_that_disagree_on_the_number_find_one() {
     send(&mut one, &mut other);
 }
 
+/// They begin to speak, and do not go on.
+#[test]
+fn strangers_do_not_keep_peers_from_connecting_again() {
+    let near = Candidate::on_loopback(0, 11, 1);
+    let far = Candidate::on_loopback(1, 11, 1);
+    let addresses = (near.addresses(), far.addresses());
+    let slow = |at: SocketAddr| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(b"r2cc").unwrap();
+        stream
+    };
+    let all: Vec<_> = (0..32).flat_map(|_| [slow(addresses.0[0]), slow(addresses.1[0])]).collect();
+    let (mut near, mut far) = (near.keep(1, &addresses.1), far.keep(0, &addresses.0));
+    let limit = clock::now() + Duration::from_secs(4);
+    let (mut one, mut other) = replace(&mut near, &mut far, 0, 0);
+    assert!(clock::now() < limit, "strangers were waited for");
+    send(&mut one, &mut other);
+    drop(all);
+}
+
 /// Conversations that hang are ended when the last link is dropped, and the listeners are closed.
 #[test]
 fn nothing_holds_a_keeper_without_links() {

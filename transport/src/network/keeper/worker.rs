@@ -16,6 +16,7 @@ use super::super::events::Witness;
 use super::super::medium::{Choice, Media, Medium};
 use super::super::meet::{Contact, PeerPlan};
 use super::super::rehearsal::Prompter;
+use super::super::visitors::Visitors;
 use super::News;
 use super::greeter::{Greeter, Greeting};
 use super::mailbox::{Bell, Mailbox, Order, Vigil};
@@ -96,15 +97,6 @@ pub(super) enum Purpose {
     Connection,
 }
 
-/// Somebody who has connected to a rail and said nothing yet.
-#[derive(Debug)]
-pub(super) struct Visitor {
-    pub(super) stream: TcpStream,
-    pub(super) from: SocketAddr,
-    pub(super) rail: usize,
-    pub(super) until: Instant,
-}
-
 /// Everything the thread owns. The helpers are dropped, and so joined, first.
 pub(super) struct Worker {
     pub(super) greeter: Greeter,
@@ -123,7 +115,7 @@ pub(super) struct Worker {
     /// From the last look to the next.
     look_pause: Duration,
     pub(super) attempts: Vec<Attempt>,
-    pub(super) visitors: Vec<Visitor>,
+    pub(super) visitors: Visitors,
     /// When to accept again after the system ran out of something.
     pub(super) closed_until: Option<Instant>,
     pub(super) was_stranger_reported: bool,
@@ -154,7 +146,7 @@ impl Worker {
             next_look: clock::now(),
             look_pause: LOOK_EVERY,
             attempts: Vec::new(),
-            visitors: Vec::new(),
+            visitors: Visitors::default(),
             closed_until: None,
             was_stranger_reported: false,
         })
@@ -339,9 +331,8 @@ impl Worker {
         if self.closed_until.is_none() {
             polled.extend(self.rails.iter().map(|rail| PollFd::new(&rail.listener, PollFlags::IN)));
         }
-        if !self.greeter.is_busy() {
-            let visitors = self.visitors.iter();
-            polled.extend(visitors.map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN)));
+        if self.greeter.room() > 0 {
+            polled.extend(self.visitors.streams().map(|said| PollFd::new(said, PollFlags::IN)));
         }
         let attempts = self.attempts.iter();
         polled.extend(attempts.map(|attempt| PollFd::new(&attempt.knock, PollFlags::OUT)));
@@ -352,9 +343,9 @@ impl Worker {
 
     /// When there is something to do even if nothing happens.
     fn alarm(&self, now: Instant) -> Option<Instant> {
-        let visitors = self.visitors.iter().map(|visitor| visitor.until);
         let look = self.nics.needs_looks().then_some(self.next_look);
         let turn = self.prompter.as_ref().and_then(|prompter| prompter.alarm(now));
+        let visitors = self.visitors.alarm().into_iter();
         visitors.chain(look).chain(turn).chain(self.closed_until).chain(self.next_dial()).min()
     }
 }
