@@ -308,6 +308,15 @@ impl NetworkLink {
         }
     }
 
+    /// Whether a fence waits that can be sent: on a path that the peer has not announced there is nothing that it would have
+    /// to go before.
+    fn owes_fence(&self) -> bool {
+        let is_announced =
+            |carrier: &Carrier| carrier.live.as_ref().is_some_and(|live| live.block.is_some());
+        let mut carriers = self.carriers.iter().enumerate();
+        carriers.any(|(path, carrier)| self.fences.due(path).is_some() && is_announced(carrier))
+    }
+
     /// Whether the peer's host has everything up to the goodbye.
     fn has_left(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
@@ -425,7 +434,7 @@ impl Link for NetworkLink {
 
     fn flushed(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
-        self.window.is_posted() && !self.fences.any_due() && live.all(|live| live.pair.flushed())
+        self.window.is_posted() && !self.owes_fence() && live.all(|live| live.pair.flushed())
     }
 
     fn settled(&self) -> bool {

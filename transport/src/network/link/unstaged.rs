@@ -60,15 +60,14 @@ impl NetworkLink {
 
     /// Sends as many tiles with these bytes as the paths take now; returns how many bytes.
     pub(super) fn give_unstaged(&mut self, stamp: &Stamp, bytes: Stretch<'_>) -> usize {
-        if !self.window.is_posted() || self.fences.any_due() {
+        if !self.window.is_posted() {
             return 0;
         }
         let mut tiles: SmallVec<[Given<'_>; INLINE_TILES]> = SmallVec::new();
         for payload in bytes.pieces(self.tile_bytes) {
             let whole = HEADER_BYTES + payload.bytes();
-            let Some(path) = self.split.choose(whole).filter(|_| self.window.has_room()) else {
-                break;
-            };
+            let is_free = |path: &usize| self.fences.due(*path).is_none() && self.window.has_room();
+            let Some(path) = self.split.choose(whole).filter(is_free) else { break };
             let sequence = self.stage(stamp, payload.bytes());
             self.given(sequence, path, whole);
             tiles.push(Given { path, sequence, payload });

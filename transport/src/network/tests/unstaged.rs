@@ -2,8 +2,13 @@
 
 use std::ops::Range;
 
+use ccl_core::failover::watch::Question;
+
+use super::super::keeper::{Keeper, News};
 use super::*;
 use crate::Stretch;
+use crate::verbs::soft::SoftDevice;
+use crate::verbs::{Connection, Device};
 
 const TILES: usize = 400;
 
@@ -104,4 +109,91 @@ fn what_has_come_need_not_be_kept_although_nobody_has_taken_it() {
         near.progress().unwrap();
     }
     assert!(far.peek().is_some());
+}
+
+const THREE_RAILS: Geometry = Geometry { rails: 3, shape: SHAPE };
+
+/// Both ends of a new connection.
+fn streams() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    [near, listener.accept().unwrap().0]
+}
+
+fn connected(stream: TcpStream) -> Connected {
+    let device = SoftDevice::new("nic0".into(), "127.0.0.1".parse().unwrap());
+    let domain = device.domain().unwrap();
+    let mut pair = domain.queue_pair(THREE_RAILS.depth()).unwrap();
+    pair.initialise().unwrap();
+    pair.connect(Connection::Stream(stream)).unwrap();
+    (domain, pair)
+}
+
+/// Cuts paths, and puts a connection in the place of path 1 whose other end announces nothing.
+#[derive(Debug)]
+struct Halfway {
+    news: Vec<News>,
+    others: Vec<TcpStream>,
+}
+
+impl Keeper for Halfway {
+    fn probe(&mut self, _path: usize, _question: Question) {}
+
+    fn reconnect(&mut self, path: usize, incarnation: u32) {
+        if path != 1 {
+            return;
+        }
+        let [near, other] = streams();
+        self.others.push(other);
+        let (domain, pair) = connected(near);
+        self.news.push(News::Connected { path, incarnation: incarnation + 1, domain, pair });
+    }
+
+    fn has_news(&self) -> bool {
+        !self.news.is_empty()
+    }
+
+    fn news(&mut self, into: &mut Vec<News>) {
+        into.append(&mut self.news);
+    }
+}
+
+#[test]
+fn a_rail_that_is_not_announced_yet_does_not_hold_up_the_others() {
+    // The new connection has to say that path 2 is given up before anything else.
+    let news = [2, 1].map(|path| News::Severed { path, cause: "it was cut".into() }).into();
+    let both = [streams(), streams(), streams()].map(|[near, far]| (near, far));
+    let (near, far) = both.into_iter().unzip();
+    let open = |streams: Vec<TcpStream>, keeper: Box<dyn Keeper>| {
+        let wire = |(rail, stream)| {
+            let (domain, pair) = connected(stream);
+            Wire { name: format!("rail {rail}"), rail, capacity: 1.0, domain, pair }
+        };
+        let wires = streams.into_iter().enumerate().map(wire).collect();
+        let traffic = Arc::new([(); 3].map(|()| RailTraffic::default()));
+        NetworkLink::open(THREE_RAILS, wires, &(traffic as _), Terms::default(), keeper).unwrap()
+    };
+    let mut near = open(near, Box::new(Halfway { news, others: Vec::new() }));
+    let mut far = open(far, Box::new(keeper::NoKeeper));
+    let deadline = soon();
+    while !(near.unannounced().is_empty() && far.unannounced().is_empty()) {
+        assert!(clock::now() < deadline);
+        near.settle().unwrap();
+        far.settle().unwrap();
+    }
+    while near.unannounced() != [1] {
+        assert!(clock::now() < deadline);
+        near.progress().unwrap();
+    }
+    let contents = contents();
+    let origin = &contents[..];
+    while near.send_unstaged(&stamp(0), Stretch::new(&origin, range(0..1))).unwrap().is_none() {
+        assert!(clock::now() < deadline, "{near:?} sends nothing");
+        near.progress().unwrap();
+    }
+    while !near.flushed() {
+        assert!(clock::now() < deadline, "{near:?} keeps something");
+        near.progress().unwrap();
+    }
+    assert_eq!(near.unannounced(), [1]);
 }
