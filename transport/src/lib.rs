@@ -8,7 +8,7 @@
 //!
 //! 1. **In order, exactly once.** The peer sees every committed tile once, in the order of the
 //!    commits, whatever happens to the rails below.
-//! 2. **Staged on both sides.** A tile is written into a slot that belongs to the link, and read
+//! 2. **Staged, as a rule.** A tile is written into a slot that belongs to the link, and read
 //!    from one. The application's buffer is never referenced after [`Link::commit`], so a tile can
 //!    be sent again after a fault although the buffer has changed since. A link may send large tiles
 //!    [unstaged](Link::send_unstaged); then whoever sends has to supply them again after a fault.

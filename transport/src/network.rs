@@ -16,7 +16,9 @@
 //! ```
 //!
 //! A tile stays in the sender's staging slot until the receiver has consumed it, so it can be sent
-//! again over another rail; the receiver ignores what it has already. How a link survives the death of
+//! again over another rail; the receiver ignores what it has already. Large tiles may leave from the
+//! memory of the application, which has to give their bytes once more if a rail loses them, and go right
+//! to where their receiver wants them (`landing`). How a link survives the death of
 //! a rail, and takes it back when it returns, is in [`repair`].
 
 mod carrier;
