@@ -6,13 +6,12 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::Network;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::layout::Partition;
-use ccl_core::schedule::Mode;
 use ccl_core::topology::Topology;
 
 use crate::allreduce::{OneShot, recursive_doubling};
 use crate::binary_tree::BinaryTree;
 use crate::combine::{
-    InSequence, Items, Reversed, Shared, Staggered, Subgroup, Together, in_order, reduction,
+    InSequence, Items, Shared, Staggered, Subgroup, Together, collected, in_order, reduction,
     there_and_back,
 };
 use crate::degraded::hubs::direct_seconds;
@@ -22,6 +21,7 @@ use crate::degraded::strategies::{self, Strategy};
 use crate::degraded::{Between, real};
 use crate::hierarchical::Hierarchy;
 use crate::pattern::Pattern;
+use crate::relayed::{self, relayed};
 use crate::scene::Scene;
 use crate::shares::{hub_shares, sliced};
 use crate::spread::{AllGather, AllToAll, Broadcast, Scatter};
@@ -105,7 +105,7 @@ pub fn names(collective: Collective) -> &'static [&'static str] {
     match collective {
         Collective::AllReduce => &ALLREDUCE,
         Collective::AllGather => {
-            &["direct", "ring", "bruck", "pat", "hierarchical", "hierarchical_bruck"]
+            &["direct", "ring", "bruck", "pat", "hierarchical", "hierarchical_bruck", "relayed"]
         }
         Collective::ReduceScatter => &[
             "direct",
@@ -114,17 +114,18 @@ pub fn names(collective: Collective) -> &'static [&'static str] {
             "pat",
             "hierarchical",
             "hierarchical_recursive_halving",
+            "relayed",
         ],
         Collective::Broadcast => {
-            &["direct", "binomial", "scatter_allgather", "chain", "hierarchical"]
+            &["direct", "binomial", "scatter_allgather", "chain", "hierarchical", "relayed"]
         }
         Collective::Reduce => {
-            &["direct", "binomial", "reduce_scatter_gather", "chain", "hierarchical"]
+            &["direct", "binomial", "reduce_scatter_gather", "chain", "hierarchical", "relayed"]
         }
-        Collective::AllToAll => &["direct", "pairwise", "bruck"],
+        Collective::AllToAll => &["direct", "pairwise", "bruck", "relayed"],
         Collective::AllToAllV => &["direct", "pairwise"],
-        Collective::Gather | Collective::Scatter => &["direct", "binomial"],
-        Collective::Barrier => &["one_shot", "recursive_doubling", "hierarchical"],
+        Collective::Gather | Collective::Scatter => &["direct", "binomial", "relayed"],
+        Collective::Barrier => &["one_shot", "recursive_doubling", "hierarchical", "relayed"],
         Collective::PointToPoint => &[],
     }
 }
@@ -134,6 +135,9 @@ pub(crate) fn is_sensible(name: &str, scene: &Scene<'_>) -> bool {
     let topology = scene.topology;
     if strategies::NAMES.contains(&name) {
         return scene.is_degraded();
+    }
+    if name == relayed::NAME {
+        return scene.has_hosts_apart();
     }
     let hosts_matter = topology.nodes() > 1 && topology.nodes() < topology.ranks();
     hosts_matter || !name.starts_with("hierarchical")
@@ -145,6 +149,9 @@ pub(crate) fn build(name: &str, scene: &Scene<'_>) -> Option<Plan> {
     let whole = || even(request, 1);
     let plan = |schedule: Option<Shared>| schedule.map(|schedule| Plan::new(schedule, whole()));
     let root = request.root;
+    if name == relayed::NAME {
+        return plan(relayed(scene));
+    }
     match request.collective {
         Collective::AllReduce => allreduce(name, scene),
         Collective::Barrier => plan(barrier(name, topology)),
@@ -390,10 +397,6 @@ fn renamed(inner: Shared, order: Vec<Rank>) -> Shared {
     }
     let items = Items::listed(order.len(), |position| [order[position].0]);
     in_order(inner, order, items)
-}
-
-fn collected(inner: Shared) -> Shared {
-    Arc::new(Reversed { inner, mode: Mode::Store })
 }
 
 /// All ranks, host by host: neighbours in this order are mostly on one host.

@@ -24,7 +24,7 @@ use crate::scene::Scene;
 pub struct Candidate {
     /// Its name.
     pub name: &'static str,
-    /// What it would cost.
+    /// What it would cost; its seconds are infinite if it moves something between hosts that have no rail in common.
     pub estimate: Estimate,
 }
 
@@ -49,7 +49,8 @@ pub struct Choice {
     pub bound_seconds: f64,
 }
 
-/// The cheapest algorithm for `request` on the model, or the one called `forced`.
+/// The cheapest algorithm for `request` on the model, or the one called `forced`. Where that one cannot be planned, or
+/// needs rails that some hosts do not have in common, it is the cheapest nevertheless, and the reason says so.
 ///
 /// # Errors
 /// The collective has no algorithm of that name, or none at all; or the root is not in the group.
@@ -100,24 +101,31 @@ fn decide(
         return Err(Error::InvalidArgument(format!("root {root} in a group of {ranks} ranks")));
     }
     let scene = Scene::new(request, topology, model);
-    let priced = price_all(&scene, forced, extent);
+    let mut priced = price_all(&scene, forced, extent);
     let candidates: Vec<Candidate> = priced.iter().map(|(candidate, _)| *candidate).collect();
-    let wanted = |name: &str| match forced {
-        Some(forced) => forced == name,
-        None => !BASELINES.contains(&name),
-    };
-    let chosen = priced.into_iter().find(|(candidate, _)| wanted(candidate.name));
-    let (chosen, plan) = chosen.ok_or_else(|| unknown(request.collective, forced))?;
+    let place = preferred(&candidates, forced);
+    let place = place.ok_or_else(|| unknown(request.collective, forced))?;
+    let (chosen, plan) = priced.swap_remove(place);
     Ok(Choice {
         name: chosen.name,
         digest: digest(chosen.name, &layout(&plan, request, topology), topology),
-        reason: reason(&chosen, &candidates, forced.is_some()),
+        reason: reason(&chosen, &candidates, forced),
         schedule: plan.schedule,
         partition: plan.partition,
         division: plan.division,
         bound_seconds: bound(request, topology),
         candidates,
     })
+}
+
+/// The place of the one that is taken: the one called `forced`, or the cheapest. What is asked for cannot be had
+/// everywhere: that is no reason to fail where another plan works.
+fn preferred(candidates: &[Candidate], forced: Option<&str>) -> Option<usize> {
+    let place = |wanted: &dyn Fn(&str) -> bool| candidates.iter().position(|one| wanted(one.name));
+    let works = |place: &usize| candidates[*place].estimate.seconds.is_finite();
+    let own = place(&|name| !BASELINES.contains(&name));
+    let asked = forced.and_then(|forced| place(&|name| name == forced));
+    asked.filter(works).or(own.filter(works)).or(asked).or(own)
 }
 
 /// The choice as a table.
@@ -199,6 +207,9 @@ fn price(plan: &Plan, scene: &Scene<'_>) -> Estimate {
     }
     estimate.latency_seconds += plan.slices_seconds;
     estimate.seconds += plan.slices_seconds;
+    if scene.is_cut(&**schedule, &layout) {
+        estimate.seconds = f64::INFINITY;
+    }
     estimate
 }
 
@@ -214,19 +225,31 @@ fn bound(request: &Request, topology: &Topology) -> f64 {
     }
 }
 
-fn reason(chosen: &Candidate, candidates: &[Candidate], forced: bool) -> String {
+fn reason(chosen: &Candidate, candidates: &[Candidate], forced: Option<&str>) -> String {
     let Candidate { name, estimate } = chosen;
+    let is_forced = forced == Some(name);
     let [all, latency, bandwidth] =
         [estimate.seconds, estimate.latency_seconds, estimate.bandwidth_seconds]
             .map(|seconds| seconds * 1e6);
-    let why = if forced { "as asked, " } else { "" };
+    let why = if is_forced { "as asked, " } else { "" };
     let mut line = format!(
         "{name}: {why}{all:.1} µs predicted, {latency:.1} µs latency + {bandwidth:.1} µs bandwidth"
     );
     if let Some(next) = candidates.iter().find(|other| other.name != *name) {
-        let rank = if forced { "best other" } else { "next" };
+        let rank = if is_forced { "best other" } else { "next" };
         let _ =
             write!(line, "; {rank} is {} with {:.1} µs", next.name, next.estimate.seconds * 1e6);
+    }
+    if estimate.seconds.is_infinite() {
+        line.push_str("; it needs a rail between hosts that have none in common, as all others do");
+    }
+    if let Some(forced) = forced.filter(|_| !is_forced) {
+        let is_planned = candidates.iter().any(|candidate| candidate.name == forced);
+        let what = match is_planned {
+            true => "needs a rail between hosts that have none in common",
+            false => "cannot be planned for these hosts and rails",
+        };
+        let _ = write!(line, "; {forced} was asked for, and {what}");
     }
     line
 }

@@ -312,6 +312,11 @@ pub(crate) fn reduction(inner: Shared) -> Shared {
     Arc::new(Reversed { inner, mode: Mode::Accumulate })
 }
 
+/// `inner`, which deals something out, backwards: it is collected.
+pub(crate) fn collected(inner: Shared) -> Shared {
+    Arc::new(Reversed { inner, mode: Mode::Store })
+}
+
 /// First reduce along `spread` backwards, then spread the result.
 pub(crate) fn there_and_back(spread: Shared) -> Shared {
     Arc::new(InSequence::new(vec![reduction(Arc::clone(&spread)), spread]))

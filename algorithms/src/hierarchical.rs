@@ -64,12 +64,16 @@ impl Hierarchy {
     /// AllGather of one chunk of each rank: between hosts along every column, then inside the hosts.
     pub(crate) fn allgather(&self, between: Pattern) -> Shared {
         let hosts = self.hosts();
-        let gather: Shared =
-            Arc::new(AllGather { pattern: between, positions: hosts, items: hosts });
+        let gather = AllGather { pattern: between, positions: hosts, items: hosts };
+        self.allgather_along(&(Arc::new(gather) as Shared))
+    }
+
+    /// The same with an AllGather of one item of each host in every column.
+    pub(crate) fn allgather_along(&self, gather: &Shared) -> Shared {
         let columns = (0..self.largest()).map(|column| {
             let own = |host: usize| self.hosts[host].get(column).map(|rank| rank.0);
             let items = Items::listed(self.hosts.len(), own);
-            Subgroup::new(Arc::clone(&gather), self.ranks, self.column(column), items)
+            Subgroup::new(Arc::clone(gather), self.ranks, self.column(column), items)
         });
         let columns = Arc::new(Together::new(self.ranks, columns.collect()));
         let inside = self.inside(|size| self.carried(size), |size| share_out(size, size));
@@ -78,6 +82,12 @@ impl Hierarchy {
 
     /// Broadcast from `root`: between one rank of each host, then inside the hosts.
     pub(crate) fn broadcast(&self, root: Rank, between: Pattern) -> Shared {
+        let spread = Broadcast { pattern: between, positions: self.hosts() };
+        self.broadcast_along(root, &(Arc::new(spread) as Shared))
+    }
+
+    /// The same with a broadcast from position 0 between hosts: that of the root is first, the others are in order.
+    pub(crate) fn broadcast_along(&self, root: Rank, spread: &Shared) -> Shared {
         let mut hosts = self.hosts.clone();
         for host in &mut hosts {
             if let Some(at) = host.iter().position(|rank| *rank == root) {
@@ -86,8 +96,7 @@ impl Hierarchy {
         }
         hosts.sort_by_key(|host| host[0] != root);
         let leaders: Vec<Rank> = hosts.iter().map(|host| host[0]).collect();
-        let spread = Broadcast { pattern: between, positions: self.hosts() };
-        let first = Subgroup::new(Arc::new(spread), self.ranks, leaders, Items::Same);
+        let first = Subgroup::new(Arc::clone(spread), self.ranks, leaders, Items::Same);
         let inside = hosts.into_iter().map(|host| {
             let spread = Broadcast { pattern: Pattern::Direct, positions: count(&host) };
             Subgroup::new(Arc::new(spread), self.ranks, host, Items::Same)

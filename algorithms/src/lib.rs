@@ -22,6 +22,7 @@ pub mod combine;
 pub mod degraded;
 mod hierarchical;
 pub mod pattern;
+mod relayed;
 mod scene;
 pub mod shares;
 pub mod spread;

@@ -16,6 +16,8 @@ use crate::pattern::levels;
 use crate::scene::Scene;
 use crate::{Choice, choose, explain, explore};
 
+mod apart;
+
 /// The collectives for which there are algorithms.
 fn requested() -> impl Iterator<Item = Collective> {
     Collective::ALL.into_iter().filter(|collective| !names(*collective).is_empty())

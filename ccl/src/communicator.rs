@@ -323,7 +323,8 @@ impl Communicator {
         self.core().engine.lock().explain(request)
     }
 
-    /// How many seconds an operation would take, as the planner predicts.
+    /// How many seconds an operation would take, as the planner predicts: infinitely many if hosts that have no rail in
+    /// common would have to exchange something.
     ///
     /// # Errors
     /// The arguments are impossible, or the settings force an algorithm that does not exist.

@@ -119,7 +119,7 @@ fn useful_capacities(fabric: &Fabric) -> Vec<f64> {
     let has = |host: usize, rail: usize| fabric.rails(host).get(rail).is_some_and(|r| *r > 0.0);
     let useful = |host: usize, rail: usize| {
         let mut others = hosts.clone().filter(|other| *other != host);
-        fabric.reach() == Reach::Switched || others.any(|other| has(other, rail))
+        fabric.reach() != Reach::RailOnly || others.any(|other| has(other, rail))
     };
     let capacity = |host: usize| -> f64 {
         let rails = fabric.rails(host).iter().enumerate();

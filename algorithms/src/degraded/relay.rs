@@ -48,8 +48,23 @@ impl Trees {
         self.parents.iter().all(|parent| parent.is_some_and(|(_, hops)| hops <= 1))
     }
 
-    /// The pairs of hosts that exchange something for `hub`: the farther and the nearer.
-    fn edges(&self, hub: usize) -> impl Iterator<Item = (usize, usize, u32)> {
+    /// Number of hosts.
+    pub(crate) fn hosts(&self) -> usize {
+        self.hosts
+    }
+
+    /// The hosts between `hub` and `host`, in this order.
+    pub(crate) fn between(&self, hub: usize, host: usize) -> Vec<usize> {
+        let parent = |host: &usize| self.parents[hub * self.hosts + host].map(|(parent, _)| parent);
+        let way = std::iter::successors(parent(&host), parent);
+        let mut way: Vec<usize> = way.take_while(|host| *host != hub).collect();
+        way.reverse();
+        way
+    }
+
+    /// The pairs of hosts that exchange something for `hub`: the farther and the nearer, and how many hops the farther
+    /// is away.
+    pub(crate) fn edges(&self, hub: usize) -> impl Iterator<Item = (usize, usize, u32)> {
         let row = &self.parents[hub * self.hosts..(hub + 1) * self.hosts];
         let parent = |(host, parent): (usize, &Option<(usize, u32)>)| {
             parent.map(|(parent, hops)| (host, parent, hops))

@@ -57,7 +57,8 @@ impl Strategy {
 }
 
 impl Fabric {
-    /// The rails of `topology`. Hosts with as many rails as each other reach each other's rail by rail.
+    /// The rails of `topology`. Hosts with as many rails as each other reach each other's rail by rail, others in turn,
+    /// which is how links connect them.
     #[must_use]
     pub fn of(topology: &Topology) -> Self {
         let nodes = || (0..topology.nodes()).map(Node);
@@ -67,7 +68,7 @@ impl Fabric {
         });
         let count = topology.rails(Node(0)).len();
         let alike = nodes().all(|node| topology.rails(node).len() == count);
-        Self::new(rates.collect(), if alike { Reach::RailOnly } else { Reach::Switched })
+        Self::new(rates.collect(), if alike { Reach::RailOnly } else { Reach::InTurn })
     }
 
     /// Whether all hosts have the same rails, equally fast.
