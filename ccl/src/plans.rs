@@ -54,6 +54,8 @@ pub(crate) struct Planner {
     model: CostModel,
     tuning: Option<Tuning>,
     settings: Settings,
+    /// The last epoch in which an algorithm that the settings ask for could not be had, and it was said.
+    overruled: Option<Epoch>,
     remembered: HashMap<Key, Arc<Plan>>,
     /// The plan used last: most programs ask for it again. It goes from hand to hand, since even counting
     /// references would be felt in a call of a few bytes.
@@ -92,6 +94,7 @@ impl Planner {
             model,
             tuning: None,
             settings,
+            overruled: None,
             remembered: HashMap::new(),
             latest: None,
         }
@@ -163,6 +166,7 @@ impl Planner {
     #[cold]
     fn make(&mut self, request: &Request, key: Key) -> Result<Arc<Plan>, Error> {
         let choice = self.choose(request)?;
+        self.tell_if_overruled(request.collective, &choice);
         let signature = request.signature(self.digest(choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
@@ -171,6 +175,16 @@ impl Planner {
             || matches!(choice.name, "one_shot" | "two_shot" | "direct");
         let plan = self.finished(program, signature, key);
         Ok(self.remember(Plan { is_in_order, ..plan }))
+    }
+
+    /// Says once in every epoch that an algorithm that was asked for gave way to another.
+    fn tell_if_overruled(&mut self, collective: Collective, choice: &Choice) {
+        let is_forced = forced(&self.settings, collective).is_some_and(|name| name != choice.name);
+        if is_forced && self.overruled.replace(self.epoch) != Some(self.epoch) {
+            let (rank, epoch) = (self.me.0, self.epoch.0);
+            let (collective, reason) = (collective.name(), &choice.reason);
+            tracing::warn!(rank, epoch, collective, reason, "R2CCL_ALGO cannot be followed");
+        }
     }
 
     /// Takes note of the plan that was used last, so that it need not be looked for if it is asked for again.
@@ -376,6 +390,9 @@ fn forced(settings: &Settings, collective: Collective) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use ccl_core::ids::Rail;
+    use ccl_core::topology::{Host, RailCapacity};
+
     use super::*;
 
     fn asked(text: &str) -> Settings {
@@ -412,6 +429,22 @@ mod tests {
             |count| planner.explain(&Request { collective, count, ..Request::BARRIER }).unwrap();
         assert_eq!(explained(1), explained(1 << 20));
         assert!(explained(1).contains("pairwise"), "{}", explained(1));
+    }
+
+    /// Two hosts that lost different rails have no ring with a third one.
+    #[test]
+    fn an_algorithm_that_is_asked_for_gives_way_when_rails_are_lost() {
+        let host = Host { rails: vec![RailCapacity::up(1e9); 2], cores: 1 };
+        let healthy = Topology::new([0, 1, 2].map(Node).to_vec(), vec![host; 3]);
+        let lost = healthy.clone().with_rail(Node(0), Rail(0), false);
+        let lost = lost.with_rail(Node(1), Rail(1), false);
+        let collective = Collective::AllReduce;
+        let request = Request { collective, count: 1 << 16, ..Request::BARRIER };
+        for (topology, told) in [(healthy, None), (lost, Some(Epoch(0)))] {
+            let mut planner = Planner::new(Rank(2), topology, asked("allreduce:best_ring"));
+            assert!(planner.plan(&request, false).is_ok());
+            assert_eq!(planner.overruled, told);
+        }
     }
 
     #[test]

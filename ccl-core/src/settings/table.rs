@@ -269,7 +269,8 @@ pub const TABLE: &[Setting] = &[
         name: "R2CCL_ALGO",
         default: "",
         help: "Algorithm by hand: one name for every collective that has it, or `allreduce:ring,broadcast:chain`; \
-               a name that does not exist is an error; empty: the planner chooses.",
+               a name that does not exist is an error, one that cannot be had with the rails that are left \
+               gives way; empty: the planner chooses.",
         field: Field::Syntax {
             set: |s, text| values::list(text).map(|value| s.algorithms = value),
             allowed: "`algorithm` or `collective:algorithm`, separated by commas",
