@@ -6,6 +6,7 @@ use ccl_core::datatype::DataType;
 
 use crate::copies::copy;
 use crate::machine;
+use crate::modes::DefaultModes;
 use crate::oracle;
 use crate::portable::Portable;
 use crate::region::{Source, Target};
@@ -101,6 +102,7 @@ impl Implementation {
             [only] => return copy(*only, target),
             _ => {}
         }
+        let _modes = DefaultModes::set();
         // SAFETY: `available` and `best` hand out tables that this processor can run.
         unsafe { (self.0.reduce)(kernel, operands, target) }
     }
@@ -149,6 +151,7 @@ impl Implementation {
         if target.bytes() == 0 {
             return;
         }
+        let _modes = DefaultModes::set();
         // SAFETY: `available` and `best` hand out tables that this processor can run.
         unsafe { (self.0.divide)(datatype, divisor, target) }
     }

@@ -16,7 +16,8 @@
 //!
 //! The functions here pick the best implementation. Sources and target of one call may overlap only if
 //! they are the same bytes; otherwise the result is unspecified, though nothing outside the target
-//! is written. No alignment is needed.
+//! is written. No alignment is needed. How the thread that calls rounds, and what it makes of subnormals (MXCSR on
+//! x86-64), does not matter.
 
 mod copies;
 pub mod cuda;
@@ -25,6 +26,7 @@ mod fold;
 mod format;
 mod implementation;
 mod machine;
+mod modes;
 mod oracle;
 mod order;
 mod portable;
@@ -43,6 +45,8 @@ pub use implementation::Implementation;
 pub use region::{Region, Source, Target};
 pub use scratch::Scratch;
 pub use slices::Element;
+
+use std::hint::black_box;
 
 use ccl_core::datatype::DataType;
 
@@ -111,10 +115,12 @@ pub fn divide(datatype: DataType, divisor: u64, target: Target<'_>) {
 #[must_use]
 pub fn reciprocal(datatype: DataType, n: u32) -> u64 {
     assert!(datatype.is_float(), "{} has no reciprocals", datatype.name());
-    let exact = 1.0 / f64::from(n);
-    if datatype == DataType::Float64 {
+    let _modes = modes::DefaultModes::set();
+    // The compiler knows no modes: it must not compute before they are set.
+    let exact = 1.0 / f64::from(black_box(n));
+    black_box(if datatype == DataType::Float64 {
         exact.to_bits()
     } else {
         u64::from(oracle::encode(datatype, exact as f32))
-    }
+    })
 }

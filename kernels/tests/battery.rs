@@ -318,6 +318,58 @@ fn a_copy_in_place_or_overlapping_is_right() {
     }
 }
 
+/// Runs `work` while the thread rounds towards zero and takes subnormals for zeros.
+#[cfg(target_arch = "x86_64")]
+fn in_other_modes<R>(work: impl FnOnce() -> R) -> R {
+    use std::arch::asm;
+
+    let (mut before, mut after, other) = (0u32, 0u32, 0xffc0u32);
+    // SAFETY: the modes of this thread are back before anything but `work` computes.
+    unsafe {
+        asm!("stmxcsr [{}]", "ldmxcsr [{}]", in(reg) &raw mut before, in(reg) &raw const other)
+    };
+    let result = work();
+    // SAFETY: these are the modes from before.
+    unsafe {
+        asm!("stmxcsr [{}]", "ldmxcsr [{}]", in(reg) &raw mut after, in(reg) &raw const before)
+    };
+    assert_eq!(after & !0x3f, other, "the modes of the caller are its own again");
+    result
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_modes_of_the_caller_do_not_matter() {
+    let mut random = Random(2027);
+    for datatype in DataType::ALL {
+        for combine in Combine::ALL {
+            let kernel = Kernel { datatype, combine };
+            for operands in [2, 3, 9] {
+                let arena = Arena::new(&mut random, datatype, 1000, operands);
+                let special = delicate(datatype);
+                let pairs = special.iter().flat_map(|a| special.iter().map(move |b| (*a, *b)));
+                let (left, right): (Vec<u64>, Vec<u64>) = pairs.unzip();
+                let vectors = [bytes(datatype, &left), bytes(datatype, &right)];
+                for by in Implementation::available() {
+                    let run = || {
+                        let (memory, places) = (arena.memory.clone(), arena.places.clone());
+                        let mut copy = Arena { memory, places, ..arena };
+                        copy.reduce(by, kernel, None);
+                        (copy.memory, reduced(by, kernel, &vectors))
+                    };
+                    let is_same = run() == in_other_modes(run);
+                    assert!(is_same, "{} {kernel:?}, {operands} operands", by.name());
+                }
+            }
+        }
+    }
+    for datatype in DataType::ALL.into_iter().filter(|datatype| datatype.is_float()) {
+        for n in 1..1000 {
+            assert_eq!(in_other_modes(|| reciprocal(datatype, n)), reciprocal(datatype, n));
+        }
+    }
+}
+
 #[test]
 fn partly_overlapping_operands_harm_nobody_else() {
     for by in Implementation::available() {
