@@ -9,6 +9,11 @@ use std::marker::PhantomData;
 use std::ptr;
 
 /// Memory of the application (or of the library) that one operation reads and writes.
+///
+/// It can be copied, because an operation in place has it twice, as its input and as its output. So the compiler does
+/// not see everything: that no two operations, nor two threads that use views, have one region at the same time, if
+/// any of them writes it, is for those who make regions to take care of. Otherwise it is a data race, also with
+/// [`Region::of_mut`], which is not `unsafe`.
 #[derive(Clone, Copy, Debug)]
 pub struct Region<'a> {
     start: *mut u8,

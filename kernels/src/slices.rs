@@ -44,9 +44,13 @@ impl<'a> Region<'a> {
     }
 
     /// A slice, to be read and written. Every bit pattern is a value of `T`.
+    ///
+    /// It is borrowed exclusively for as long as any copy of the region lives. Copies may be the input and the output of
+    /// one operation in place, but not belong to two operations that run at the same time: see [`Region`].
     #[must_use]
     pub fn of_mut<T: Element>(slice: &'a mut [T]) -> Self {
-        // SAFETY: the slice is borrowed exclusively for as long as the region lives.
+        // SAFETY: the slice is borrowed exclusively for as long as the region and its copies live, and whoever has
+        // these gives them to one operation at a time, as the documentation asks.
         unsafe { Self::new(slice.as_mut_ptr().cast(), size_of_val(slice)) }
     }
 }
