@@ -53,10 +53,10 @@ pub(crate) struct Explain {
     #[arg(long)]
     pub(crate) rate: Option<ByteSize>,
     /// Latency between nodes, in microseconds
-    #[arg(long, value_name = "MICROSECONDS")]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds)]
     pub(crate) alpha: Option<f64>,
     /// CPU for a message, in microseconds
-    #[arg(long, value_name = "MICROSECONDS")]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds)]
     pub(crate) overhead: Option<f64>,
     /// Only this algorithm, chosen whatever it costs
     #[arg(long = "algo", value_name = "NAME")]
@@ -133,6 +133,11 @@ fn collective(text: &str) -> Result<Collective, String> {
     })
 }
 
+fn microseconds(text: &str) -> Result<f64, String> {
+    let time = text.parse().ok().filter(|time: &f64| time.is_finite() && *time >= 0.0);
+    time.ok_or_else(|| "expected a time in microseconds, 0 or longer".to_owned())
+}
+
 fn preset(text: &str) -> Result<Preset, String> {
     Preset::named(text).ok_or_else(|| {
         let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name).collect();
@@ -162,7 +167,14 @@ mod tests {
             Arguments::try_parse_from(line.split(' ')).expect("a good line");
         assert_eq!(wish.collective, Collective::AllReduce);
         assert_eq!(wish.lost, [Lost { node: 3, rail: 1 }, Lost { node: 0, rail: 0 }]);
-        for wrong in ["r2ccl explain magic", "r2ccl explain allreduce --lost 3", "r2ccl explain"] {
+        for wrong in [
+            "r2ccl explain magic",
+            "r2ccl explain allreduce --lost 3",
+            "r2ccl explain",
+            "r2ccl explain allreduce --alpha nan",
+            "r2ccl explain allreduce --alpha=-1",
+            "r2ccl explain allreduce --overhead inf",
+        ] {
             assert!(Arguments::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }
     }
