@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::cost::CostModel;
 use crate::ids::Node;
 use crate::queue::{queue_bytes, tile_bytes};
+use crate::settings::Settings;
 use crate::topology::{Host, RailCapacity, Topology};
 
 /// The format of this version.
@@ -35,6 +36,35 @@ pub struct TunedHost {
     pub rails: Vec<f64>,
 }
 
+/// What a file of measurements says first: the rest is of use only if this version knows it.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Format {
+    version: u32,
+}
+
+impl Format {
+    /// Whether this version knows it.
+    ///
+    /// # Errors
+    /// It does not; for people.
+    pub fn check(&self) -> Result<(), String> {
+        match self.version {
+            VERSION => Ok(()),
+            other => Err(format!("it has format {other}, and this is format {VERSION}")),
+        }
+    }
+}
+
+/// What plans for `topology` are priced with.
+#[must_use]
+pub fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> CostModel {
+    let mut model = CostModel::default_for(topology);
+    let largest = (0..topology.nodes()).map(|node| topology.ranks_of(Node(node)).len()).max();
+    model.tile_bytes = settings.pair_tile_bytes(largest.unwrap_or(1));
+    model.network_tile_bytes = settings.net_tile_bytes;
+    tuning.map_or(model, |tuning| tuning.model(model))
+}
+
 impl Tuning {
     /// What was measured.
     #[must_use]
@@ -47,9 +77,7 @@ impl Tuning {
     /// # Errors
     /// What does not fit, for people.
     pub fn check(&self, topology: &Topology) -> Result<(), String> {
-        if self.version != VERSION {
-            return Err(format!("it has format {}, and this is format {VERSION}", self.version));
-        }
+        Format { version: self.version }.check()?;
         let shape = |hosts: &[(usize, usize)]| {
             let words = hosts.iter().map(|(ranks, rails)| format!("{ranks} ranks × {rails} rails"));
             words.collect::<Vec<_>>().join(", ")

@@ -11,7 +11,7 @@ use ccl_core::datatype::ReduceOp;
 use ccl_core::error::Error;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::topology::Topology;
-use ccl_core::tuning::{TunedHost, Tuning};
+use ccl_core::tuning::{Format, TunedHost, Tuning};
 use ccl_kernels::Region;
 use ccl_transport::clock;
 use serde::{Deserialize, Serialize};
@@ -92,8 +92,10 @@ fn read(file: &Path, topology: &Topology) -> Result<Option<Tuning>, Error> {
             "R2CCL_TUNING={name}: {cause}; remove the file, and it is measured anew"
         ))
     };
-    let tuning: Tuning =
-        serde_json::from_slice(&text).map_err(|cause| refused(cause.to_string()))?;
+    let foreign = |cause: serde_json::Error| refused(cause.to_string());
+    let format: Format = serde_json::from_slice(&text).map_err(foreign)?;
+    format.check().map_err(refused)?;
+    let tuning: Tuning = serde_json::from_slice(&text).map_err(foreign)?;
     tuning.check(topology).map_err(refused)?;
     Ok(Some(tuning))
 }

@@ -9,12 +9,12 @@ use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::epoch::Commit;
 use ccl_core::error::Error;
-use ccl_core::ids::{Epoch, Node, Rank};
+use ccl_core::ids::{Epoch, Rank};
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
 use ccl_core::settings::{AlgorithmChoice, CrossMemoryAttach, Settings};
 use ccl_core::topology::Topology;
-use ccl_core::tuning::Tuning;
+use ccl_core::tuning::{Tuning, model};
 
 use crate::executor::is_straight;
 use crate::health::with_health;
@@ -339,14 +339,6 @@ impl Planner {
     }
 }
 
-fn model(topology: &Topology, settings: &Settings, tuning: Option<&Tuning>) -> CostModel {
-    let mut model = CostModel::default_for(topology);
-    let largest = (0..topology.nodes()).map(|node| topology.ranks_of(Node(node)).len()).max();
-    model.tile_bytes = settings.pair_tile_bytes(largest.unwrap_or(1));
-    model.network_tile_bytes = settings.net_tile_bytes;
-    tuning.map_or(model, |tuning| tuning.model(model))
-}
-
 /// Refuses names of algorithms that do not exist: who misspells one would believe to have it.
 ///
 /// # Errors
@@ -390,7 +382,7 @@ fn forced(settings: &Settings, collective: Collective) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use ccl_core::ids::Rail;
+    use ccl_core::ids::{Node, Rail};
     use ccl_core::topology::{Host, RailCapacity};
 
     use super::*;

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use ccl_core::cost::CostModel;
 use ccl_core::ids::{Node, Rail};
+use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
-use ccl_core::tuning::Tuning;
+use ccl_core::tuning::{Format, Tuning, model};
 
 use crate::arguments::Explain;
 
@@ -59,6 +60,8 @@ impl Cluster {
 fn measured(file: &Path) -> Result<(Topology, CostModel), String> {
     let failed = |cause: &dyn std::fmt::Display| format!("--tuning {}: {cause}", file.display());
     let text = std::fs::read(file).map_err(|cause| failed(&cause))?;
+    let format: Format = serde_json::from_slice(&text).map_err(|cause| failed(&cause))?;
+    format.check().map_err(|cause| failed(&cause))?;
     let tuning: Tuning = serde_json::from_slice(&text).map_err(|cause| failed(&cause))?;
     let mut node_of = Vec::new();
     let mut hosts = Vec::new();
@@ -75,7 +78,7 @@ fn measured(file: &Path) -> Result<(Topology, CostModel), String> {
     }
     let topology = Topology::new(node_of, hosts);
     tuning.check(&topology).map_err(|cause| failed(&cause))?;
-    let model = tuning.model(CostModel::default_for(&topology));
+    let model = model(&topology, &Settings::default(), Some(&tuning));
     Ok((tuning.topology(&topology), model))
 }
 
@@ -96,7 +99,7 @@ fn made_up(wish: &Explain) -> (Topology, CostModel) {
     let topology = Topology::new(node_of, vec![host; wish.nodes as usize]);
     let mut model = match wish.preset {
         Some(preset) => preset.model(wish.rails),
-        None => CostModel::default_for(&topology),
+        None => model(&topology, &Settings::default(), None),
     };
     model.network.bytes_per_second = rate * f64::from(wish.rails);
     if wish.preset.is_none() {

@@ -27,12 +27,14 @@ pub(crate) struct Row {
 /// The cluster or the algorithm does not exist, or a file cannot be read or written.
 pub(crate) fn explain(wish: &Explain) -> Result<String, String> {
     let cluster = Cluster::of(wish)?;
-    let rows: Vec<Row> = wish
-        .bytes
-        .all()
-        .into_iter()
-        .map(|bytes| row(wish, &cluster, bytes))
-        .collect::<Result<_, _>>()?;
+    // A barrier moves the same, whatever size is asked for.
+    let sizes = if wish.collective == Collective::Barrier {
+        vec![Request::BARRIER.bytes()]
+    } else {
+        wish.bytes.all()
+    };
+    let rows: Vec<Row> =
+        sizes.into_iter().map(|bytes| row(wish, &cluster, bytes)).collect::<Result<_, _>>()?;
     if let Some(file) = &wish.svg {
         plot::write(file, wish.collective, &rows)?;
     }
@@ -55,6 +57,9 @@ fn row(wish: &Explain, cluster: &Cluster, bytes: usize) -> Result<Row, String> {
 
 /// `bytes` in the way of nccl-tests: of the whole collective, not of a block.
 fn request(collective: Collective, bytes: usize, ranks: u32) -> Request {
+    if collective == Collective::Barrier {
+        return Request::BARRIER;
+    }
     let datatype = DataType::Float32;
     let blocks = match collective {
         Collective::AllGather
@@ -106,7 +111,7 @@ fn table(rows: &[Row]) -> String {
         let size = ByteSize(*bytes as u64).display().iec_short().to_string();
         let bound = choice.bound_seconds;
         let (bound_text, share) = match bound > 0.0 {
-            true => (format!("{:.1}", bound * 1e6), format!("{:.1} %", 100.0 * bound / seconds)),
+            true => (format!("{:.1}", bound * 1e6), percent(bound, seconds)),
             false => ("-".to_owned(), "-".to_owned()),
         };
         let _ = writeln!(
@@ -114,9 +119,80 @@ fn table(rows: &[Row]) -> String {
             "{size:>10}{:>14.1}{:>14.1}{:>10}{bound_text:>14}{share:>10}  {}",
             seconds * 1e6,
             healthy_seconds * 1e6,
-            format!("{:.1} %", 100.0 * healthy_seconds / seconds),
+            percent(*healthy_seconds, seconds),
             choice.name,
         );
     }
     text
+}
+
+/// Nothing moves in no time, and where no plan is possible it takes for ever: that is no part of anything.
+fn percent(part: f64, whole: f64) -> String {
+    match whole > 0.0 && whole.is_finite() {
+        true => format!("{:.1} %", 100.0 * part / whole),
+        false => "-".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl_core::cost::CostModel;
+    use ccl_core::settings::Settings;
+    use clap::Parser;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn wish(line: &str) -> Explain {
+        let words = ["r2ccl", "explain"].into_iter().chain(line.split(' '));
+        let Arguments { command: Command::Explain(wish) } =
+            Arguments::try_parse_from(words).expect("a good line");
+        wish
+    }
+
+    #[test]
+    fn a_barrier_is_that_of_the_library_whatever_size_is_asked_for() {
+        let texts = ["64K..4G", "1", "4G"]
+            .map(|bytes| explain(&wish(&format!("barrier --nodes 4 --bytes {bytes}"))).unwrap());
+        assert!(texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+        let Cluster { topology, model, .. } = Cluster::of(&wish("barrier --nodes 4")).unwrap();
+        let barrier = choose(&Request::BARRIER, &topology, &model, None).unwrap();
+        assert!(texts[0].contains(&barrier.reason), "{}", texts[0]);
+    }
+
+    #[test]
+    fn tiles_inside_a_host_are_those_of_the_library() {
+        for ranks in [2, 8, 16] {
+            let line = format!("allreduce --nodes 2 --ranks-per-node {ranks}");
+            let cluster = Cluster::of(&wish(&line)).unwrap();
+            let settings = Settings::default();
+            let tiles = (cluster.model.tile_bytes, cluster.model.network_tile_bytes);
+            assert_eq!(tiles, (settings.pair_tile_bytes(ranks), settings.net_tile_bytes));
+        }
+        let cluster = Cluster::of(&wish("allreduce --nodes 2 --ranks-per-node 2")).unwrap();
+        assert_ne!(cluster.model.tile_bytes, CostModel::default_for(&cluster.topology).tile_bytes);
+    }
+
+    #[test]
+    fn where_nothing_moves_no_part_of_it_is_told() {
+        let text = explain(&wish("allreduce --nodes 1")).unwrap();
+        assert!(!text.contains("NaN") && text.contains("  -  "), "{text}");
+    }
+
+    #[test]
+    fn hosts_that_no_plan_joins_are_told() {
+        let text = explain(&wish("allreduce --nodes 2 --rails 2 --lost 0:0,1:1")).unwrap();
+        assert!(!text.contains("NaN") && text.contains("inf"), "{text}");
+        let text =
+            explain(&wish("allreduce --nodes 2 --rails 2 --lost 0:0,1:1 --bytes 4")).unwrap();
+        assert!(text.contains("a rail between hosts that have none in common"), "{text}");
+    }
+    #[test]
+    fn measurements_in_another_format_are_refused_by_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tuning");
+        std::fs::write(&file, r#"{"version": 2, "machines": []}"#).unwrap();
+        let refused = explain(&wish(&format!("allreduce --tuning {}", file.display())));
+        assert!(refused.unwrap_err().contains("it has format 2, and this is format 1"));
+    }
 }
