@@ -201,9 +201,9 @@ fn price(plan: &Plan, scene: &Scene<'_>) -> Estimate {
     let mut estimate =
         estimate(&**schedule, &layout, request.datatype.bytes(), topology, model, plan.network);
     if plan.network == Network::Tiles && scene.is_degraded() {
-        let crowded = (scene.crowding() - 1.0) * estimate.bandwidth_seconds;
-        estimate.bandwidth_seconds += crowded;
-        estimate.seconds += crowded;
+        let longer = (scene.mismatch() - 1.0) * estimate.bandwidth_seconds;
+        estimate.bandwidth_seconds += longer;
+        estimate.seconds += longer;
     }
     estimate.latency_seconds += plan.slices_seconds;
     estimate.seconds += plan.slices_seconds;

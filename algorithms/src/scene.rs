@@ -21,14 +21,14 @@ pub(crate) struct Scene<'a> {
     fabric: OnceCell<Fabric>,
     apart: OnceCell<Vec<(Node, Vec<Node>)>>,
     hubs: OnceCell<Option<Hubs>>,
-    crowding: OnceCell<f64>,
+    mismatch: OnceCell<f64>,
 }
 
 impl<'a> Scene<'a> {
     pub(crate) fn new(request: &'a Request, topology: &'a Topology, model: &'a CostModel) -> Self {
         let (fabric, apart) = (OnceCell::new(), OnceCell::new());
-        let (hubs, crowding) = (OnceCell::new(), OnceCell::new());
-        Self { request, topology, model, fabric, apart, hubs, crowding }
+        let (hubs, mismatch) = (OnceCell::new(), OnceCell::new());
+        Self { request, topology, model, fabric, apart, hubs, mismatch }
     }
 
     /// The rails between hosts.
@@ -80,14 +80,14 @@ impl<'a> Scene<'a> {
 
     /// How much longer the busiest rail is busy than if every rail reached every other, where all hosts send
     /// as much to each other.
-    pub(crate) fn crowding(&self) -> f64 {
-        *self.crowding.get_or_init(|| {
+    pub(crate) fn mismatch(&self) -> f64 {
+        *self.mismatch.get_or_init(|| {
             let fabric = self.fabric();
             let shares = vec![1.0 / real(fabric.hosts()); fabric.hosts()];
             let free = |host| (2.0 - 2.0 / real(fabric.hosts())) / fabric.capacity(host);
             let free = (0..fabric.hosts()).map(free).fold(0.0, f64::max);
-            let crowding = direct_seconds(fabric, &shares) / free;
-            if crowding.is_finite() { crowding.max(1.0) } else { 1.0 }
+            let mismatch = direct_seconds(fabric, &shares) / free;
+            if mismatch.is_finite() { mismatch.max(1.0) } else { 1.0 }
         })
     }
 

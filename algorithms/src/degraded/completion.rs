@@ -9,10 +9,10 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use ccl_core::ids::{Chunk, Rank};
+use ccl_core::ids::Chunk;
 use ccl_core::schedule::{Holdings, Mode, Transfer};
 
-use super::{Between, Fabric};
+use super::{Between, Fabric, host_rank as rank};
 use crate::combine::Listed;
 
 /// The search for disjoint copies of a piece gives up after this many steps.
@@ -225,14 +225,11 @@ fn transfer(chunk: Chunk, source: usize, target: usize, mode: Mode) -> Transfer 
     Transfer { chunk, source: rank(source), target: rank(target), mode }
 }
 
-fn rank(host: usize) -> Rank {
-    Rank(u32::try_from(host).unwrap_or(u32::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::degraded::Reach;
+    use ccl_core::ids::Rank;
     use ccl_core::schedule::run;
 
     fn holdings(copies: &[&[u32]]) -> Holdings {

@@ -13,10 +13,10 @@
 
 use std::sync::Arc;
 
-use ccl_core::ids::{Chunk, Rank};
+use ccl_core::ids::Chunk;
 use ccl_core::schedule::{Mode, Transfer};
 
-use super::Fabric;
+use super::{Fabric, host_rank as rank};
 use crate::combine::{Listed, Shared, count, reduction};
 use crate::shares::hub_shares;
 
@@ -116,7 +116,6 @@ fn spreader_at(block: &[(usize, f64)], at: f64) -> Option<usize> {
 
 /// From the owner to the spreader, and from there to the rest.
 fn spread(hosts: usize, chunk: Chunk, owner: usize, spreader: usize, rounds: &mut [Vec<Transfer>]) {
-    let rank = |host| Rank(u32::try_from(host).unwrap_or(u32::MAX));
     let store = |source, target| Transfer {
         chunk,
         source: rank(source),
@@ -134,6 +133,7 @@ mod tests {
     use super::*;
     use crate::degraded::Reach;
     use ccl_core::collective::Collective;
+    use ccl_core::ids::Rank;
     use ccl_core::layout::{Layout, Partition};
     use ccl_core::schedule::{Schedule, round, run};
 

@@ -32,7 +32,7 @@ mod two_stage;
 mod tests;
 
 pub use balance::balance;
-pub use bridge::{bridge_order, bridge_ring, ring_rate};
+pub use bridge::{bridge_order, bridge_ring};
 pub use hot_repair::{hot_repair, hot_repair_capacity};
 pub use recursive::{literal_time, recursive, recursive_literal, recursive_time};
 pub use two_stage::{Share, two_stage, two_stage_time};

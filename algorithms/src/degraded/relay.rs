@@ -7,10 +7,10 @@
 
 use std::sync::Arc;
 
-use ccl_core::ids::{Chunk, Rank};
+use ccl_core::ids::Chunk;
 use ccl_core::schedule::{Mode, Transfer};
 
-use super::Fabric;
+use super::{Fabric, host_rank as rank};
 use crate::combine::{Listed, Shared};
 use crate::pattern::Pattern;
 use crate::spread::AllGather;
@@ -165,6 +165,5 @@ pub(crate) fn pair(hosts: usize, one: usize, other: usize) -> usize {
 }
 
 fn store(item: u32, source: usize, target: usize) -> Transfer {
-    let rank = |host| Rank(u32::try_from(host).unwrap_or(u32::MAX));
     Transfer { chunk: Chunk(item), source: rank(source), target: rank(target), mode: Mode::Store }
 }

@@ -1,8 +1,9 @@
 //! What keeps the schedule and changes only which rails carry it: R²CCL-Balance.
 
+use crate::degraded::order::ring_capacity;
 use crate::degraded::{Between, Fabric};
 
-use super::{bridge::ring_rate, levels};
+use super::levels;
 
 /// R²CCL-Balance (§5.1): the ring of all hosts in their order, as if nothing had happened. The transport
 /// deals the bytes of a host out to the rails that it has left, in proportion to their capacity, so the ring
@@ -10,7 +11,7 @@ use super::{bridge::ring_rate, levels};
 #[must_use]
 pub fn balance(fabric: &Fabric) -> Option<Between> {
     let order: Vec<usize> = (0..fabric.hosts()).collect();
-    (ring_rate(fabric, &order) > 0.0).then(|| levels::single(order))
+    (ring_capacity(fabric, &order) > 0.0).then(|| levels::single(order))
 }
 
 #[cfg(test)]

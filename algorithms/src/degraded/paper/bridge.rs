@@ -7,6 +7,7 @@
 //! at a time, so hosts that have lost the same rail are not brought together; rings of up to three hosts
 //! never change, because to take a bridge away makes the bad pair neighbours elsewhere.
 
+use crate::degraded::order::ring_capacity;
 use crate::degraded::{Between, Fabric};
 
 use super::{SAME_CAPACITY, levels};
@@ -21,15 +22,7 @@ pub fn bridge_order(fabric: &Fabric) -> Vec<usize> {
 #[must_use]
 pub fn bridge_ring(fabric: &Fabric) -> Option<Between> {
     let order = bridge_order(fabric);
-    (ring_rate(fabric, &order) > 0.0).then(|| levels::single(order))
-}
-
-/// Bytes per second that a ring in this order sustains in each direction: those of its slowest pair of
-/// neighbours. Infinite for a single host.
-#[must_use]
-pub fn ring_rate(fabric: &Fabric, order: &[usize]) -> f64 {
-    let rates = pairs(order).map(|(one, next)| fabric.between(one, next));
-    rates.fold(f64::INFINITY, f64::min)
+    (ring_capacity(fabric, &order) > 0.0).then(|| levels::single(order))
 }
 
 /// What Algorithm 1 makes of `ring`.
@@ -99,7 +92,7 @@ mod tests {
     /// Percent of a healthy ring, in the given order and in that of Algorithm 1.
     fn percent(fabric: &Fabric) -> [f64; 2] {
         let given: Vec<usize> = (0..fabric.hosts()).collect();
-        [given, bridge_order(fabric)].map(|order| 12.5 * ring_rate(fabric, &order))
+        [given, bridge_order(fabric)].map(|order| 12.5 * ring_capacity(fabric, &order))
     }
 
     #[test]
@@ -160,7 +153,7 @@ mod tests {
     #[test]
     fn a_single_host_is_a_ring() {
         let alone = Fabric::new(vec![vec![0.0]], Reach::RailOnly);
-        assert_eq!((bridge_order(&alone), ring_rate(&alone, &[0])), (vec![0], f64::INFINITY));
+        assert_eq!((bridge_order(&alone), ring_capacity(&alone, &[0])), (vec![0], f64::INFINITY));
     }
 
     /// `lost` rails of `hosts`, all different.

@@ -12,13 +12,13 @@ use ccl_core::schedule::{Mode, Schedule, Transfer};
 use crate::combine::{
     InSequence, Items, Reversed, Shared, Subgroup, Together, count, reduction, there_and_back,
 };
-use crate::degraded::Between;
+use crate::degraded::{Between, host_rank as rank};
 use crate::pattern::Pattern;
 use crate::spread::AllGather;
 
 /// A ring and its share of the data.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Level {
+pub(super) struct RingLevel {
     /// Its hosts, in order.
     pub(super) ring: Vec<usize>,
     /// All other hosts.
@@ -37,16 +37,16 @@ pub(super) enum Completion {
 }
 
 /// The levels side by side in a group of `hosts`. Levels without a share are left out.
-pub(super) fn together(hosts: usize, levels: &[Level], completion: Completion) -> Between {
-    let ranks = position(hosts);
+pub(super) fn together(hosts: usize, levels: &[RingLevel], completion: Completion) -> Between {
+    let ranks = rank(hosts).0;
     let mut weights = Vec::new();
     let mut parts = Vec::new();
     for level in levels.iter().filter(|level| level.share > 0.0) {
         let (pieces, first) = (count(&level.ring), count(&weights));
         weights.extend(vec![level.share / f64::from(pieces); level.ring.len()]);
         let members = level.ring.iter().chain(&level.outside);
-        let members = members.map(|host| Rank(position(*host))).collect();
-        let items = Items::listed(level.ring.len(), |piece| [first + position(piece)]);
+        let members = members.map(|host| rank(*host)).collect();
+        let items = Items::listed(level.ring.len(), |piece| [first + rank(piece).0]);
         let schedule = level_of(pieces, count(&level.outside), completion);
         parts.push(Subgroup::new(schedule, ranks, members, items));
     }
@@ -55,7 +55,7 @@ pub(super) fn together(hosts: usize, levels: &[Level], completion: Completion) -
 
 /// One ring of all hosts in this order.
 pub(super) fn single(order: Vec<usize>) -> Between {
-    let level = Level { ring: order, outside: Vec::new(), share: 1.0 };
+    let level = RingLevel { ring: order, outside: Vec::new(), share: 1.0 };
     together(level.ring.len(), &[level], Completion::Relay)
 }
 
@@ -154,8 +154,4 @@ impl Schedule for Exchange {
 
 fn transfer(piece: u32, source: u32, target: u32, mode: Mode) -> Transfer {
     Transfer { chunk: Chunk(piece), source: Rank(source), target: Rank(target), mode }
-}
-
-fn position(host: usize) -> u32 {
-    u32::try_from(host).unwrap_or(u32::MAX)
 }

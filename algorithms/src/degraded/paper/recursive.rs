@@ -17,12 +17,13 @@
 //!   the pieces ([`recursive()`]). With a single degraded host, this costs that host the same as §5.2.
 
 use crate::combine::count;
+use crate::degraded::order::ring_capacity;
 use crate::degraded::{Between, Fabric};
 
 use super::SAME_CAPACITY;
-use super::bridge::{bridged, ring_rate};
+use super::bridge::bridged;
 use super::formulas::ring_volume;
-use super::levels::{Completion, Level, together};
+use super::levels::{Completion, RingLevel, together};
 
 /// The generous reading of §6. None for a single host, if all hosts that matter are equal, or if hosts that
 /// have to cannot talk.
@@ -55,7 +56,7 @@ pub fn recursive_literal(fabric: &Fabric) -> Option<Between> {
 pub fn recursive_time(fabric: &Fabric) -> Option<f64> {
     let Peeling { levels, seconds } = peel(fabric)?;
     let exchanged = |host: usize| -> f64 {
-        let part = |level: &Level| {
+        let part = |level: &RingLevel| {
             let outside = f64::from(count(&level.outside)) / f64::from(count(&level.ring));
             if level.outside.contains(&host) { level.share } else { level.share * outside }
         };
@@ -78,14 +79,14 @@ pub fn literal_time(fabric: &Fabric) -> Option<f64> {
 
 /// All rings, and the seconds that each needs for every byte of all data.
 struct Peeling {
-    levels: Vec<Level>,
+    levels: Vec<RingLevel>,
     seconds: f64,
 }
 
 /// The rings; none if there would be only one, or one that cannot run.
 fn peel(fabric: &Fabric) -> Option<Peeling> {
     let capacities = fabric.capacities();
-    let mut levels: Vec<Level> = Vec::new();
+    let mut levels: Vec<RingLevel> = Vec::new();
     let mut speeds = Vec::new();
     let mut used = 0.0;
     let mut ring: Vec<usize> = (0..fabric.hosts()).collect();
@@ -95,17 +96,17 @@ fn peel(fabric: &Fabric) -> Option<Peeling> {
         let next = ring.iter().copied().filter(faster).collect();
         let outside = (0..fabric.hosts()).filter(|host| !ring.contains(host)).collect();
         speeds.push((slowest - used) / ring_volume(count(&ring), 1));
-        levels.push(Level { ring: bridged(fabric, ring), outside, share: 0.0 });
+        levels.push(RingLevel { ring: bridged(fabric, ring), outside, share: 0.0 });
         (used, ring) = (slowest, next);
     }
-    let runs = levels.iter().all(|level| ring_rate(fabric, &level.ring) > 0.0);
+    let runs = levels.iter().all(|level| ring_capacity(fabric, &level.ring) > 0.0);
     (levels.len() > 1 && runs).then(|| Peeling::new(levels, &speeds))
 }
 
 impl Peeling {
     /// Rings that move so many bytes of their share each second. A host that needs no network for what it
     /// reduces gets everything.
-    fn new(mut levels: Vec<Level>, speeds: &[f64]) -> Self {
+    fn new(mut levels: Vec<RingLevel>, speeds: &[f64]) -> Self {
         let total: f64 = speeds.iter().sum();
         for (level, speed) in levels.iter_mut().zip(speeds) {
             let alone = if level.ring.len() == 1 { 1.0 } else { 0.0 };

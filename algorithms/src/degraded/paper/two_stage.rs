@@ -1,11 +1,11 @@
 //! R²CCL-AllReduce (§5.2, Figure 5): relieves one degraded host.
 
+use crate::degraded::order::ring_capacity;
 use crate::degraded::{Between, Fabric};
 
 use super::SAME_CAPACITY;
-use super::bridge::ring_rate;
 use super::formulas::{optimal_share, printed_share, ring_volume};
-use super::levels::{Completion, Level, together};
+use super::levels::{Completion, RingLevel, together};
 
 /// Which fraction of the data goes past the degraded host at first; see [`super::formulas`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +36,10 @@ pub fn two_stage(fabric: &Fabric, share: Share) -> Option<Between> {
     let past = past(hosts, lost, share);
     let from_slowest: Vec<usize> = (0..hosts).map(|step| (slowest + step) % hosts).collect();
     let healthy = from_slowest[1..].to_vec();
-    let rate = f64::min(ring_rate(fabric, &from_slowest), ring_rate(fabric, &healthy));
+    let rate = f64::min(ring_capacity(fabric, &from_slowest), ring_capacity(fabric, &healthy));
     let levels = [
-        Level { ring: from_slowest, outside: Vec::new(), share: 1.0 - past },
-        Level { ring: healthy, outside: vec![slowest], share: past },
+        RingLevel { ring: from_slowest, outside: Vec::new(), share: 1.0 - past },
+        RingLevel { ring: healthy, outside: vec![slowest], share: past },
     ];
     (rate > 0.0).then(|| together(hosts, &levels, Completion::Relay))
 }
