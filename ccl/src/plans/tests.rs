@@ -1,0 +1,78 @@
+use ccl_core::ids::{Node, Rail};
+use ccl_core::topology::{Host, RailCapacity};
+
+use super::*;
+
+fn asked(text: &str) -> Settings {
+    Settings::parse([("R2CCL_ALGO", text)]).unwrap().settings
+}
+
+#[test]
+fn names_that_no_collective_has_are_refused_with_those_that_exist() {
+    for text in ["", "two_shot", "chain", "allreduce:hub_shares,pairwise", "broadcast:chain"] {
+        assert_eq!(check(&asked(text)), Ok(()), "{text}");
+    }
+    for (text, named, known) in [
+        ("tow_shot", "R2CCL_ALGO=\"tow_shot\"", ["two_shot", "pairwise"]),
+        ("ring,tow_shot", "R2CCL_ALGO=\"tow_shot\"", ["two_shot", "pairwise"]),
+        ("allreduce:chain", "R2CCL_ALGO=\"allreduce:chain\"", ["two_shot", "ring"]),
+        ("alltoallv:bruck", "alltoallv has no algorithm \"bruck\"", ["direct", "pairwise"]),
+    ] {
+        let error = check(&asked(text)).unwrap_err();
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+        let message = error.to_string();
+        for part in known.into_iter().chain([named]) {
+            assert!(message.contains(part), "{message}");
+        }
+    }
+}
+
+/// Their counts are known to no rank, so that they decide nothing.
+#[test]
+fn an_uneven_exchange_is_explained_as_it_is_chosen() {
+    let topology = Topology::single_host(8, 8);
+    let planner = Planner::new(Rank(1), topology, Settings::default());
+    let collective = Collective::AllToAllV;
+    let explained =
+        |count| planner.explain(&Request { collective, count, ..Request::BARRIER }).unwrap();
+    assert_eq!(explained(1), explained(1 << 20));
+    assert!(explained(1).contains("pairwise"), "{}", explained(1));
+}
+
+/// Two hosts that lost different rails have no ring with a third one.
+#[test]
+fn an_algorithm_that_is_asked_for_gives_way_when_rails_are_lost() {
+    let host = Host { rails: vec![RailCapacity::up(1e9); 2], cores: 1 };
+    let healthy = Topology::new([0, 1, 2].map(Node).to_vec(), vec![host; 3]);
+    let lost = healthy.clone().with_rail(Node(0), Rail(0), false);
+    let lost = lost.with_rail(Node(1), Rail(1), false);
+    let collective = Collective::AllReduce;
+    let request = Request { collective, count: 1 << 16, ..Request::BARRIER };
+    for (topology, told) in [(healthy, None), (lost, Some(Epoch(0)))] {
+        let mut planner = Planner::new(Rank(2), topology, asked("allreduce:best_ring"));
+        assert!(planner.plan(&request, false).is_ok());
+        assert_eq!(planner.overruled, told);
+    }
+}
+
+#[test]
+fn what_is_combined_in_order_of_rank_is_known() {
+    use Collective::{AllGather, AllReduce, ReduceScatter};
+    for (collective, algorithm, ranks, is_in_order) in [
+        (AllReduce, "two_shot", 3, true),
+        (AllReduce, "one_shot", 3, true),
+        (AllReduce, "ring", 3, false),
+        (AllReduce, "ring", 2, true),
+        (ReduceScatter, "direct", 4, true),
+        (ReduceScatter, "ring", 4, false),
+        (AllGather, "ring", 4, true),
+    ] {
+        let algorithm = AlgorithmChoice { collective: None, algorithm: algorithm.into() };
+        let settings = Settings { algorithms: vec![algorithm.clone()], ..Settings::default() };
+        let topology = Topology::single_host(ranks, ranks);
+        let mut planner = Planner::new(Rank(1), topology, settings);
+        let request = Request { collective, count: 1 << 16, ..Request::BARRIER };
+        let plan = planner.plan(&request, false).unwrap();
+        assert_eq!(plan.is_in_order, is_in_order, "{collective:?} {algorithm:?} {ranks}");
+    }
+}
