@@ -277,6 +277,7 @@ impl Engine {
     /// Sends and receives of one group, all at once. They have no place in the sequence of
     /// collectives: only the two ends of each take part.
     fn exchange(&mut self, messages: &[Operation<'_>], limits: Limits<'_>) -> Ended {
+        self.begin(limits)?;
         let mut buffers = vec![Region::empty(); FIRST_MESSAGE_BUFFER as usize];
         let (mut sends, mut receives) = (Vec::new(), Vec::new());
         for (message, buffer) in messages.iter().zip(FIRST_MESSAGE_BUFFER..) {
@@ -393,13 +394,14 @@ impl Engine {
         }
     }
 
-    /// Begins the next collective with a plan of the epoch that it is in. If there is no plan, it has
-    /// not begun.
+    /// Begins the next collective with a plan of the epoch that it is in. If the communicator has failed, or there is no
+    /// plan, it has not begun.
     fn enter<T>(
         &mut self,
         limits: Limits<'_>,
         plan: impl FnOnce(&mut Planner) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.begin(limits)?;
         let sequence = match self.health.enter() {
             Some(sequence) => sequence,
             None => self.wait_for_turn(limits)?,
@@ -408,6 +410,13 @@ impl Engine {
         let plan = plan(&mut self.planner).inspect_err(|_| self.health.cancel())?;
         self.calls = sequence;
         Ok(plan)
+    }
+
+    /// Nothing begins once the communicator has failed, even if all that it needs is there: who failed may have other things
+    /// by now in memory that peers were to read.
+    #[inline(always)]
+    fn begin(&self, limits: Limits<'_>) -> Result<(), Error> {
+        limits.control.fault().map_or(Ok(()), |fault| Err(Error::clone(fault)))
     }
 
     #[cold]

@@ -91,7 +91,11 @@ impl Limits<'_> {
         history: &History,
     ) -> Error {
         match failure {
-            Failure::Mismatch { peer, theirs } => disagreement(me, peer, ours, theirs, history),
+            // The peer may be in another call because something has ended this one.
+            Failure::Mismatch { peer, theirs } => match self.control.fault() {
+                Some(fault) => Error::clone(fault),
+                None => disagreement(me, peer, ours, theirs, history),
+            },
             Failure::Link { peer, cause } => {
                 let end = clock::now() + NEWS_PATIENCE;
                 while clock::now() < end {

@@ -8,6 +8,7 @@
 )]
 
 mod attached;
+mod ended;
 mod memory;
 mod renounced;
 
