@@ -86,14 +86,30 @@ impl Testimony {
 pub struct Process(u32);
 
 impl Process {
+    fn name(self) -> Result<Pid, TransportError> {
+        let name = i32::try_from(self.0).map(Pid::from_raw);
+        name.map_err(|_| TransportError::Protocol(format!("no process {}", self.0)))
+    }
+
+    /// Whether the system copies so many bytes at `address` there, as far as the first and the last of them tell. It does not
+    /// copy registers of devices, or secret memory, which the process itself can read.
+    #[must_use]
+    pub fn has(self, address: u64, bytes: usize) -> bool {
+        let Some(rest) = bytes.checked_sub(1) else { return true };
+        let first = usize::try_from(address).ok();
+        let last = first.and_then(|first| first.checked_add(rest));
+        let (Some(first), Some(last), Ok(name)) = (first, last, self.name()) else { return false };
+        let from = [first, last].map(|base| RemoteIoVec { base, len: 1 });
+        process_vm_readv(name, &mut [IoSliceMut::new(&mut [0; 2])], &from) == Ok(from.len())
+    }
+
     /// Copies what is at `address` there into `target`.
     ///
     /// # Errors
-    /// [`TransportError::PeerGone`]: the process has ended, or has no such memory any more.
-    /// [`TransportError::System`]: the system refuses.
+    /// [`TransportError::PeerGone`]: the process has ended, or has no such memory any more, or none that the system
+    /// copies. [`TransportError::System`]: the system refuses.
     pub fn read(self, address: u64, target: &mut [u8]) -> Result<(), TransportError> {
-        let name = i32::try_from(self.0).map(Pid::from_raw);
-        let name = name.map_err(|_| TransportError::Protocol(format!("no process {}", self.0)))?;
+        let name = self.name()?;
         let mut done = 0;
         while done < target.len() {
             let base = usize::try_from(address).ok().and_then(|start| start.checked_add(done));
@@ -101,7 +117,11 @@ impl Process {
             let from = [RemoteIoVec { base, len: target.len() - done }];
             match process_vm_readv(name, &mut [IoSliceMut::new(&mut target[done..])], &from) {
                 Ok(0) | Err(Errno::EFAULT) => {
-                    let text = format!("process {} has no such memory any more", self.0);
+                    let text = format!(
+                        "process {}, which may be alive, has no memory there any more that the system copies; \
+                         R2CCL_CMA=0 has it copy none",
+                        self.0
+                    );
                     return Err(TransportError::PeerGone(text));
                 }
                 Ok(copied) => done += copied,
@@ -134,6 +154,10 @@ mod tests {
         process.read(bytes[7..].as_ptr().expose_provenance() as u64, &mut copy).unwrap();
         assert_eq!(copy, bytes[7..]);
         assert_eq!(process.read(0, &mut []), Ok(()), "nothing is everywhere");
+        let start = bytes.as_ptr().expose_provenance() as u64;
+        assert!(process.has(start, bytes.len()) && process.has(start, 1) && process.has(8, 0));
+        assert!(!process.has(8, 1) && !process.has(start, usize::MAX / 2));
+        assert!(!process.has(start, usize::MAX), "it ends beyond all addresses");
     }
 
     #[test]

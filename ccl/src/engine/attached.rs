@@ -2,7 +2,7 @@
 //!
 //! 1. The first time, all ranks [find out](Peers::Unknown) whether everybody can be read by everybody, and may be.
 //! 2. All tell each other where their buffers are. Who cannot have its input read, because the output lies in the same bytes,
-//!    says so, and the call goes by tiles.
+//!    or because it is memory that the system [does not copy](known), says so, and the call goes by tiles.
 //! 3. Each rank combines its [part](combined) of the inputs of all, block by block, where something is reduced. Of two ranks
 //!    [each](all_of_two) may combine all of it, and nothing is left to be read.
 //! 4. Each rank reads what else [belongs](arrivals) into its output. What an AllReduce has combined is there when all have
@@ -19,6 +19,7 @@
 mod alike;
 mod answers;
 mod arrivals;
+mod known;
 mod peers;
 
 use std::mem;
@@ -34,6 +35,7 @@ use ccl_transport::clock;
 use self::alike::Alike;
 use self::answers::{Answer, Answers, decide, of_read};
 use self::arrivals::{Arrival, all_of_two, arrivals, combined, is_readable, kept};
+use self::known::Known;
 use self::peers::{Consent, Peers, Stance};
 use super::parts::{Part, largest_bytes};
 use super::places::{
@@ -81,6 +83,7 @@ pub(super) struct Attached {
     witness: Witness,
     peers: Peers,
     trials: Trials,
+    known: Known,
     block: Scratch,
 }
 
@@ -179,7 +182,9 @@ impl Engine {
         let own = Shapes::of(request, self.me, self.ranks)?;
         let buffers = [input.part(0, own.input_bytes), output.part(0, own.output_bytes)];
         let [input, output] = buffers.map(|buffer| buffer.address() as u64);
-        let input = if is_readable(request, &buffers) { input } else { 0 };
+        let is_readable = is_readable(request, &buffers)
+            && (way == Some(TILES) || self.are_copied(request, buffers));
+        let input = if is_readable { input } else { 0 };
         let factor = arithmetic(request, self.ranks).factor;
         let times = self.trial(request).times();
         let is_in_place = Call::of(request.collective, &buffers).is_in_place;
@@ -207,6 +212,15 @@ impl Engine {
             self.pass_together(task.stamp, limits)?;
         }
         Ok(way)
+    }
+
+    /// Whether the system copies for others what they read of these buffers.
+    fn are_copied(&mut self, request: &Request, [input, output]: [Region<'_>; 2]) -> bool {
+        let process = self.process(self.me.index());
+        let known = &mut self.attached.known;
+        let mut is_copied =
+            |buffer| known.is_copied(&buffer, |address, bytes| process.has(address, bytes));
+        is_copied(input) && (request.collective != Collective::AllReduce || is_copied(output))
     }
 
     /// Finds out whether everybody can read the memory of everybody, if nobody has tried yet.

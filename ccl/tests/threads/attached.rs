@@ -1,4 +1,8 @@
 //! Collectives that are repeated, so that they go by tiles, and by copies that the system makes.
+#![allow(clippy::print_stdout, reason = "a skip is reported")]
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd};
 
 use ccl_core::settings::CrossMemoryAttach;
 
@@ -204,6 +208,71 @@ fn ranks_may_ask_for_different_ways() {
             config.settings.cross_memory_attach = asked[communicator.rank().0 as usize];
             let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
             repeat(&split, CALLS_TO_COMPARE, 50_000, |_| false);
+        }
+    });
+}
+
+/// Memory that its process can read, and the system for nobody.
+struct Secret {
+    address: *mut u8,
+    bytes: usize,
+}
+
+impl Secret {
+    /// None where the system has no such memory.
+    fn new(bytes: usize) -> Option<Self> {
+        // SAFETY: it takes a number and touches no memory.
+        let file = unsafe { libc::syscall(libc::SYS_memfd_secret, 0) };
+        let file = i32::try_from(file).ok().filter(|file| *file >= 0)?;
+        // SAFETY: the file is open, and nobody else has it.
+        let file = unsafe { File::from_raw_fd(file) };
+        file.set_len(bytes as u64).ok()?;
+        let (access, file) = (libc::PROT_READ | libc::PROT_WRITE, file.as_raw_fd());
+        // SAFETY: the mapping is a new one.
+        let address =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, libc::MAP_SHARED, file, 0) };
+        (address != libc::MAP_FAILED).then_some(Self { address: address.cast(), bytes })
+    }
+
+    fn region(&mut self) -> Region<'_> {
+        // SAFETY: the mapping has so many bytes and is borrowed as long as the region lives.
+        unsafe { Region::new(self.address, self.bytes) }
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        // SAFETY: nobody has a region of the mapping any more.
+        unsafe { libc::munmap(self.address.cast(), self.bytes) };
+    }
+}
+
+/// The others hear of it, and all go by tiles.
+#[test]
+fn memory_that_the_system_does_not_copy_goes_by_tiles() {
+    const BYTES: usize = 64 << 10;
+    if Secret::new(BYTES).is_none() {
+        println!("skip: this system has no memfd_secret");
+        return;
+    }
+    on_both_ways(2, |communicator, calls| {
+        let me = communicator.rank().0;
+        let mut secret = (me == 1).then(|| Secret::new(BYTES).unwrap());
+        for n in 0..calls {
+            let own: Vec<u8> = (0..BYTES).map(|at| byte(n, me, 0, at)).collect();
+            let own = Region::of(&own);
+            let input = secret.as_mut().map_or(own, Secret::region);
+            if me == 1 {
+                ccl_kernels::copy(own.source(0, BYTES), input.target(0, BYTES));
+            }
+            let mut output = vec![0u8; 2 * BYTES];
+            let (request, all) =
+                (request(Collective::AllGather, BYTES), Region::of_mut(&mut output));
+            let gather = Operation::Collective { request, input: Some(input), output: Some(all) };
+            communicator.run(gather).unwrap();
+            for (from, block) in (0..).zip(output.chunks(BYTES)) {
+                assert!((0..BYTES).all(|at| block[at] == byte(n, from, 0, at)), "{n} from {from}");
+            }
         }
     });
 }
