@@ -9,9 +9,11 @@ use smallvec::SmallVec;
 use super::{INLINE_OPERANDS, Run};
 
 impl Run<'_> {
-    /// The ranks from which something is still to come.
+    /// The ranks from which something is still to come, which still have to take something, or which still read what was lent.
     pub(crate) fn peers_waited_for(&self) -> SmallVec<[Rank; INLINE_OPERANDS]> {
-        self.open_receives().map(Port::rank).collect()
+        let lanes = self.task.program.sends.iter().zip(&self.progress.lent);
+        let reading = lanes.filter(|(_, lent)| !lent.is_empty()).map(|(lane, _)| lane.port);
+        self.open_receives().chain(self.open_sends()).chain(reading).map(Port::rank).collect()
     }
 
     /// Links on which something is still to be sent.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ccl::{Communicator, Error, Operation, Rank, Region};
+use ccl::{Allocation, Communicator, Error, Operation, Rank, Region};
 use ccl_transport::clock;
 
 use super::{DEADLINE, config, ranks};
@@ -41,4 +41,30 @@ fn a_call_behind_one_that_failed_does_not_begin() {
     });
     let aborted = Err(Error::Aborted { rank: Rank(1), reason: "enough".into() });
     assert_eq!(results[0], [aborted.clone(), aborted]);
+}
+
+/// Whether there is no room for what is sent, or the peer should read it where it is.
+#[test]
+fn a_send_to_a_rank_that_has_left_is_an_error_that_names_it() {
+    for is_shared in [false, true] {
+        let results = ranks(2, &config(), move |communicator| {
+            communicator.barrier().unwrap();
+            if communicator.rank() == Rank(1) {
+                return communicator.finalize();
+            }
+            let bytes = if is_shared { 256 << 10 } else { 64 << 20 };
+            let (shared, own) = (Allocation::new(bytes).unwrap(), vec![0u8; bytes]);
+            let data = match is_shared {
+                // SAFETY: the allocation is as large, and only this call uses it.
+                true => unsafe { Region::new(shared.address(), bytes) },
+                false => Region::of(&own),
+            };
+            communicator.run(Operation::Send { peer: Rank(1), data })
+        });
+        let Err(Error::PeerLost { rank: Rank(1), reason }) = &results[0] else {
+            unreachable!("{results:?}")
+        };
+        assert!(reason.contains("destroyed"), "{reason}");
+        assert_eq!(results[1], Ok(()));
+    }
 }
