@@ -31,7 +31,7 @@ use crate::environment::Environment;
 use crate::executor::Executor;
 use crate::guardian::Guardian;
 use crate::health::{Health, HealthBoard};
-use crate::operation::Operation;
+use crate::operation::{Operation, check_own_messages};
 use crate::plans::{self, Planner};
 use crate::setup;
 use crate::split;
@@ -329,7 +329,8 @@ impl Communicator {
     /// # Errors
     /// The arguments are impossible, or the settings force an algorithm that does not exist.
     pub fn predict(&self, operation: &Operation<'_>) -> Result<f64, Error> {
-        self.validate(std::slice::from_ref(operation))?;
+        // A message may be one of a group.
+        operation.validate(self.rank(), self.size())?;
         self.core().engine.lock().predict(operation)
     }
 
@@ -408,10 +409,12 @@ impl Communicator {
     #[inline(always)]
     fn validate(&self, operations: &[Operation<'_>]) -> Result<(), Error> {
         let core = self.core();
+        let mut are_messages = false;
         for operation in operations {
             operation.validate(core.rank, core.size)?;
+            are_messages |= operation.is_message();
         }
-        Ok(())
+        if are_messages { check_own_messages(operations, core.rank) } else { Ok(()) }
     }
 }
 

@@ -293,7 +293,6 @@ impl Engine {
                 list.push((peer, Buffer(buffer), data.bytes()));
             }
         }
-        check_own_messages(self.me, &sends, &receives)?;
         let program = point_to_point(self.me, &sends, &receives);
         let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
         let (program, buffers) = (&program, &buffers);
@@ -464,22 +463,4 @@ pub(crate) fn arithmetic(request: &Request, ranks: u32) -> Arithmetic {
         Reduction::PreMulSum { scalar, .. } => (Combine::Sum, Some(scalar)),
     };
     Arithmetic { kernel: Kernel { datatype, combine }, factor }
-}
-
-/// Messages to oneself must meet in the group they are in: nobody else can complete them.
-fn check_own_messages(
-    me: Rank,
-    sends: &[(Rank, Buffer, usize)],
-    receives: &[(Rank, Buffer, usize)],
-) -> Result<(), Error> {
-    let own = |list: &[(Rank, Buffer, usize)]| -> Vec<usize> {
-        list.iter().filter(|(peer, ..)| *peer == me).map(|(_, _, bytes)| *bytes).collect()
-    };
-    let (sent, received) = (own(sends), own(receives));
-    if sent == received {
-        return Ok(());
-    }
-    Err(Error::InvalidUsage(format!(
-        "rank {me} sends messages of {sent:?} bytes to itself and receives {received:?} in one group"
-    )))
 }

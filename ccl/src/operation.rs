@@ -142,6 +142,32 @@ pub(crate) fn as_done<M: Clone>(group: &[OperationOn<M>]) -> Cow<'_, [OperationO
     Cow::Owned(group)
 }
 
+/// Messages to oneself must meet in the group they are in: nobody else can complete them.
+///
+/// # Errors
+/// `InvalidUsage` that names the rank and how many bytes each of these messages has.
+pub(crate) fn check_own_messages<M: Span>(group: &[OperationOn<M>], me: Rank) -> Result<(), Error> {
+    let own = |are_sends| {
+        let bytes = move |operation: &OperationOn<M>| match operation {
+            OperationOn::Send { peer, data } if are_sends && *peer == me => Some(data.bytes()),
+            OperationOn::Receive { peer, data } if !are_sends && *peer == me => Some(data.bytes()),
+            OperationOn::Send { .. }
+            | OperationOn::Receive { .. }
+            | OperationOn::Collective { .. }
+            | OperationOn::AllToAllV { .. }
+            | OperationOn::Barrier => None,
+        };
+        group.iter().filter_map(bytes).filter(|bytes| *bytes > 0).collect::<Vec<usize>>()
+    };
+    let (sent, received) = (own(true), own(false));
+    if sent == received {
+        return Ok(());
+    }
+    Err(Error::InvalidUsage(format!(
+        "rank {me} sends messages of {sent:?} bytes to itself and receives {received:?} in one group"
+    )))
+}
+
 impl<M: Span> OperationOn<M> {
     /// Checks everything that one rank can know about its call.
     ///

@@ -36,7 +36,7 @@ use ccl_core::error::Error;
 use ccl_core::layout::Ragged;
 
 use crate::driver::{Pending, Work, lock};
-use crate::operation::{OperationOn, Span, as_done};
+use crate::operation::{OperationOn, Span, as_done, check_own_messages};
 use direct::Direct;
 use pieces::{Cutter, batches};
 use staging::{Issue, SLOTS, Staging};
@@ -129,7 +129,8 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`], and nothing has happened: the arguments are impossible, memory is not that of
     /// the device, or the call does not fit into the staging memory. [`Error::InvalidUsage`]: the stream
-    /// is captured. Everything else is what ended the communicator, in this call or before.
+    /// is captured, or a message to this rank itself has no counterpart in the group. Everything else is what ended
+    /// the communicator, in this call or before.
     pub fn enqueue(&self, operation: Operation<'_>, stream: &Stream) -> Result<(), Error> {
         self.enqueue_group(&[operation], stream)
     }
@@ -162,6 +163,7 @@ impl Communicator {
         let (first, others) = streams.split_first().ok_or_else(no_stream)?;
         streams.iter().try_for_each(|stream| self.check_stream(stream))?;
         operations.iter().try_for_each(|operation| self.check_call(operation))?;
+        check_own_messages(operations, self.host.rank())?;
         let operations = as_done(operations);
         let batches = batches(&operations);
         let counts = batches.iter().map(|batch| self.cutter.count(batch));

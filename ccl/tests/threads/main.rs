@@ -10,6 +10,7 @@
 mod attached;
 mod ended;
 mod memory;
+mod refused;
 mod renounced;
 
 use std::sync::{Arc, Mutex, mpsc};
