@@ -384,6 +384,12 @@ impl Communicator {
         self.core().health.agreed_epoch()
     }
 
+    /// Lets no collective start any more.
+    #[cfg(test)]
+    pub(crate) fn hold_back(&self) {
+        self.core().health.hold_back();
+    }
+
     /// Makes this rank's plans change without asking the others.
     #[cfg(test)]
     pub(crate) fn expect_epoch(&self, commit: ccl_core::epoch::Commit) {

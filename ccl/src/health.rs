@@ -172,6 +172,11 @@ impl Health {
         lock(&self.state).agreement.committed().epoch
     }
 
+    #[cfg(test)]
+    pub(crate) fn hold_back(&self) {
+        self.gate.close();
+    }
+
     /// Counts the next collective, and returns its number, if it may start at once.
     #[inline]
     pub(crate) fn enter(&self) -> Option<u64> {
@@ -192,10 +197,16 @@ impl Health {
         mut tend: impl FnMut(),
     ) -> Result<Turn, Error> {
         let start = clock::now();
-        let mut state = lock(&self.state);
-        while self.gate.is_closed() {
+        loop {
+            // Without the lock: a watch may ask for the health of the rails.
             if let Some(fault) = limits.fault() {
                 return Err(fault);
+            }
+            let mut state = lock(&self.state);
+            if !self.gate.is_closed() {
+                // Nobody closes the gate now, since that needs the lock.
+                let sequence = self.gate.enter_with_news();
+                return Ok(Turn { sequence, switches: std::mem::take(&mut state.switches) });
             }
             if clock::now().saturating_duration_since(start) >= limits.timeout() {
                 return Err(held_too_long(&state.agreement, limits.timeout()));
@@ -203,11 +214,7 @@ impl Health {
             let woken = self.released.wait_timeout(state, LOOK_PERIOD);
             drop(woken.unwrap_or_else(PoisonError::into_inner));
             tend();
-            state = lock(&self.state);
         }
-        // Nobody closes the gate now, since that needs the lock.
-        let sequence = self.gate.enter_with_news();
-        Ok(Turn { sequence, switches: std::mem::take(&mut state.switches) })
     }
 
     /// Gives the agreement an input and does what it asks for.

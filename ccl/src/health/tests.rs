@@ -13,7 +13,7 @@ use ccl_core::settings::Settings;
 use ccl_core::topology::RailCapacity;
 use ccl_transport::clock;
 
-use crate::{Communicator, Config, ReduceOp, UniqueId};
+use crate::{Communicator, Config, Group, Operation, ReduceOp, UniqueId};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -184,4 +184,16 @@ fn who_changes_its_plans_alone_disagrees() {
     for error in errors {
         assert!(matches!(error, Err(Error::Disagreement { .. })), "{error:?}");
     }
+}
+
+/// A watch may be a program's own code, which looks at the rails.
+#[test]
+fn who_is_held_back_asks_a_watch_that_looks_at_the_rails() {
+    let ended = ranks(1, |communicator| {
+        communicator.hold_back();
+        let mut group = Group::default();
+        group.add(&communicator, Operation::Barrier);
+        group.run_watched(&|| Some(format!("{} rails", communicator.health().len())))
+    });
+    assert_eq!(ended, [Err(Error::Aborted { rank: Rank(0), reason: "2 rails".into() })]);
 }
