@@ -58,6 +58,8 @@ pub(crate) struct Engine {
     /// Collectives called so far.
     calls: u64,
     history: History,
+    /// When the call first looked how long it waits, if it has: its deadline counts from then.
+    waits_since: Option<Instant>,
     /// What a barrier sends around.
     token: Scratch,
     /// The input of an in-place all-to-all that cannot be exchanged block by block, out of the way of its
@@ -90,6 +92,7 @@ impl Engine {
             health,
             calls: 0,
             history: History::default(),
+            waits_since: None,
             token: Scratch::new(1),
             staging: Scratch::new(0),
             ladder,
@@ -344,7 +347,7 @@ impl Engine {
     ) -> Ended {
         let ladder = &mut self.ladder;
         ladder.reset();
-        let mut started: Option<Instant> = None;
+        let waits_since = &mut self.waits_since;
         let (me, history) = (self.me, &self.history);
         let is_message = task.stamp.signature.collective == Collective::PointToPoint;
         let calls = (!is_message).then_some(self.calls);
@@ -380,7 +383,7 @@ impl Engine {
                     }
                     _ => {}
                 }
-                let waited = now - *started.get_or_insert(now);
+                let waited = now - *waits_since.get_or_insert(now);
                 if waited >= CONFIRM_AFTER {
                     run.confirm();
                 }
@@ -414,18 +417,20 @@ impl Engine {
     /// Nothing begins once the communicator has failed, even if all that it needs is there: who failed may have other things
     /// by now in memory that peers were to read.
     #[inline(always)]
-    fn begin(&self, limits: Limits<'_>) -> Result<(), Error> {
+    fn begin(&mut self, limits: Limits<'_>) -> Result<(), Error> {
+        self.waits_since = None;
         limits.control.fault().map_or(Ok(()), |fault| Err(Error::clone(fault)))
     }
 
     #[cold]
     fn wait_for_turn(&mut self, limits: Limits<'_>) -> Result<u64, Error> {
+        let since = *self.waits_since.get_or_insert_with(clock::now);
         let executor = &mut self.executor;
         // Peers may still need something of the collective before.
         let tend = || {
             executor.tend();
         };
-        let Turn { sequence, switches } = self.health.wait_for_turn(limits, tend)?;
+        let Turn { sequence, switches } = self.health.wait_for_turn(limits, since, tend)?;
         switches.into_iter().for_each(|commit| self.planner.expect(commit));
         Ok(sequence)
     }

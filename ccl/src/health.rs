@@ -189,14 +189,14 @@ impl Health {
     }
 
     /// The next collective, where it may not start at once: waits while new ones are held back, and calls
-    /// `tend` now and then meanwhile.
+    /// `tend` now and then meanwhile. Its deadline counts from `since`.
     #[cold]
     pub(crate) fn wait_for_turn(
         &self,
         limits: Limits<'_>,
+        since: Instant,
         mut tend: impl FnMut(),
     ) -> Result<Turn, Error> {
-        let start = clock::now();
         loop {
             // Without the lock: a watch may ask for the health of the rails.
             if let Some(fault) = limits.fault() {
@@ -208,7 +208,7 @@ impl Health {
                 let sequence = self.gate.enter_with_news();
                 return Ok(Turn { sequence, switches: std::mem::take(&mut state.switches) });
             }
-            if clock::now().saturating_duration_since(start) >= limits.timeout() {
+            if clock::now().saturating_duration_since(since) >= limits.timeout() {
                 return Err(held_too_long(&state.agreement, limits.timeout()));
             }
             let woken = self.released.wait_timeout(state, LOOK_PERIOD);

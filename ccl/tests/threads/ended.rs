@@ -1,8 +1,10 @@
 //! Calls that end because something else has.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ccl::{Allocation, Communicator, Error, Operation, Rank, Region};
+use ccl::{Allocation, Communicator, Error, Group, Operation, Rank, Region};
+use ccl_core::settings::CrossMemoryAttach;
 use ccl_transport::clock;
 
 use super::{DEADLINE, config, ranks};
@@ -66,5 +68,52 @@ fn a_send_to_a_rank_that_has_left_is_an_error_that_names_it() {
         };
         assert!(reason.contains("destroyed"), "{reason}");
         assert_eq!(results[1], Ok(()));
+    }
+}
+
+/// In a call in which ranks tell each other something, and again. One is late, and another one, which has waited for it, is busy
+/// for as long after that.
+#[test]
+fn the_deadline_is_that_of_the_whole_call() {
+    const DEADLINE_OF_ONE: Duration = Duration::from_secs(2);
+    const LATE: Duration = Duration::from_millis(1400);
+    let mut config = config();
+    config.settings.cross_memory_attach = CrossMemoryAttach::Always;
+    let results = ranks(3, &config, |communicator| {
+        let me = communicator.rank();
+        let is_busy = AtomicBool::new(me == Rank(2));
+        let has_failed = || communicator.async_error().is_some();
+        communicator.barrier().unwrap();
+        let start = clock::now();
+        let busy_until = |end| {
+            while clock::now() < start + end && !has_failed() {
+                clock::sleep(Duration::from_millis(1));
+            }
+        };
+        match me.0 {
+            0 => communicator.set_timeout(DEADLINE_OF_ONE).unwrap(),
+            1 => busy_until(LATE),
+            _ => {}
+        }
+        let watch = || {
+            if is_busy.swap(false, Ordering::Relaxed) {
+                busy_until(2 * LATE);
+            }
+            None
+        };
+        let own = vec![1u8; 50_000];
+        let mut all = vec![0u8; 3 * own.len()];
+        let request = ccl::Request {
+            collective: ccl::Collective::AllGather,
+            count: own.len(),
+            ..ccl::Request::BARRIER
+        };
+        let (input, output) = (Some(Region::of(&own)), Some(Region::of_mut(&mut all)));
+        let mut group = Group::default();
+        group.add(&communicator, Operation::Collective { request, input, output });
+        group.run_watched(&watch)
+    });
+    for result in results {
+        assert!(matches!(result, Err(Error::Deadline { .. })), "{result:?}");
     }
 }
