@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use ccl_core::collective::{Collective, Request};
-use ccl_core::datatype::DataType;
+use ccl_core::datatype::{DataType, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::layout::{Ragged, blocks};
@@ -206,7 +206,27 @@ pub(crate) fn check(
     (me, ranks): (Rank, u32),
 ) -> Result<(), Error> {
     check_rank("root", request.root, ranks)?;
+    check_scalar(request)?;
     Shapes::of(request, me, ranks)?.check(input, output)
+}
+
+/// The bits of a scalar mean another number in another type.
+#[inline(always)]
+fn check_scalar(request: &Request) -> Result<(), Error> {
+    match request.reduction {
+        Reduction::PreMulSum { datatype, .. } if datatype != request.datatype => {
+            Err(other_scalar(datatype, request.datatype))
+        }
+        Reduction::PreMulSum { .. } | Reduction::Builtin(_) => Ok(()),
+    }
+}
+
+#[cold]
+fn other_scalar(scalar: DataType, elements: DataType) -> Error {
+    let (scalar, elements) = (scalar.name(), elements.name());
+    Error::InvalidArgument(format!(
+        "the scalar of the reduction is {scalar}, elements are {elements}"
+    ))
 }
 
 /// What a rank sends to itself is what it receives from itself: no other rank can tell that it is not.

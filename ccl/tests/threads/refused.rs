@@ -37,3 +37,20 @@ fn of_a_group_with_a_message_to_oneself_that_nobody_receives_nothing_is_done() {
         assert!(matches!(refused, Err(Error::InvalidUsage(_))), "{refused:?}");
     });
 }
+
+#[test]
+fn a_scalar_of_another_type_is_refused() {
+    ranks(2, &config(), |communicator| {
+        let mut values = [1f32; 4];
+        let all = Region::of_mut(&mut values);
+        let scaled = |datatype, scalar| {
+            let request = all_reduce(Reduction::PreMulSum { datatype, scalar });
+            communicator.run(Operation::Collective { request, input: Some(all), output: Some(all) })
+        };
+        let refused = scaled(DataType::Float16, 0x3c00).unwrap_err();
+        assert!(matches!(refused, Error::InvalidArgument(_)), "{refused}");
+        assert!(refused.to_string().contains("is half, elements are float"), "{refused}");
+        scaled(DataType::Float32, 3f32.to_bits().into()).unwrap();
+        assert_eq!(values, [6f32; 4]);
+    });
+}
