@@ -250,7 +250,7 @@ impl Planner {
             return Ok(plan);
         }
         let barrier = self.plan(&Request::BARRIER, false)?;
-        let signature = request.signature(self.digest(0));
+        let signature = request.signature(barrier.signature.plan);
         let program = barrier.program.clone();
         Ok(self.remember(Plan { key, program, signature, ..*barrier }))
     }

@@ -55,6 +55,22 @@ fn an_algorithm_that_is_asked_for_gives_way_when_rails_are_lost() {
     }
 }
 
+/// They run a barrier, so they must mean the same one.
+#[test]
+fn calls_of_no_elements_agree_on_their_plan() {
+    let signature = |asked_for: &str| {
+        let topology = Topology::single_host(3, 3);
+        let mut planner = Planner::new(Rank(1), topology, asked(asked_for));
+        let collective = Collective::AllReduce;
+        let request = Request { collective, count: 0, ..Request::BARRIER };
+        planner.synchronising(&request).unwrap().signature
+    };
+    let [one_shot, other] = ["barrier:one_shot", "barrier:recursive_doubling"].map(signature);
+    assert_ne!(one_shot, other);
+    assert_eq!(one_shot, signature("barrier:one_shot"));
+    assert_eq!((one_shot.collective, one_shot.count), (Collective::AllReduce, 0));
+}
+
 #[test]
 fn what_is_combined_in_order_of_rank_is_known() {
     use Collective::{AllGather, AllReduce, ReduceScatter};
