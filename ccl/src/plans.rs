@@ -25,6 +25,12 @@ const REMEMBERED: usize = 1024;
 /// Spreads epochs over the digests of plans; odd, so that no two epochs coincide.
 const EPOCH_STRIDE: u32 = 0x9e37_79b1;
 
+/// Spreads what is asked for over the digests of plans, likewise.
+const WISH_STRIDE: u32 = 0x85eb_ca6b;
+
+/// More than a collective has algorithms.
+const MOST_WISHES: u32 = 64;
+
 /// A program and what the ranks compare before they run it.
 #[derive(Debug)]
 pub(crate) struct Plan {
@@ -167,7 +173,7 @@ impl Planner {
     fn make(&mut self, request: &Request, key: Key) -> Result<Arc<Plan>, Error> {
         let choice = self.choose(request)?;
         self.tell_if_overruled(request.collective, &choice);
-        let signature = request.signature(self.digest(choice.digest));
+        let signature = request.signature(self.digest(request.collective, choice.digest));
         let layout = Layout::new(request, self.topology.ranks(), choice.partition.clone());
         let program = self.lower(&choice, &layout, request.datatype);
         let is_in_order = !request.collective.reduces()
@@ -235,7 +241,7 @@ impl Planner {
         let choice = self.choose(&request)?;
         let layout = Layout::ragged(self.me, self.topology.ranks(), counts);
         let program = self.lower(&choice, &layout, datatype);
-        let signature = request.signature(self.digest(choice.digest));
+        let signature = request.signature(self.digest(request.collective, choice.digest));
         let plan = self.finished(program, signature, Key::new(&request, is_one));
         Ok(Plan { is_straight: false, ..plan })
     }
@@ -313,9 +319,25 @@ impl Planner {
     }
 
     /// Ranks in different epochs must not take each other's plans for their own, even where they are
-    /// equal by chance: the next ones would not be.
-    fn digest(&self, plan: u32) -> u32 {
+    /// equal by chance: the next ones would not be. Nor must those that are asked for different algorithms, even where one
+    /// would choose what another is asked for: calls whose algorithm is asked for go by tiles only, and the others may first tell
+    /// each other something, with an AllGather and a barrier in the middle of them.
+    fn digest(&self, collective: Collective, plan: u32) -> u32 {
+        let asked_for = [collective, Collective::AllGather, Collective::Barrier];
+        let wishes = asked_for.into_iter().fold(0_u32, |wishes, collective| {
+            wishes.wrapping_mul(MOST_WISHES).wrapping_add(self.wish(collective))
+        });
         plan.wrapping_add(self.epoch.0.wrapping_mul(EPOCH_STRIDE))
+            .wrapping_add(wishes.wrapping_mul(WISH_STRIDE))
+    }
+
+    /// The number of the algorithm that the settings ask for, below [`MOST_WISHES`]; 0 if it is none.
+    fn wish(&self, collective: Collective) -> u32 {
+        let Some(wish) = forced(&self.settings, collective) else { return 0 };
+        (1..)
+            .zip(names(collective))
+            .find(|(_, name)| **name == wish)
+            .map_or(0, |(number, _)| number)
     }
 
     fn lower(&self, choice: &Choice, layout: &Layout, datatype: DataType) -> Program {

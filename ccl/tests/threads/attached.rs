@@ -4,10 +4,11 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd};
 
-use ccl_core::settings::CrossMemoryAttach;
+use ccl_core::settings::{CrossMemoryAttach, Settings};
 
 use ccl::{
-    Collective, Communicator, DataType, Operation, Rank, ReduceOp, Reduction, Region, Request,
+    Collective, Communicator, DataType, Error, Operation, Rank, ReduceOp, Reduction, Region,
+    Request,
 };
 
 use super::{config, ranks};
@@ -208,6 +209,25 @@ fn ranks_may_ask_for_different_ways() {
             config.settings.cross_memory_attach = asked[communicator.rank().0 as usize];
             let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
             repeat(&split, CALLS_TO_COMPARE, 50_000, |_| false);
+        }
+    });
+}
+
+/// Who is asked for an algorithm neither asks where buffers are nor is attached, and what ranks tell each other in the middle of a
+/// call has an algorithm, too.
+#[test]
+fn ranks_that_are_asked_for_different_algorithms_disagree() {
+    let asked = ["allreduce:one_shot", "allreduce:two_shot", "allgather:ring"];
+    ranks(2, &config(), move |communicator| {
+        for asked in asked.into_iter().chain(["barrier:recursive_doubling"]) {
+            let mut config = config();
+            if communicator.rank() == Rank(1) {
+                config.settings.algorithms =
+                    Settings::parse([("R2CCL_ALGO", asked)]).unwrap().settings.algorithms;
+            }
+            let split = communicator.split(Some(0), 0, Some(&config)).unwrap().unwrap();
+            let refused = split.all_reduce_in_place(&mut vec![1f32; 1 << 18], ReduceOp::Sum);
+            assert!(matches!(refused, Err(Error::Disagreement { .. })), "{asked}: {refused:?}");
         }
     });
 }
