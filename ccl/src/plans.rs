@@ -18,6 +18,7 @@ use ccl_core::tuning::{Tuning, model};
 
 use crate::executor::is_straight;
 use crate::health::with_health;
+use crate::operation::Shapes;
 
 /// More plans than this are not remembered; the oldest half would only cost memory.
 const REMEMBERED: usize = 1024;
@@ -309,12 +310,27 @@ impl Planner {
     /// The candidates for `request`, as text.
     ///
     /// # Errors
-    /// As [`Self::plan`].
+    /// As [`Self::plan`], or no memory is so large.
     pub(crate) fn explain(&self, request: &Request) -> Result<String, Error> {
         let forced = forced(&self.settings, request.collective);
-        // As [`Self::ragged`] chooses: no rank knows what the others send to each other.
-        let count = if request.collective == Collective::AllToAllV { 0 } else { request.count };
-        let request = Request { count, ..*request };
+        let request = match request.collective {
+            // As [`Self::ragged`] chooses: no rank knows what the others send to each other.
+            Collective::AllToAllV => Request { count: 0, ..*request },
+            Collective::Barrier => Request::BARRIER,
+            // Which has no algorithm.
+            Collective::PointToPoint => *request,
+            Collective::AllReduce
+            | Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::AllToAll
+            | Collective::Gather
+            | Collective::Scatter => {
+                Shapes::of(request, self.me, self.topology.ranks())?;
+                *request
+            }
+        };
         Ok(explain(&explore(&request, &self.topology, &self.model, forced)?))
     }
 

@@ -72,6 +72,24 @@ fn calls_of_no_elements_agree_on_their_plan() {
 }
 
 #[test]
+fn a_count_that_no_memory_has_is_not_explained() {
+    let planner = Planner::new(Rank(1), Topology::single_host(8, 8), Settings::default());
+    let explained = |collective, count| {
+        let datatype = DataType::Float64;
+        planner.explain(&Request { collective, count, datatype, ..Request::BARRIER })
+    };
+    for collective in Collective::UNIFORM {
+        for count in [usize::MAX, usize::MAX / 8, usize::MAX / 64] {
+            let refused = explained(collective, count);
+            assert!(matches!(refused, Err(Error::InvalidArgument(_))), "{refused:?}");
+        }
+    }
+    let barrier = explained(Collective::Barrier, usize::MAX);
+    assert_eq!(barrier, planner.explain(&Request::BARRIER));
+    assert!(barrier.is_ok(), "{barrier:?}");
+}
+
+#[test]
 fn what_is_combined_in_order_of_rank_is_known() {
     use Collective::{AllGather, AllReduce, ReduceScatter};
     for (collective, algorithm, ranks, is_in_order) in [
