@@ -107,8 +107,9 @@ impl Engine {
         if !(always || self.is_tried(request)) {
             return self.drive_apart(task, is_apart, limits);
         }
-        let trial = self.trial(request);
-        let turn = if always { Turn::Go(ATTACHED) } else { trial.turn() };
+        let alike = self.trials(request);
+        let turn = if always { Turn::Go(ATTACHED) } else { alike.turn() };
+        let trial = alike.of_these();
         let is_compared = !always && trial.compares();
         let makes_sure = !always && trial.makes_sure();
         let began = is_compared.then(clock::now);
@@ -125,7 +126,7 @@ impl Engine {
             ended?;
         }
         if let Some(began) = began {
-            self.trial(request).record(way, clock::now() - began);
+            self.trials(request).record(way, clock::now() - began);
         }
         Ok(())
     }
