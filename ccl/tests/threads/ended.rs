@@ -1,6 +1,7 @@
 //! Calls that end because something else has.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use ccl::{Allocation, Communicator, Error, Group, Operation, Rank, Region};
@@ -26,15 +27,19 @@ fn wait_for_the_end(communicator: &Communicator) {
 /// Even if all that the second one needs is there: who failed may use memory for something else that its peers still read.
 #[test]
 fn a_call_behind_one_that_failed_does_not_begin() {
-    let results = ranks(3, &config(), |communicator| {
+    let (start, started) = mpsc::channel();
+    let started = Arc::new(Mutex::new(started));
+    let results = ranks(3, &config(), move |communicator| {
         let mut results = Vec::new();
         match communicator.rank().0 {
             0 => {
                 let pending = [2, 1].map(|from| receive(&communicator, from));
+                start.send(()).unwrap();
                 results.extend(pending.map(|pending| pending.wait()));
             }
             1 => {
                 communicator.send(&[7u8; 64], Rank(0)).unwrap();
+                started.lock().unwrap().recv_timeout(DEADLINE).unwrap();
                 communicator.abort("enough");
             }
             _ => wait_for_the_end(&communicator),
