@@ -149,6 +149,14 @@ impl Link for Watched {
         self.inner.settled()
     }
 
+    fn is_out_of_reach(&self) -> bool {
+        self.inner.is_out_of_reach()
+    }
+
+    fn spare(&mut self) {
+        self.inner.spare();
+    }
+
     fn confirm(&mut self) {
         self.inner.confirm();
     }

@@ -234,6 +234,15 @@ pub trait Link: Send + fmt::Debug {
     /// to do, so that the peer's end is [settled](Self::settled).
     fn confirm(&mut self) {}
 
+    /// Whether no path leads to the peer now. A link that stays so for longer than its patience fails, unless it is
+    /// [spared](Self::spare).
+    fn is_out_of_reach(&self) -> bool {
+        false
+    }
+
+    /// Nothing is waited for on this link, so that it need not reach its peer: its patience begins anew.
+    fn spare(&mut self) {}
+
     /// Says that this end closes, once everything committed was handed over; to be called until it tells that nothing is left
     /// to wait for, or for as long as the caller wants to wait. A link that was told so does not wait when it is dropped.
     fn leave(&mut self) -> bool {

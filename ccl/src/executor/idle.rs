@@ -27,6 +27,7 @@ impl Executor {
             else {
                 continue;
             };
+            link.spare();
             match link.progress() {
                 Ok(_) => {
                     link.confirm();

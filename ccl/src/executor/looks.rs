@@ -19,6 +19,7 @@ impl Run<'_> {
         self.progress.looks = self.progress.looks.wrapping_add(1);
         if self.progress.looks.is_multiple_of(SWEEPS) {
             for place in 0..self.pushed.len() {
+                self.spare_if_unused(self.pushed[place]);
                 moved |= self.push(self.pushed[place])?;
             }
             return Ok(moved);
@@ -107,7 +108,25 @@ impl Run<'_> {
         if self.task.is_straight {
             self.look_ahead()?;
         }
-        (0..self.links.len()).try_for_each(|index| self.push(index).map(|_| ()))
+        (0..self.links.len()).try_for_each(|index| {
+            self.spare_if_unused(index);
+            self.push(index).map(|_| ())
+        })
+    }
+
+    /// A program that goes round a peer out of reach does not wait for it.
+    fn spare_if_unused(&mut self, index: usize) {
+        if !self.links[index].as_ref().is_some_and(|link| link.is_out_of_reach()) {
+            return;
+        }
+        let program = self.task.program;
+        let mut ports = program.sends.iter().chain(&program.receives).map(|lane| lane.port);
+        if ports.any(|port| self.index(port) == index) {
+            return;
+        }
+        if let Some(link) = self.links[index].as_mut() {
+            link.spare();
+        }
     }
 
     /// Tells peers what has arrived from them, on all links that have to be pushed. What is out on these is staged by the next

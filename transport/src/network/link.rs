@@ -460,6 +460,14 @@ impl Link for NetworkLink {
         self.has_left()
     }
 
+    fn is_out_of_reach(&self) -> bool {
+        self.fences.is_severed()
+    }
+
+    fn spare(&mut self) {
+        self.begin_anew_to_wait();
+    }
+
     fn confirm(&mut self) {
         self.post_credit(1);
         self.expectation.give_up();

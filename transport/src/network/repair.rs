@@ -392,6 +392,13 @@ impl NetworkLink {
         }
     }
 
+    /// If no path is left, it is so from now on.
+    pub(super) fn begin_anew_to_wait(&mut self) {
+        if let Some(severed) = &mut self.repair.severed {
+            *severed = clock::now();
+        }
+    }
+
     /// Without any path the link has failed, once `patience` is used up.
     fn end_if_severed(&mut self, patience: Duration) {
         let is_over = self.repair.severed.is_some() || self.fences.is_severed();

@@ -4,6 +4,7 @@ mod impostor;
 mod landing;
 mod large;
 mod looks;
+mod severed;
 mod unstaged;
 
 use std::collections::BTreeSet;
@@ -499,38 +500,4 @@ fn a_rail_that_breaks_comes_back() {
     let before = traffic[0].tiles();
     stream(&mut *near, &mut *far, 20, 1000);
     assert!(traffic[0].tiles() > before);
-}
-
-#[test]
-fn without_a_rail_left_all_are_named() {
-    let terms = Terms { patience: Duration::from_millis(50), ..Terms::default() };
-    let near = endpoint(0, &[1.0, 1.0]).terms(terms.clone());
-    let connected = std::sync::atomic::AtomicUsize::new(0);
-    let broken: Instrument = Box::new(move |rail, pair, depth| {
-        let is_first = connected.fetch_add(1, Ordering::Relaxed) < 2;
-        let posted = if is_first { 20 + 10 * rail as u64 } else { 0 };
-        let fail_after = Some((posted, Status::RetryExceeded));
-        Box::new(Faulty::new(pair, depth.sends, Script { fail_after, ..Script::default() }))
-    });
-    let near = near.instrument(broken);
-    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms));
-    let deadline = soon();
-    let mut sent = 0;
-    let error = loop {
-        assert!(clock::now() < deadline);
-        if near.reserve(10).is_ok_and(|slot| slot.is_some()) {
-            near.commit(&stamp(sent)).unwrap();
-            sent += 1;
-        }
-        if let Err(error) = near.progress() {
-            break error;
-        }
-        if far.progress().is_ok() && far.peek().is_some() {
-            far.release().unwrap();
-        }
-    };
-    for name in ["rail 0 (nic0) to rank 1", "rail 1 (nic1) to rank 1"] {
-        assert!(error.to_string().contains(name), "{error}");
-    }
-    assert!(failure(&mut *far).to_string().contains("rail 1 (nic1) to rank 0"));
 }

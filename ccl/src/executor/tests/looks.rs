@@ -11,6 +11,7 @@ use super::*;
 enum Done {
     Look,
     Send,
+    Spare,
 }
 
 /// A link that has to be pushed, like one of the network, and notes what is done with it.
@@ -45,6 +46,14 @@ impl Link for Pushed {
     fn progress(&mut self) -> Result<bool, TransportError> {
         self.done.lock().unwrap().push(Done::Look);
         self.ring.progress()
+    }
+
+    fn is_out_of_reach(&self) -> bool {
+        true
+    }
+
+    fn spare(&mut self) {
+        self.done.lock().unwrap().push(Done::Spare);
     }
 
     fn descriptors(&self, into: &mut Vec<RawFd>) {
@@ -83,6 +92,13 @@ fn swept(ranks: u32, count: usize, algorithm: &str, sweeps: u32) -> Vec<Vec<Done
     done.iter().map(|done| done.lock().unwrap().clone()).collect()
 }
 
+/// How often that is done with the link to each of seven peers, of which three are partners, in so many sweeps that all are looked
+/// at twice.
+fn counted(what: Done) -> Vec<usize> {
+    let count = |done: &Vec<Done>| done.iter().filter(|done| **done == what).count();
+    swept(8, 8, "recursive_doubling", 64).iter().map(count).collect()
+}
+
 #[test]
 fn what_can_be_sent_leaves_before_anybody_looks_at_the_network() {
     assert_eq!(swept(2, 8, "one_shot", 2), [[Done::Send, Done::Look, Done::Look]]);
@@ -90,9 +106,15 @@ fn what_can_be_sent_leaves_before_anybody_looks_at_the_network() {
 
 #[test]
 fn only_the_links_that_are_waited_for_are_looked_at_and_all_now_and_then() {
-    let looks = |done: &Vec<Done>| done.iter().filter(|done| **done == Done::Look).count();
-    let looks: Vec<usize> = swept(8, 8, "recursive_doubling", 64).iter().map(looks).collect();
+    let looks = counted(Done::Look);
     assert_eq!(looks, [64, 2, 2, 2, 2, 2, 2], "the first partner, and the others");
+}
+
+/// Their peers may be out of reach for as long as they like.
+#[test]
+fn only_links_that_the_program_does_not_use_are_spared() {
+    let spared = counted(Done::Spare);
+    assert_eq!(spared, [0, 0, 2, 0, 2, 2, 2], "ranks 1, 2 and 4 are its partners");
 }
 
 #[test]

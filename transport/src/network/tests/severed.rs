@@ -1,0 +1,79 @@
+//! Links of which no rail is left.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_millis(200);
+
+fn terms() -> Terms {
+    Terms { patience: PATIENCE, ..Terms::default() }
+}
+
+/// Two rails that break one after the other, and those that replace them until `are_healed`.
+fn broken(are_healed: &Arc<AtomicBool>) -> Instrument {
+    let (connected, are_healed) = (AtomicUsize::new(0), Arc::clone(are_healed));
+    Box::new(move |rail, pair, depth| {
+        let is_first = connected.fetch_add(1, Ordering::Relaxed) < 2;
+        let posted = if is_first { 20 + 10 * rail as u64 } else { 0 };
+        let breaks = is_first || !are_healed.load(Ordering::Relaxed);
+        let fail_after = breaks.then_some((posted, Status::RetryExceeded));
+        Box::new(Faulty::new(pair, depth.sends, Script { fail_after, ..Script::default() }))
+    })
+}
+
+#[test]
+fn without_a_rail_left_all_are_named() {
+    let near = endpoint(0, &[1.0, 1.0]).terms(terms()).instrument(broken(&Arc::default()));
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms()));
+    let deadline = soon();
+    let mut sent = 0;
+    let error = loop {
+        assert!(clock::now() < deadline);
+        if near.reserve(10).is_ok_and(|slot| slot.is_some()) {
+            near.commit(&stamp(sent)).unwrap();
+            sent += 1;
+        }
+        if let Err(error) = near.progress() {
+            break error;
+        }
+        if far.progress().is_ok() && far.peek().is_some() {
+            far.release().unwrap();
+        }
+    };
+    for name in ["rail 0 (nic0) to rank 1", "rail 1 (nic1) to rank 1"] {
+        assert!(error.to_string().contains(name), "{error}");
+    }
+    assert!(failure(&mut *far).to_string().contains("rail 1 (nic1) to rank 0"));
+}
+
+/// A rank that needs nothing of its peer has time until the rails are whole again; then everything arrives.
+#[test]
+fn who_is_spared_outlives_its_patience() {
+    let are_healed = Arc::<AtomicBool>::default();
+    let near = endpoint(0, &[1.0, 1.0]).terms(terms()).instrument(broken(&are_healed));
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms()));
+    let deadline = soon();
+    let (mut sent, mut received, mut severed) = (0, 0, None);
+    while sent < 200 || received < sent {
+        let now = clock::now();
+        assert!(now < deadline, "{received} of {sent} have come");
+        if near.is_out_of_reach() {
+            let severed = *severed.get_or_insert(now);
+            are_healed.fetch_or(now > severed + 3 * PATIENCE, Ordering::Relaxed);
+        } else if sent < 200 && near.reserve(10).unwrap().is_some() {
+            near.commit(&stamp(sent)).unwrap();
+            sent += 1;
+        }
+        for link in [&mut near, &mut far] {
+            link.spare();
+            link.progress().unwrap();
+        }
+        if let Some(tile) = far.peek() {
+            assert_eq!(*tile.stamp, stamp(received).encode());
+            far.release().unwrap();
+            received += 1;
+        }
+    }
+    assert!(severed.is_some(), "no rail was left");
+}
