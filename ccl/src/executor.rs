@@ -183,11 +183,14 @@ impl<'a> Run<'a> {
         Ok(moved)
     }
 
-    /// Whether every byte has moved, and none waits in this process.
+    /// Whether every byte has moved, and none waits in this process, but for what calls before have left for a peer that this
+    /// one [goes round](Self::goes_round).
     pub(crate) fn finished(&self) -> bool {
         let flushed = |index: &usize| {
             let link = self.links[*index].as_ref();
-            self.broken[*index].is_some() || link.is_none_or(|link| link.flushed())
+            self.broken[*index].is_some()
+                || link.is_none_or(|link| link.flushed())
+                || self.goes_round(*index)
         };
         let is_through = match self.task.is_straight {
             true => self.progress.passed == self.task.program.steps.len(),

@@ -19,7 +19,7 @@ impl Run<'_> {
         self.progress.looks = self.progress.looks.wrapping_add(1);
         if self.progress.looks.is_multiple_of(SWEEPS) {
             for place in 0..self.pushed.len() {
-                self.spare_if_unused(self.pushed[place]);
+                self.spare(self.pushed[place]);
                 moved |= self.push(self.pushed[place])?;
             }
             return Ok(moved);
@@ -109,22 +109,24 @@ impl Run<'_> {
             self.look_ahead()?;
         }
         (0..self.links.len()).try_for_each(|index| {
-            self.spare_if_unused(index);
+            self.spare(index);
             self.push(index).map(|_| ())
         })
     }
 
-    /// A program that goes round a peer out of reach does not wait for it.
-    fn spare_if_unused(&mut self, index: usize) {
-        if !self.links[index].as_ref().is_some_and(|link| link.is_out_of_reach()) {
-            return;
-        }
+    /// Whether the program goes round the peer at the other end of a link, which is out of reach.
+    pub(super) fn goes_round(&self, index: usize) -> bool {
         let program = self.task.program;
         let mut ports = program.sends.iter().chain(&program.receives).map(|lane| lane.port);
-        if ports.any(|port| self.index(port) == index) {
-            return;
-        }
-        if let Some(link) = self.links[index].as_mut() {
+        self.links[index].as_ref().is_some_and(|link| link.is_out_of_reach())
+            && !ports.any(|port| self.index(port) == index)
+    }
+
+    /// A peer that the program goes round is not waited for.
+    fn spare(&mut self, index: usize) {
+        if self.goes_round(index)
+            && let Some(link) = self.links[index].as_mut()
+        {
             link.spare();
         }
     }

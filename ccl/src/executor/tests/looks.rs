@@ -117,6 +117,69 @@ fn only_links_that_the_program_does_not_use_are_spared() {
     assert_eq!(spared, [0, 0, 2, 0, 2, 2, 2], "ranks 1, 2 and 4 are its partners");
 }
 
+/// A link that has something for a peer, and cannot send it.
+#[derive(Debug)]
+struct Stuck {
+    ring: RingLink,
+    is_out_of_reach: bool,
+}
+
+impl Link for Stuck {
+    fn tile_bytes(&self) -> usize {
+        self.ring.tile_bytes()
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+        self.ring.reserve(bytes)
+    }
+
+    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+        self.ring.commit(stamp)
+    }
+
+    fn peek(&self) -> Option<Tile<'_>> {
+        self.ring.peek()
+    }
+
+    fn release(&mut self) -> Result<(), TransportError> {
+        self.ring.release()
+    }
+
+    fn is_out_of_reach(&self) -> bool {
+        self.is_out_of_reach
+    }
+
+    fn flushed(&self) -> bool {
+        false
+    }
+
+    fn descriptors(&self, into: &mut Vec<RawFd>) {
+        into.push(0);
+    }
+}
+
+/// Whether a call ends that exchanges nothing with the peer of such a link.
+fn ends_beside_a_stuck_link(is_out_of_reach: bool) -> bool {
+    let (ring, _peer) = memory::pair(SHAPES[1]);
+    let mut links: Links = (0..4).map(|_| None).collect();
+    links[1] = Some(Box::new(Stuck { ring, is_out_of_reach }));
+    let program = ccl_core::program::point_to_point(Rank(0), &[], &[]);
+    let signature = Case::new(Collective::Broadcast, 2, 1, 0).request.signature(0);
+    let stamp = Stamp { sequence: 1, signature };
+    let task =
+        Task { program: &program, buffers: &[], stamp, arithmetic: None, is_straight: false };
+    let mut executor = Executor::new(Rank(0), links);
+    let mut run = begin(&mut executor, &task, &[]);
+    run.sweep().unwrap();
+    run.finished()
+}
+
+#[test]
+fn what_calls_before_have_left_is_waited_for_unless_its_peer_is_out_of_reach() {
+    assert!(!ends_beside_a_stuck_link(false));
+    assert!(ends_beside_a_stuck_link(true));
+}
+
 #[test]
 fn a_link_without_room_on_which_something_is_to_come_is_looked_at_once_in_a_sweep() {
     let done = &swept(2, 1000, "one_shot", 3)[0];
