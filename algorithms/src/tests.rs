@@ -477,26 +477,3 @@ fn a_thousand_ranks_are_planned() {
         assert_eq!(choice.schedule.ranks(), 1024);
     }
 }
-
-/// Where every host has lost a different rail all are equally fast, but no pair has all rails in common.
-#[test]
-fn rails_that_do_not_match_are_planned() {
-    let host = |lost: usize| {
-        let rail = |rail| RailCapacity { up: rail != lost, ..RailCapacity::up(1e7) };
-        Host { rails: (0..8).map(rail).collect(), cores: 8 }
-    };
-    let topology = Topology::new((0..4).map(Node).collect(), (0..4).map(host).collect());
-    let model = CostModel::default_for(&topology);
-    for bytes in [1 << 24, 1 << 26] {
-        let request = request(Collective::AllReduce, bytes / 4, Rank(0));
-        let choice = explore(&request, &topology, &model, None).unwrap();
-        assert_eq!(choice.name, "hub_shares", "{}", explain(&choice));
-        assert!(choice.division.is_some());
-        let price = |name: &str| {
-            let found = choice.candidates.iter().find(|candidate| candidate.name == name);
-            found.unwrap().estimate.bandwidth_seconds / choice.bound_seconds
-        };
-        assert!(price("hub_shares") < 1.03, "{}", explain(&choice));
-        assert!(["two_shot", "rabenseifner", "ring"].iter().all(|name| price(name) > 1.1));
-    }
-}

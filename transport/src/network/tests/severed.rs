@@ -77,3 +77,27 @@ fn who_is_spared_outlives_its_patience() {
     }
     assert!(severed.is_some(), "no rail was left");
 }
+
+/// Each would be waited for until it is known that nobody answers, which takes half a second or more.
+#[test]
+fn who_has_left_many_peers_that_answer_nothing_waits_for_none() {
+    const PEERS: u32 = 30;
+    let mut links: Vec<_> = (0..PEERS)
+        .map(|_| {
+            let silent = endpoint(0, &[1.0]).instrument(breaking(&[Some(24)], true));
+            let (mut near, mut far) = pair(silent, endpoint(1, &[1.0]));
+            stream(&mut *near, &mut *far, 20, 1000);
+            (0..20).for_each(|tile| {
+                try_send(&mut *near, tile, 1000);
+            });
+            (near, far)
+        })
+        .collect();
+    let limit = clock::now() + Duration::from_secs(5);
+    assert!(links.iter_mut().all(|(near, _)| !near.leave()), "nobody confirms anything");
+    links.iter_mut().for_each(|(_, far)| {
+        far.leave();
+    });
+    drop(links);
+    assert!(clock::now() < limit, "they were waited for one after the other");
+}
