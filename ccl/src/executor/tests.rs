@@ -6,6 +6,36 @@
     reason = "tests; the kinds that matter are named"
 )]
 
+/// Methods of a link that does these as its `ring`.
+macro_rules! as_ring {
+    ($($method:ident),*) => { $(as_ring!(@ $method);)* };
+    (@ tile_bytes) => {
+        fn tile_bytes(&self) -> usize {
+            self.ring.tile_bytes()
+        }
+    };
+    (@ reserve) => {
+        fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
+            self.ring.reserve(bytes)
+        }
+    };
+    (@ commit) => {
+        fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
+            self.ring.commit(stamp)
+        }
+    };
+    (@ peek) => {
+        fn peek(&self) -> Option<Tile<'_>> {
+            self.ring.peek()
+        }
+    };
+    (@ release) => {
+        fn release(&mut self) -> Result<(), TransportError> {
+            self.ring.release()
+        }
+    };
+}
+
 mod doubt;
 mod landing;
 mod leaving;

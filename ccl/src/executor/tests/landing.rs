@@ -23,17 +23,7 @@ struct Landing {
 }
 
 impl Link for Landing {
-    fn tile_bytes(&self) -> usize {
-        self.ring.tile_bytes()
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
-        self.ring.reserve(bytes)
-    }
-
-    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
-        self.ring.commit(stamp)
-    }
+    as_ring!(tile_bytes, reserve, commit);
 
     fn peek(&self) -> Option<Tile<'_>> {
         let tile = self.ring.peek().filter(|_| !self.has_begun || self.has_landed)?;

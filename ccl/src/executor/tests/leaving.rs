@@ -16,25 +16,7 @@ struct Leaving {
 }
 
 impl Link for Leaving {
-    fn tile_bytes(&self) -> usize {
-        self.ring.tile_bytes()
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
-        self.ring.reserve(bytes)
-    }
-
-    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
-        self.ring.commit(stamp)
-    }
-
-    fn peek(&self) -> Option<Tile<'_>> {
-        self.ring.peek()
-    }
-
-    fn release(&mut self) -> Result<(), TransportError> {
-        self.ring.release()
-    }
+    as_ring!(tile_bytes, reserve, commit, peek, release);
 
     fn leave(&mut self) -> bool {
         self.log.lock().unwrap().push('l');

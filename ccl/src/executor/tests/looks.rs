@@ -22,25 +22,11 @@ struct Pushed {
 }
 
 impl Link for Pushed {
-    fn tile_bytes(&self) -> usize {
-        self.ring.tile_bytes()
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
-        self.ring.reserve(bytes)
-    }
+    as_ring!(tile_bytes, reserve, peek, release);
 
     fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
         self.done.lock().unwrap().push(Done::Send);
         self.ring.commit(stamp)
-    }
-
-    fn peek(&self) -> Option<Tile<'_>> {
-        self.ring.peek()
-    }
-
-    fn release(&mut self) -> Result<(), TransportError> {
-        self.ring.release()
     }
 
     fn progress(&mut self) -> Result<bool, TransportError> {
@@ -125,25 +111,7 @@ struct Stuck {
 }
 
 impl Link for Stuck {
-    fn tile_bytes(&self) -> usize {
-        self.ring.tile_bytes()
-    }
-
-    fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
-        self.ring.reserve(bytes)
-    }
-
-    fn commit(&mut self, stamp: &Stamp) -> Result<(), TransportError> {
-        self.ring.commit(stamp)
-    }
-
-    fn peek(&self) -> Option<Tile<'_>> {
-        self.ring.peek()
-    }
-
-    fn release(&mut self) -> Result<(), TransportError> {
-        self.ring.release()
-    }
+    as_ring!(tile_bytes, reserve, commit, peek, release);
 
     fn is_out_of_reach(&self) -> bool {
         self.is_out_of_reach

@@ -38,9 +38,7 @@ impl Borrowing {
 }
 
 impl Link for Borrowing {
-    fn tile_bytes(&self) -> usize {
-        self.ring.tile_bytes()
-    }
+    as_ring!(tile_bytes, peek, release);
 
     fn reserve(&mut self, bytes: usize) -> Result<Option<&mut [u8]>, TransportError> {
         if self.wanted().is_some() {
@@ -105,14 +103,6 @@ impl Link for Borrowing {
             self.kept.drain(..usize::from(is_back).min(self.kept.len()));
         }
         self.sent - self.kept.len() as u64
-    }
-
-    fn peek(&self) -> Option<Tile<'_>> {
-        self.ring.peek()
-    }
-
-    fn release(&mut self) -> Result<(), TransportError> {
-        self.ring.release()
     }
 }
 
