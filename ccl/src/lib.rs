@@ -48,7 +48,6 @@ mod split;
 mod stores;
 mod timeline;
 mod trial;
-mod visitors;
 pub mod vqp;
 
 pub use bootstrap::UniqueId;

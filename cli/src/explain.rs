@@ -187,6 +187,7 @@ mod tests {
             explain(&wish("allreduce --nodes 2 --rails 2 --lost 0:0,1:1 --bytes 4")).unwrap();
         assert!(text.contains("a rail between hosts that have none in common"), "{text}");
     }
+
     #[test]
     fn measurements_in_another_format_are_refused_by_it() {
         let folder = tempfile::tempdir().unwrap();

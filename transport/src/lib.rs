@@ -39,6 +39,7 @@ pub mod place;
 pub mod ring;
 pub mod shm;
 pub mod verbs;
+pub mod visitors;
 pub mod wait;
 pub mod window;
 

@@ -38,7 +38,6 @@ pub mod rehearsal;
 mod repair;
 pub mod split;
 pub mod survey;
-mod visitors;
 
 #[cfg(test)]
 mod tests;

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 
 use ccl_core::Error;
 use ccl_transport::auth::{self, JobKey};
+use ccl_transport::visitors::Visitors;
 use ccl_transport::{clock, descriptors};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::message::{self, Hello};
 use super::server::PATIENCE;
-use crate::visitors::Visitors;
 
 /// How long a newcomer may take to speak, and then to prove that it knows the key.
 const PROOF_TIME: Duration = Duration::from_secs(30);

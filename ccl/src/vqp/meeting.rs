@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Error;
 use crate::driver::lock;
-use crate::visitors::Visitors;
+use ccl_transport::visitors::{self, Visitors};
 
 /// The longest message of an exchange, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -26,8 +26,6 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
 const HELLO: &[u8] = b"r2ccl vqp 3";
 /// How long a stranger may take to say something, and then to say that it is none.
 const GREETING_LIMIT: Duration = Duration::from_secs(1);
-/// Strangers who have said nothing yet; one more replaces the oldest.
-const MAX_VISITORS: usize = 64;
 /// Between two looks whether a peer is still waited for.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 /// How long an address may take to connect before the next one is tried.
@@ -99,7 +97,7 @@ impl Listener {
         let addresses = look_up(address).map_err(|cause| no_address(address, &cause))?;
         let inner = TcpListener::bind(&addresses[..]).map_err(failed)?;
         inner.set_nonblocking(true).map_err(failed)?;
-        let visitors = Mutex::new(Visitors::new(MAX_VISITORS, GREETING_LIMIT));
+        let visitors = Mutex::new(Visitors::new(visitors::FEW, GREETING_LIMIT));
         Ok(Self { inner, key, visitors })
     }
 
@@ -126,7 +124,7 @@ impl Listener {
         is_over: &dyn Fn() -> bool,
     ) -> Result<Meeting, Error> {
         let deadline = Deadline::after("accept", limit);
-        let mut visitors = Visitors::new(MAX_VISITORS, GREETING_LIMIT);
+        let mut visitors = Visitors::new(visitors::FEW, GREETING_LIMIT);
         let accepted = self.accept_among(&mut visitors, &deadline, is_over);
         lock(&self.visitors).append(&mut visitors);
         accepted

@@ -18,9 +18,9 @@ use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::medium::Medium;
-use super::visitors::{Visitor, Visitors};
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
+use crate::visitors::{self, Visitors};
 use crate::{TransportError, clock, descriptors};
 
 /// How long a stranger may take to say that it is none.
@@ -261,7 +261,7 @@ impl<'a> Meeting<'a> {
         listeners: &[TcpListener],
         scope: &'scope Scope<'scope, '_>,
     ) -> Result<(), TransportError> {
-        let mut visitors = Visitors::default();
+        let mut visitors = Visitors::new(visitors::FEW, HANDSHAKE_LIMIT);
         while !self.is_complete() && clock::now() < self.deadline {
             let room = MAX_HANDSHAKES.saturating_sub(self.guests());
             if room == 0 {
@@ -274,23 +274,23 @@ impl<'a> Meeting<'a> {
                 match listener.accept() {
                     Ok((stream, from)) => {
                         self.progress().closed = None;
-                        let until = now + HANDSHAKE_LIMIT;
-                        visitors.admit(Visitor { stream, from, rail, until });
+                        visitors.add(stream, (from, rail), now);
                     }
                     Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
                     Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
                     Err(cause) => self.close(&cause),
                 }
             }
-            for visitor in visitors.spoken(now, room) {
+            let spoken = std::iter::from_fn(|| visitors.next_speaker(now));
+            for (stream, (from, rail)) in spoken.take(room) {
                 // It fails only if descriptors are used up, and then the guest comes again.
-                let Ok(handshake) = Handshake::begin(self, &visitor.stream, Maker::Guest) else {
+                let Ok(handshake) = Handshake::begin(self, &stream, Maker::Guest) else {
                     continue;
                 };
                 let rails = listeners.len();
                 start(scope, move || {
                     let _handshake = handshake;
-                    self.welcome(visitor, rails);
+                    self.welcome(stream, from, (rail, rails));
                 })?;
             }
         }
@@ -312,8 +312,8 @@ impl<'a> Meeting<'a> {
     }
 
     /// Authenticates whoever has connected to one of the rails.
-    fn welcome(&self, Visitor { stream, from, rail, .. }: Visitor, rails: usize) {
-        match self.examine(&stream, (rail, rails)) {
+    fn welcome(&self, stream: TcpStream, from: SocketAddr, rail: (usize, usize)) {
+        match self.examine(&stream, rail) {
             Ok(seat) => {
                 self.progress().seated.entry(seat).or_insert(stream);
             }
@@ -385,10 +385,9 @@ impl<'a> Meeting<'a> {
 }
 
 /// Waits a little for somebody to connect, or to speak.
-fn await_guests(listeners: &[TcpListener], visitors: &Visitors) {
+fn await_guests(listeners: &[TcpListener], visitors: &Visitors<(SocketAddr, usize)>) {
     let listeners = listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN));
-    let visitors = visitors.streams().map(|stream| PollFd::new(stream, PollFlags::IN));
-    let mut polled: Vec<_> = listeners.chain(visitors).collect();
+    let mut polled: Vec<_> = listeners.chain(visitors.polled()).collect();
     // Interrupted or not, whoever is there is attended to.
     let _ = poll(&mut polled, Some(&ACCEPT_PAUSE));
 }

@@ -18,12 +18,10 @@ use super::super::Error;
 use super::super::domain::Wiring;
 use super::super::meeting::timespec;
 use super::stock::{Purpose, Stock};
-use crate::visitors::Visitors;
+use ccl_transport::visitors::{self, Visitors};
 
 /// How long one connection may take.
 const LIMIT: Duration = Duration::from_secs(1);
-/// Strangers who have said nothing yet; one more replaces the oldest.
-const MAX_VISITORS: usize = 64;
 /// From one attempt that has failed to the next; then twice as long each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = LIMIT;
@@ -135,7 +133,7 @@ fn purpose(pool: &str, heard: &[u8]) -> Option<Purpose> {
 /// Accepts what the peer dials, until the other end of `end` is closed. Where a NIC is put in again, it is listened to
 /// anew.
 fn welcome(stock: &Stock, listeners: &mut Listeners, end: &UnixStream) {
-    let mut visitors = Visitors::new(MAX_VISITORS, LIMIT);
+    let mut visitors = Visitors::new(visitors::FEW, LIMIT);
     loop {
         let mut polled = vec![PollFd::new(end, PollFlags::IN)];
         let announcements = listeners.announcements();

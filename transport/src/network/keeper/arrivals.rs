@@ -10,11 +10,10 @@ use std::time::{Duration, Instant};
 use ccl_core::failover::fence::LAST_INCARNATION;
 
 use super::super::medium::Medium;
-use super::super::meet::{HANDSHAKE_LIMIT, Hello};
-use super::super::visitors::{MAX_VISITORS, Visitor};
+use super::super::meet::Hello;
 use super::greeter::Verdict;
 use super::worker::Worker;
-use crate::TransportError;
+use crate::{TransportError, visitors};
 
 /// How long not to accept when the system has no descriptors left.
 const CLOSED_PAUSE: Duration = Duration::from_millis(100);
@@ -28,7 +27,9 @@ impl Worker {
                 self.accept(rail, now);
             }
         }
-        for Visitor { stream, from, rail, .. } in self.visitors.spoken(now, self.greeter.room()) {
+        while self.greeter.room() > 0
+            && let Some((stream, (from, rail))) = self.visitors.next_speaker(now)
+        {
             if let Err(reason) = self.greeter.accept(stream, from, rail) {
                 tracing::debug!(rank = self.identity.me.0, %reason, "a visitor was dropped");
             }
@@ -36,12 +37,9 @@ impl Worker {
     }
 
     fn accept(&mut self, rail: usize, now: Instant) {
-        for _ in 0..MAX_VISITORS {
+        for _ in 0..visitors::FEW {
             match self.rails[rail].listener.accept() {
-                Ok((stream, from)) => {
-                    let until = now + HANDSHAKE_LIMIT;
-                    self.visitors.admit(Visitor { stream, from, rail, until });
-                }
+                Ok((stream, from)) => self.visitors.add(stream, (from, rail), now),
                 Err(cause) => {
                     let is_exhausted = matches!(
                         cause.raw_os_error(),

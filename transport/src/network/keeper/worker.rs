@@ -14,9 +14,8 @@ use super::super::detect::Knock;
 use super::super::detect::confirmed::Connections;
 use super::super::events::Witness;
 use super::super::medium::{Choice, Media, Medium};
-use super::super::meet::{Contact, PeerPlan};
+use super::super::meet::{Contact, HANDSHAKE_LIMIT, PeerPlan};
 use super::super::rehearsal::Prompter;
-use super::super::visitors::Visitors;
 use super::News;
 use super::greeter::{Greeter, Greeting};
 use super::mailbox::{Bell, Mailbox, Order, Vigil};
@@ -25,6 +24,7 @@ use super::redial::Redial;
 use crate::nics::{Change, ChangeKind, LOOK_EVERY, LOOK_SELDOM, Look, Nics};
 use crate::verbs::Depth;
 use crate::verbs::soft::socket::{self, Binding};
+use crate::visitors::{self, Visitors};
 use crate::{TransportError, clock};
 
 /// How the links reach the thread.
@@ -115,7 +115,7 @@ pub(super) struct Worker {
     /// From the last look to the next.
     look_pause: Duration,
     pub(super) attempts: Vec<Attempt>,
-    pub(super) visitors: Visitors,
+    pub(super) visitors: Visitors<(SocketAddr, usize)>,
     /// When to accept again after the system ran out of something.
     pub(super) closed_until: Option<Instant>,
     pub(super) was_stranger_reported: bool,
@@ -146,7 +146,7 @@ impl Worker {
             next_look: clock::now(),
             look_pause: LOOK_EVERY,
             attempts: Vec::new(),
-            visitors: Visitors::default(),
+            visitors: Visitors::new(visitors::FEW, HANDSHAKE_LIMIT),
             closed_until: None,
             was_stranger_reported: false,
         })
@@ -332,7 +332,7 @@ impl Worker {
             polled.extend(self.rails.iter().map(|rail| PollFd::new(&rail.listener, PollFlags::IN)));
         }
         if self.greeter.room() > 0 {
-            polled.extend(self.visitors.streams().map(|said| PollFd::new(said, PollFlags::IN)));
+            polled.extend(self.visitors.polled());
         }
         let attempts = self.attempts.iter();
         polled.extend(attempts.map(|attempt| PollFd::new(&attempt.knock, PollFlags::OUT)));
@@ -345,7 +345,7 @@ impl Worker {
     fn alarm(&self, now: Instant) -> Option<Instant> {
         let look = self.nics.needs_looks().then_some(self.next_look);
         let turn = self.prompter.as_ref().and_then(|prompter| prompter.alarm(now));
-        let visitors = self.visitors.alarm().into_iter();
+        let visitors = self.visitors.deadline().into_iter();
         visitors.chain(look).chain(turn).chain(self.closed_until).chain(self.next_dial()).min()
     }
 }

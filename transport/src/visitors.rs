@@ -1,6 +1,7 @@
 //! Who has connected to a listener and has said nothing yet.
 //!
-//! Whoever listens turns to those who speak, so strangers who say nothing delay nobody.
+//! Whoever listens turns to those who speak, so strangers who say nothing delay nobody. They are left in peace, and cost no
+//! thread: a peer may only want to know whether the network answers.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -9,9 +10,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+/// As many may say nothing where few are expected at a time.
+pub const FEW: usize = 64;
+
 /// Those who wait at one place.
 #[derive(Debug)]
-pub(crate) struct Visitors<P> {
+pub struct Visitors<P> {
     /// The oldest first.
     silent: VecDeque<Visitor<P>>,
     /// One more replaces the oldest.
@@ -28,44 +32,48 @@ struct Visitor<P> {
 
 impl<P> Visitors<P> {
     /// Nobody yet; then `most` at a time, who may say nothing for `patience`.
-    pub(crate) fn new(most: usize, patience: Duration) -> Self {
+    pub fn new(most: usize, patience: Duration) -> Self {
         Self { silent: VecDeque::new(), most, patience }
     }
 
     /// Somebody has connected at `place`.
-    pub(crate) fn add(&mut self, stream: TcpStream, place: P, now: Instant) {
+    pub fn add(&mut self, stream: TcpStream, place: P, now: Instant) {
         // One whose connection cannot be prepared cannot be heard either.
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        if self.silent.len() >= self.most {
-            self.silent.pop_front();
-        }
         self.silent.push_back(Visitor { stream, place, until: now + self.patience });
+        self.make_room();
     }
 
     /// Those who have come to `other` wait here.
-    pub(crate) fn append(&mut self, other: &mut Self) {
+    pub fn append(&mut self, other: &mut Self) {
         self.silent.append(&mut other.silent);
+        self.make_room();
+    }
+
+    fn make_room(&mut self) {
+        let too_many = self.silent.len().saturating_sub(self.most);
+        self.silent.drain(..too_many);
     }
 
     /// Somebody who has spoken cannot be attended to now.
-    pub(crate) fn put_back(&mut self, stream: TcpStream, place: P, now: Instant) {
+    pub fn put_back(&mut self, stream: TcpStream, place: P, now: Instant) {
         self.silent.push_front(Visitor { stream, place, until: now + self.patience });
     }
 
     /// Readable once a visitor speaks or leaves.
-    pub(crate) fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
+    pub fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
         self.silent.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN))
     }
 
     /// When the patience with the first of them is over.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub fn deadline(&self) -> Option<Instant> {
         self.silent.iter().map(|visitor| visitor.until).min()
     }
 
     /// The next one who has spoken. Forgets who has left, or has said nothing for too long.
-    pub(crate) fn next_speaker(&mut self, now: Instant) -> Option<(TcpStream, P)> {
+    pub fn next_speaker(&mut self, now: Instant) -> Option<(TcpStream, P)> {
         let mut index = 0;
         while let Some(visitor) = self.silent.get(index) {
             match visitor.stream.peek(&mut [0]) {
@@ -91,9 +99,8 @@ mod tests {
     use std::io::Write;
     use std::net::TcpListener;
 
-    use ccl_transport::clock;
-
     use super::*;
+    use crate::clock;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -120,6 +127,10 @@ mod tests {
         drop(came.remove(3));
         assert!(visitors.next_speaker(now).is_none());
         assert_eq!(visitors.polled().count(), 2, "one has left");
+        let mut others = Visitors::new(3, PATIENCE);
+        let _come = [5, 6].map(|name| come(&listener, &mut others, name));
+        visitors.append(&mut others);
+        assert_eq!((visitors.polled().count(), others.polled().count()), (3, 0));
         assert!(visitors.next_speaker(now + 2 * PATIENCE).is_none());
         assert_eq!(visitors.polled().count(), 0);
     }
