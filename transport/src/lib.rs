@@ -24,6 +24,8 @@
 //! Every implementation passes `conformance`, plain and wrapped in the fault injector.
 
 mod allocation;
+#[cfg(test)]
+mod alone;
 pub mod attach;
 pub mod auth;
 pub mod bell;

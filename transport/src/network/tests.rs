@@ -9,7 +9,6 @@ mod unstaged;
 
 use std::collections::BTreeSet;
 use std::io::Write;
-use std::process::Command;
 use std::thread::{self, JoinHandle};
 
 use ccl_core::collective::{Collective, Signature};
@@ -17,6 +16,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::events::{RailEvent, RailEventKind, Witness};
 use super::*;
+use crate::alone::is_alone;
 use crate::verbs::Status;
 use crate::verbs::fault::{Faulty, Script};
 use crate::{HEADER_BYTES, Stamp, conformance};
@@ -116,6 +116,25 @@ pub(super) fn stream(from: &mut dyn Link, to: &mut dyn Link, tiles: u32, bytes: 
         taken += u32::from(try_take(to, taken));
         if !(from.progress().unwrap() | to.progress().unwrap()) {
             thread::yield_now();
+        }
+    }
+}
+
+/// How `near` fails while it sends tiles to `far`.
+fn failure_of_traffic(near: &mut dyn Link, far: &mut dyn Link) -> TransportError {
+    let deadline = soon();
+    let mut sent = 0;
+    loop {
+        assert!(clock::now() < deadline);
+        if near.reserve(10).is_ok_and(|slot| slot.is_some()) {
+            near.commit(&stamp(sent)).unwrap();
+            sent += 1;
+        }
+        if let Err(error) = near.progress() {
+            break error;
+        }
+        if far.progress().is_ok() && far.peek().is_some() {
+            far.release().unwrap();
         }
     }
 }
@@ -267,12 +286,7 @@ fn a_rail_over_which_nobody_comes_does_not_keep_the_others_from_being_tried() {
 /// Limits the process, so it needs one of its own.
 #[test]
 fn a_meeting_without_threads_is_an_error() {
-    const NAME: &str = "network::tests::a_meeting_without_threads_is_an_error";
-    const ALONE: [&str; 3] = ["--exact", NAME, "--test-threads=1"];
-    if !ALONE.iter().all(|wanted| std::env::args().any(|argument| argument == *wanted)) {
-        let child = Command::new(std::env::current_exe().unwrap()).args(ALONE).output().unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    if !is_alone("network::tests::a_meeting_without_threads_is_an_error") {
         return;
     }
     let (near, far) = (endpoint(0, &[1.0]), endpoint(1, &[1.0]));
@@ -390,21 +404,7 @@ fn without_repair_the_rail_that_fails_is_named() {
     let terms = Terms { enabled: false, ..Terms::default() };
     let near = endpoint(0, &[1.0, 1.0]).instrument(broken).terms(terms.clone());
     let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms));
-    let deadline = soon();
-    let mut sent = 0;
-    let error = loop {
-        assert!(clock::now() < deadline);
-        if let Ok(Some(_)) = near.reserve(10) {
-            near.commit(&stamp(sent)).unwrap();
-            sent += 1;
-        }
-        if let Err(error) = near.progress() {
-            break error;
-        }
-        if far.progress().is_ok() && far.peek().is_some() {
-            far.release().unwrap();
-        }
-    };
+    let error = failure_of_traffic(&mut *near, &mut *far);
     assert!(error.to_string().contains("rail 1 (nic1) to rank 1"), "{error}");
     failure(&mut *far);
 }

@@ -10,7 +10,7 @@ use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
 use ccl_kernels::cuda::{Arithmetic, Operation};
 
-use super::{member, member_with, newest_kernels, prepared, request};
+use super::{member, member_with, newest_kernels, prepared, quarrel_about_operations, request};
 use crate::calls::{without_rank_one, without_the_last};
 use crate::ranks::{processes_with, threads_with};
 use crate::{all_reduce, words};
@@ -86,14 +86,7 @@ fn ranks_that_disagree_are_told_at_the_next_meeting() {
             for _ in 0..3 {
                 enqueue(ReduceOp::Sum).unwrap();
             }
-            // The same bytes come, and nobody waits in vain.
-            let mut last = enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
-            let error = loop {
-                if let Err(error) = last {
-                    break error;
-                }
-                last = enqueue(ReduceOp::Sum).and_then(|()| member.cuda.wait());
-            };
+            let error = quarrel_about_operations(&member, rank, enqueue);
             member.stream.synchronise().unwrap();
             let text = error.to_string();
             assert!(matches!(error, Error::Disagreement { sequence: 4, .. }), "{text}");

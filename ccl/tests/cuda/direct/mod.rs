@@ -47,6 +47,22 @@ fn member_with(
     Member { cuda, stream: gpu.stream().unwrap() }
 }
 
+/// How ranks hear that two of them have called different operations. The same bytes come, so nobody waits in vain: it is found out
+/// in one of the next calls.
+fn quarrel_about_operations(
+    member: &Member,
+    rank: u32,
+    enqueue: impl Fn(ReduceOp) -> Result<(), ccl::Error>,
+) -> ccl::Error {
+    let mut last = enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
+    loop {
+        if let Err(error) = last {
+            break error;
+        }
+        last = enqueue(ReduceOp::Sum).and_then(|()| member.cuda.wait());
+    }
+}
+
 /// The file with the kernels of a module. Those of older ones may lie beside it.
 fn newest_kernels(module: &str) -> PathBuf {
     let folder = std::env::var_os(KERNELS).unwrap();

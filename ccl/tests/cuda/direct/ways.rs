@@ -6,7 +6,8 @@ use ccl::cuda::{self, Paths};
 use ccl::{Collective, Communicator, DataType, Error, OperationOn, ReduceOp};
 
 use super::{
-    SOME, STAGING_BYTES, assert_direct, member, member_with, newest_kernels, prepared, request,
+    SOME, STAGING_BYTES, assert_direct, member, member_with, newest_kernels, prepared,
+    quarrel_about_operations, request,
 };
 use crate::calls::changing;
 use crate::ranks::{KERNELS, processes_where, processes_with};
@@ -203,14 +204,7 @@ fn kernels_that_one_rank_lacks_end_no_comparison_of_other_calls() {
         };
         assert!(reason.starts_with("rank 1: no kernels for"), "{reason}");
         assert_eq!((paths.low_latency, paths.host), (1, 0), "{paths:?}");
-        // The same bytes come, and nobody waits in vain.
-        let mut last = enqueue(if rank == 0 { ReduceOp::Max } else { ReduceOp::Min });
-        let error = loop {
-            if let Err(error) = last {
-                break error;
-            }
-            last = enqueue(ReduceOp::Sum).and_then(|()| member.cuda.wait());
-        };
+        let error = quarrel_about_operations(&member, rank, enqueue);
         member.stream.synchronise().unwrap();
         assert!(matches!(error, Error::Disagreement { sequence: 2, .. }), "{error}");
     });

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::process::Command;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -19,6 +18,7 @@ use super::super::meet::{Contact, Hello, PeerPlan};
 use super::greeter::Verdict;
 use super::rails::{Identity, Outside, RailKeeper};
 use super::*;
+use crate::alone::is_alone;
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
 use crate::verbs::{Access, Depth, Memory, Operation, ReceiveRequest, State, WorkId, WorkRequest};
@@ -420,12 +420,7 @@ fn possessions() -> [usize; 2] {
 /// Counts what belongs to the process, so it needs one of its own.
 #[test]
 fn a_hundred_connections_leave_nothing_behind() {
-    const NAME: &str = "network::keeper::tests::a_hundred_connections_leave_nothing_behind";
-    const ALONE: [&str; 3] = ["--exact", NAME, "--test-threads=1"];
-    if !ALONE.iter().all(|wanted| std::env::args().any(|argument| argument == *wanted)) {
-        let child = Command::new(std::env::current_exe().unwrap()).args(ALONE).output().unwrap();
-        let said = String::from_utf8_lossy(&child.stdout);
-        assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    if !is_alone("network::keeper::tests::a_hundred_connections_leave_nothing_behind") {
         return;
     }
     let before = possessions();

@@ -26,21 +26,7 @@ fn broken(are_healed: &Arc<AtomicBool>) -> Instrument {
 fn without_a_rail_left_all_are_named() {
     let near = endpoint(0, &[1.0, 1.0]).terms(terms()).instrument(broken(&Arc::default()));
     let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms()));
-    let deadline = soon();
-    let mut sent = 0;
-    let error = loop {
-        assert!(clock::now() < deadline);
-        if near.reserve(10).is_ok_and(|slot| slot.is_some()) {
-            near.commit(&stamp(sent)).unwrap();
-            sent += 1;
-        }
-        if let Err(error) = near.progress() {
-            break error;
-        }
-        if far.progress().is_ok() && far.peek().is_some() {
-            far.release().unwrap();
-        }
-    };
+    let error = failure_of_traffic(&mut *near, &mut *far);
     for name in ["rail 0 (nic0) to rank 1", "rail 1 (nic1) to rank 1"] {
         assert!(error.to_string().contains(name), "{error}");
     }
