@@ -122,23 +122,14 @@ def test_a_handler_that_does_not_raise_disturbs_nothing() -> None:
     worlds.run(handled_signal, 2, worlds.CONTEXT.Event())
 
 
-def test_ctrl_c_is_not_lost_where_nothing_is_waited_for() -> None:
-    unique_id = r2ccl.UniqueId()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        # A group of one rank is made in less time than passes between two looks for signals.
-        with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
-            r2ccl.Communicator(unique_id, 0, 1, timeout=worlds.TIMEOUT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_ctrl_c_ends_the_waiting_for_ranks_that_do_not_come() -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_ctrl_c_ends_the_making_of_a_group(size: int) -> None:
+    """Of one rank it takes less time than passes between two looks for signals; of two, the other one does not come."""
     unique_id = r2ccl.UniqueId()
     # Who starts the tests in the background may have turned the signal off.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), signal_while_waiting(signal.SIGINT):
-            r2ccl.Communicator(unique_id, 0, 2, timeout=worlds.TIMEOUT)
+            r2ccl.Communicator(unique_id, 0, size, timeout=worlds.TIMEOUT)
     finally:
         signal.signal(signal.SIGINT, before)
