@@ -8,7 +8,7 @@ use ccl_core::ids::Rank;
 use ccl_core::program::Program;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, divide};
-use ccl_transport::Link;
+use ccl_transport::{Link, TransportError};
 
 use crate::engine::{arithmetic, is_integer_mean};
 use crate::executor::{Executor, Failure, Least, Task};
@@ -42,8 +42,8 @@ pub enum Sweep {
 pub struct Failed {
     /// Whom it was waiting for.
     pub peer: Rank,
-    /// What happened.
-    pub cause: String,
+    /// What the link to it says; nothing if it is in another call.
+    pub cause: Option<TransportError>,
 }
 
 /// One rank.
@@ -112,10 +112,8 @@ fn task<'a>(call: &Call<'a>) -> Task<'a> {
 impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Link { peer, cause } => Self { peer, cause: cause.to_string() },
-            Failure::Mismatch { peer, theirs } => {
-                Self { peer, cause: format!("it is in another call: {theirs:?}") }
-            }
+            Failure::Link { peer, cause } => Self { peer, cause: Some(cause) },
+            Failure::Mismatch { peer, .. } => Self { peer, cause: None },
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ccl::Region;
-use ccl::simulation::{Call, Player, Sweep};
+use ccl::simulation::{Call, Failed, Player, Sweep};
 use ccl_core::collective::Collective;
 use ccl_core::wire::Stamp;
 
@@ -51,13 +51,15 @@ pub(crate) struct Actor {
     is_running: bool,
     /// When it begins its next call.
     begins_at: Nanos,
+    /// When it has begun each of the calls until now.
+    pub(crate) begun: Vec<Nanos>,
     /// Paths that it had given up when the call began.
     given_up: u64,
     memory: Memory,
     /// When it looks next.
     pub(crate) looks_at: Nanos,
     nap: Nanos,
-    pub(crate) failure: Option<String>,
+    pub(crate) failure: Option<Failed>,
 }
 
 #[derive(Debug, Default)]
@@ -81,6 +83,7 @@ impl Actor {
             calls,
             is_running: false,
             begins_at: 0,
+            begun: Vec::new(),
             given_up: 0,
             memory: Memory::default(),
             looks_at: 0,
@@ -136,6 +139,7 @@ impl Actor {
         let plan = &scenario.calls[self.call];
         let planned = &calls[self.call];
         if !self.is_running {
+            self.begun.push(now);
             self.begin(scenario, plan, planned, network);
         }
         match self.with_call(plan, planned, |player, call| player.sweep(call)) {
@@ -146,7 +150,7 @@ impl Actor {
                 Ok(Step::Finished)
             }
             Err(failed) => {
-                self.failure = Some(format!("waiting for rank {}: {}", failed.peer, failed.cause));
+                self.failure = Some(failed);
                 Ok(Step::Failed)
             }
         }

@@ -11,6 +11,7 @@ use ccl_core::cost::CostModel;
 use ccl_core::ids::Rank;
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Buffer, Program, lower, point_to_point};
+use ccl_core::topology::Topology;
 
 use crate::oracle::{ragged_count, reduction, shift};
 use crate::scenario::{CallPlan, HostShape, Scenario};
@@ -34,46 +35,57 @@ impl Planned {
     pub(crate) fn ranks(&self) -> u32 {
         u32::try_from(self.programs.len()).unwrap_or(u32::MAX)
     }
+
+    /// Whether anything goes between two ranks.
+    pub(crate) fn joins(&self, [one, other]: [usize; 2]) -> bool {
+        let Program { sends, receives, .. } = &self.programs[one];
+        sends.iter().chain(receives).any(|lane| lane.port.rank().index() == other)
+    }
 }
+
+/// What a plan depends on: hosts, where the ranks are, the cards that are out, and the call.
+type Key = (Vec<HostShape>, Vec<usize>, Vec<(usize, usize)>, CallPlan);
 
 /// Plans that were made already.
 #[derive(Debug, Default)]
 pub struct Plans {
-    remembered: HashMap<(Vec<HostShape>, Vec<usize>, CallPlan), Arc<Planned>>,
+    remembered: HashMap<Key, Arc<Planned>>,
 }
 
 impl Plans {
-    /// The plan of a call.
+    /// The plan of a call, by its number.
     ///
     /// # Errors
     /// The planner refuses.
     pub(crate) fn plan(
         &mut self,
         scenario: &Scenario,
-        call: &CallPlan,
+        number: usize,
     ) -> Result<Arc<Planned>, String> {
-        let key =
-            (scenario.hosts.clone(), scenario.host_of.clone(), CallPlan { pause: 0, ..*call });
+        let call = CallPlan { pause: 0, ..scenario.calls[number] };
+        let out = scenario.cards_out(number).to_vec();
+        let key = (scenario.hosts.clone(), scenario.host_of.clone(), out, call);
         if let Some(planned) = self.remembered.get(&key) {
             return Ok(Arc::clone(planned));
         }
         if self.remembered.len() >= REMEMBERED {
             self.remembered.clear();
         }
-        let planned = Arc::new(make(scenario, call)?);
+        let planned = Arc::new(make(scenario, number)?);
         self.remembered.insert(key, Arc::clone(&planned));
         Ok(planned)
     }
 }
 
-fn make(scenario: &Scenario, call: &CallPlan) -> Result<Planned, String> {
+fn make(scenario: &Scenario, number: usize) -> Result<Planned, String> {
+    let (call, topology) = (&scenario.calls[number], scenario.topology(number));
     if call.collective == Collective::PointToPoint {
         return Ok(messages(scenario, call));
     }
     if !call.only_synchronises() {
-        return collective(scenario, call, &request(scenario, call));
+        return collective(scenario, call, &topology, &request(scenario, call));
     }
-    let barrier = collective(scenario, call, &Request::BARRIER)?;
+    let barrier = collective(scenario, call, &topology, &Request::BARRIER)?;
     if call.collective == Collective::Barrier {
         return Ok(barrier);
     }
@@ -92,13 +104,17 @@ fn request(scenario: &Scenario, call: &CallPlan) -> Request {
     }
 }
 
-fn collective(scenario: &Scenario, call: &CallPlan, request: &Request) -> Result<Planned, String> {
-    let topology = scenario.topology();
-    let model = CostModel::default_for(&topology);
+fn collective(
+    scenario: &Scenario,
+    call: &CallPlan,
+    topology: &Topology,
+    request: &Request,
+) -> Result<Planned, String> {
+    let model = CostModel::default_for(topology);
     let names = names(request.collective);
     let forced = call.algorithm.map(|number| names[number % names.len()]);
-    let choice = choose(request, &topology, &model, forced)
-        .or_else(|_| choose(request, &topology, &model, None))
+    let choice = choose(request, topology, &model, forced)
+        .or_else(|_| choose(request, topology, &model, None))
         .map_err(|error| error.to_string())?;
     let lowered = |rank: Rank| {
         let layout = if request.collective == Collective::AllToAllV {
@@ -107,7 +123,7 @@ fn collective(scenario: &Scenario, call: &CallPlan, request: &Request) -> Result
         } else {
             Layout::new(request, topology.ranks(), choice.partition.clone())
         };
-        lower(&*choice.schedule, &layout, rank, request.datatype.bytes(), &topology)
+        lower(&*choice.schedule, &layout, rank, request.datatype.bytes(), topology)
     };
     let programs = scenario.ranks().map(lowered).collect();
     let signature = request.signature(choice.digest);

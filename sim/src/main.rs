@@ -88,7 +88,8 @@ fn seeds(text: &str) -> Result<(u64, u64), String> {
         let (first, end) = text.split_once("..")?;
         Some((first.parse().ok()?, end.parse().ok()?))
     };
-    parse().ok_or_else(|| format!("{text:?} is not FIRST..END"))
+    let some = parse().filter(|(first, end): &(u64, u64)| first < end);
+    some.ok_or_else(|| format!("{text:?} is not FIRST..END, with END behind FIRST"))
 }
 
 fn mutation(text: &str) -> Result<Mutation, String> {

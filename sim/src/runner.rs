@@ -122,9 +122,10 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
         candidates.push(candidate);
     }
     for index in 0..scenario.calls.len() {
-        let mut candidate = scenario.clone();
-        candidate.calls.remove(index);
-        candidates.push(candidate);
+        candidates.push(scenario.without_call(index));
+    }
+    if scenario.retreat.is_some() {
+        candidates.push(Scenario { retreat: None, ..scenario.clone() });
     }
     for index in 0..scenario.calls.len() {
         if scenario.calls[index].count > 1 {

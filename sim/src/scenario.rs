@@ -13,6 +13,7 @@ use ccl_core::topology::{Host, RailCapacity, Topology};
 use ccl_transport::network::LinkShape;
 
 use crate::Nanos;
+use crate::retreat::Retreat;
 
 /// Ranks of one world, at most: sums of the values that ranks contribute stay exact in 8 bits.
 const MOST_RANKS: usize = 8;
@@ -40,6 +41,8 @@ pub struct Scenario {
     pub calls: Vec<CallPlan>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
+    /// Calls whose plans do without some cards.
+    pub retreat: Option<Retreat>,
 }
 
 /// One host.
@@ -203,25 +206,52 @@ impl Scenario {
         let physics = draw_physics(&mut random);
         let ranks = host_of.len();
         let count = 1 + random.index(4);
-        let calls = (0..count).map(|_| draw_call(&mut random, ranks, tile_bytes)).collect();
-        let faults = draw_faults(&mut random, &hosts);
+        let draw = |_| draw_call(&mut random, ranks, tile_bytes);
+        let mut calls: Vec<CallPlan> = (0..count).map(draw).collect();
+        let mut faults = draw_faults(&mut random, &hosts);
         let shape = LinkShape { tile_bytes, slots };
         // A NIC that works by itself sends from memory that stays.
         let unstaged = random.percent(50) && physics.execution == Execution::WhenPolled;
         let physics = Physics { unstaged, ..physics };
-        Self { seed, hosts, host_of, shape, physics, calls, faults }
+        let retreat = Retreat::draw(&mut random, &hosts, &mut calls, &mut faults);
+        Self { seed, hosts, host_of, shape, physics, calls, faults, retreat }
     }
 
-    /// The world as planners see it.
+    /// The world as planners see it for a call.
     #[must_use]
-    pub fn topology(&self) -> Topology {
+    pub fn topology(&self, call: usize) -> Topology {
         let node = |host: &usize| Node(u32::try_from(*host).unwrap_or(u32::MAX));
         let host = |shape: &HostShape| Host {
             rails: vec![RailCapacity::up(CAPACITY); shape.rails],
             cores: 2,
         };
         let hosts = self.hosts.iter().map(host).collect();
-        Topology::new(self.host_of.iter().map(node).collect(), hosts)
+        let whole = Topology::new(self.host_of.iter().map(node).collect(), hosts);
+        match &self.retreat {
+            Some(retreat) => retreat.seen(call, whole),
+            None => whole,
+        }
+    }
+
+    /// The cards that plans for a call do without.
+    pub(crate) fn cards_out(&self, call: usize) -> &[(usize, usize)] {
+        let retreat = self.retreat.as_ref().filter(|retreat| retreat.calls.contains(&call));
+        retreat.map_or(&[], |retreat| &retreat.cards)
+    }
+
+    /// The last call whose plan does without some cards.
+    pub(crate) fn last_without_cards(&self) -> Option<usize> {
+        self.retreat.as_ref().and_then(|retreat| retreat.calls.clone().next_back())
+    }
+
+    /// The same world with a call less.
+    pub(crate) fn without_call(&self, call: usize) -> Self {
+        let mut world = self.clone();
+        world.calls.remove(call);
+        if let Some(retreat) = &mut world.retreat {
+            retreat.without_call(call);
+        }
+        world
     }
 
     /// Its ranks.
@@ -241,6 +271,9 @@ impl fmt::Display for Scenario {
         }
         for fault in &self.faults {
             writeln!(f, "  fault: {fault}")?;
+        }
+        if let Some(Retreat { calls, cards, .. }) = &self.retreat {
+            writeln!(f, "  calls {calls:?} are planned without (host, card) {cards:?}")?;
         }
         Ok(())
     }

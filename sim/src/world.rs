@@ -4,17 +4,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use ccl::simulation::Failed;
 use ccl_core::random::Random;
+use ccl_transport::TransportError;
 use ccl_transport::clock::simulation::VirtualTime;
 
-use crate::Nanos;
 use crate::actor::{Actor, Step};
 use crate::build;
 use crate::calls::{Planned, Plans};
 use crate::mutation::Mutation;
-use crate::network::Shared;
+use crate::network::{Network, Shared};
 use crate::scenario::Scenario;
 use crate::tally::Tally;
+use crate::{IS_IN_WORLD, Nanos};
 
 /// When all faults are over, calls end within this time.
 const LIVENESS: Nanos = 60_000_000_000;
@@ -25,6 +27,9 @@ const PATIENCE: Nanos = 3_000_000_000;
 /// Of a peer that has closed every path, a link thinks that it has ended, if it does not come back
 /// soon. It cannot, when the network is lost for this long.
 const CLOSED_PATIENCE: Nanos = 150_000_000;
+
+/// Calls end within this time if nothing goes wrong but what their plans go round. It is less than links wait for a path.
+const PROMPT: Nanos = 3_000_000_000;
 
 /// More sweeps than this are a hang, whatever the virtual time is.
 const MOST_SWEEPS: u64 = 2_000_000;
@@ -63,7 +68,9 @@ pub fn run(scenario: &Scenario, plans: &mut Plans, options: Options) -> Outcome 
         network.mutate(options.mutation);
         network.log = options.transcript.then(Vec::new);
     }
+    IS_IN_WORLD.set(true);
     let played = catch_unwind(AssertUnwindSafe(|| play(scenario, plans, &network)));
+    IS_IN_WORLD.set(false);
     let result = played.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
@@ -78,7 +85,7 @@ pub fn run(scenario: &Scenario, plans: &mut Plans, options: Options) -> Outcome 
 }
 
 fn play(scenario: &Scenario, plans: &mut Plans, network: &Shared) -> Result<(), String> {
-    let calls = scenario.calls.iter().map(|call| plans.plan(scenario, call));
+    let calls = (0..scenario.calls.len()).map(|call| plans.plan(scenario, call));
     let calls = calls.collect::<Result<Vec<Arc<Planned>>, String>>()?;
     let time = VirtualTime::begin();
     let actors = build::actors(scenario, network).map_err(|error| error.to_string())?;
@@ -134,11 +141,18 @@ impl World<'_> {
         let elapsed = u64::try_from(self.time.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let now = next.ok_or("nothing will ever happen")?.max(elapsed);
         if now > network.troubled_until + LIVENESS || self.sweeps > MOST_SWEEPS {
-            if network.has_lost(PATIENCE) {
+            if self.is_excused(&network) {
                 return Ok(None);
             }
             drop(network);
             return Err(self.hang());
+        }
+        if let Some(call) = self.dawdles(now) {
+            drop(network);
+            return Err(format!(
+                "call {call} goes round what is lost, and takes long: {}",
+                self.hang()
+            ));
         }
         self.time.set(Duration::from_nanos(now));
         network.advance(now);
@@ -179,22 +193,60 @@ impl World<'_> {
         Ok(step)
     }
 
-    /// A link may fail only if there was no path between its ends for longer than its patience.
+    /// For how long a link had no path at a stretch, as far as this rank's call may fail for it. It uses the link, and
+    /// what was lost while plans went round it does not count.
+    fn loss(&self, network: &Network, rank: usize, link: usize) -> Nanos {
+        let (actor, ends) = (&self.actors[rank], network.ends(link));
+        if actor.is_done() || !self.calls[actor.call].joins(ends) {
+            return 0;
+        }
+        let last = self.scenario.last_without_cards().filter(|last| *last < actor.call);
+        let went_round = last.is_some_and(|last| !self.calls[last].joins(ends));
+        let rejoined = last.filter(|_| went_round).and_then(|last| actor.begun.get(last + 1));
+        network.longest_loss(link, rejoined.copied().unwrap_or(0))
+    }
+
+    /// The call that has not ended long after everybody has come to it, though its plan does without what is lost.
+    fn dawdles(&self, now: Nanos) -> Option<usize> {
+        let retreat = self.scenario.retreat.as_ref().filter(|retreat| retreat.is_all)?;
+        let is_late = |call: &usize| {
+            let came = self.actors.iter().map(|actor| actor.begun.get(*call));
+            let last =
+                came.collect::<Option<Vec<_>>>().and_then(|came| came.into_iter().max().copied());
+            last.is_some_and(|last| now > last + PROMPT)
+                && self.actors.iter().any(|actor| actor.call == *call)
+        };
+        retreat.calls.clone().find(is_late)
+    }
+
+    /// Whether calls may wait for ever: for a link that has had no path for longer than its patience.
+    fn is_excused(&self, network: &Network) -> bool {
+        let ranks = self.actors.iter().enumerate();
+        let mut links =
+            ranks.flat_map(|(rank, actor)| actor.links.iter().map(move |link| (rank, *link)));
+        links.any(|(rank, link)| self.loss(network, rank, link) >= PATIENCE)
+    }
+
+    /// A link may fail only if there was no path between its ends for longer than its patience, and calls only fail with
+    /// links that they use.
     fn may_fail(&mut self, rank: usize) -> Result<(), String> {
         let actor = &self.actors[rank];
         let mut network = self.network.lock();
-        let loss = actor.links.iter().map(|link| network.longest_loss(*link)).max().unwrap_or(0);
-        let cause = actor.failure.clone().unwrap_or_default();
+        let Failed { peer, cause } = actor.failure.clone().ok_or("a failure without a cause")?;
+        let failure = format!("rank {rank} fails in call {}, waiting for rank {peer}", actor.call);
+        let Some(TransportError::PeerGone(cause)) = cause else {
+            return Err(format!("{failure}: {cause:?}"));
+        };
+        let to_peer =
+            actor.links.iter().filter(|link| network.ends(**link).contains(&peer.index()));
+        let loss = to_peer.map(|link| self.loss(&network, rank, *link)).max().unwrap_or(0);
         // Every path that is gone was closed; one that has come back may never have become usable.
-        let is_closed = !cause.replace("(closed)", "").contains('(');
+        let is_closed = cause.contains("(closed)") && !cause.replace("(closed)", "").contains('(');
         if loss >= PATIENCE || is_closed && loss >= CLOSED_PATIENCE {
-            network.note(|_| format!("rank {rank} fails, as it may: {cause}"));
+            network.note(|_| format!("{failure}, as it may: {cause}"));
             return Ok(());
         }
-        Err(format!(
-            "rank {rank} fails though rails were lost for {} µs only: {cause}",
-            loss / 1000
-        ))
+        Err(format!("{failure}, though rails were lost for {} µs only: {cause}", loss / 1000))
     }
 
     fn hang(&mut self) -> String {

@@ -1,6 +1,7 @@
 //! What the network knows of links: their keepers, and which tile owns which slot.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use ccl_transport::verbs::Depth;
 
@@ -73,8 +74,10 @@ pub(crate) struct LinkState {
     /// One more than the tile of each slot that came last, for [`super::falsify`].
     pub(super) seen: [Vec<u64>; 2],
     mailboxes: [VecDeque<NewsItem>; 2],
+    /// Since when no path works.
     pub(super) all_lost_since: Option<Nanos>,
-    pub(super) longest_loss: Nanos,
+    /// When none did before that.
+    pub(super) losses: Vec<Range<Nanos>>,
 }
 
 impl LinkState {
@@ -98,7 +101,7 @@ impl LinkState {
             seen: [vec![0; slots], vec![0; slots]],
             mailboxes: [VecDeque::new(), VecDeque::new()],
             all_lost_since: None,
-            longest_loss: 0,
+            losses: Vec::new(),
         }
     }
 }

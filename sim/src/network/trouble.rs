@@ -179,7 +179,7 @@ impl Network {
                     self.tally.all_rails_lost += 1;
                 }
                 (false, Some(since)) => {
-                    state.longest_loss = state.longest_loss.max(now - since);
+                    state.losses.push(since..now);
                     state.all_lost_since = None;
                 }
                 (true, Some(_)) | (false, None) => {}
@@ -187,15 +187,16 @@ impl Network {
         }
     }
 
-    /// Whether any link was without a path that works for so long.
-    pub(crate) fn has_lost(&self, patience: Nanos) -> bool {
-        (0..self.links.len()).any(|link| self.longest_loss(link) >= patience)
+    /// The ranks at the ends of a link.
+    pub(crate) fn ends(&self, link: usize) -> [usize; 2] {
+        self.links[link].ranks
     }
 
-    /// For how long a link has been, or was, without any path that works.
-    pub(crate) fn longest_loss(&self, link: usize) -> Nanos {
+    /// For how long a link has been, or was, without any path that works, at a stretch and after `first`.
+    pub(crate) fn longest_loss(&self, link: usize, first: Nanos) -> Nanos {
         let state = &self.links[link];
-        let current = state.all_lost_since.map_or(0, |since| self.now - since);
-        state.longest_loss.max(current)
+        let current = state.all_lost_since.map(|since| since..self.now);
+        let losses = state.losses.iter().cloned().chain(current);
+        losses.map(|loss| loss.end.saturating_sub(loss.start.max(first))).max().unwrap_or(0)
     }
 }
