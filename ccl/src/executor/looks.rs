@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use ccl_core::program::{Lane, Port};
+use ccl_transport::Link;
 
 use super::{Failure, Run, unstaged};
 
@@ -122,13 +123,22 @@ impl Run<'_> {
             && !ports.any(|port| self.index(port) == index)
     }
 
-    /// A peer that the program goes round is not waited for.
+    /// A peer that is out of reach has time until a call needs it: this one goes round it, or is through with it.
     fn spare(&mut self, index: usize) {
-        if self.goes_round(index)
+        if (self.goes_round(index) || self.is_through_with(index))
             && let Some(link) = self.links[index].as_mut()
         {
             link.spare();
         }
+    }
+
+    /// Whether the link is out of reach, and the program has moved all that it moves there.
+    fn is_through_with(&self, index: usize) -> bool {
+        let is_idle = |link: &dyn Link| link.is_out_of_reach() && link.flushed();
+        let mut lent = self.task.program.sends.iter().zip(&self.progress.lent);
+        self.links[index].as_deref().is_some_and(is_idle)
+            && !lent.any(|(lane, lent)| !lent.is_empty() && self.index(lane.port) == index)
+            && !self.open_sends().chain(self.open_receives()).any(|port| self.index(port) == index)
     }
 
     /// Tells peers what has arrived from them, on all links that have to be pushed. What is out on these is staged by the next

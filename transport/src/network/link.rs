@@ -461,7 +461,7 @@ impl Link for NetworkLink {
     }
 
     fn is_out_of_reach(&self) -> bool {
-        self.fences.is_severed()
+        self.is_severed()
     }
 
     fn spare(&mut self) {

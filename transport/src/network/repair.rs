@@ -392,6 +392,11 @@ impl NetworkLink {
         }
     }
 
+    /// Whether no path can carry tiles: a new connection does so when the peer has announced its memory.
+    pub(super) fn is_severed(&self) -> bool {
+        self.repair.severed.is_some()
+    }
+
     /// If no path is left, it is so from now on.
     pub(super) fn begin_anew_to_wait(&mut self) {
         if let Some(severed) = &mut self.repair.severed {

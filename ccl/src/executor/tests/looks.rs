@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
+use ccl_core::collective::Signature;
 use ccl_transport::ring::RingLink;
 
 use super::*;
@@ -14,11 +15,28 @@ enum Done {
     Spare,
 }
 
+/// What was done with a link.
+type Noted = Arc<Mutex<Vec<Done>>>;
+
 /// A link that has to be pushed, like one of the network, and notes what is done with it.
 #[derive(Debug)]
 struct Pushed {
     ring: RingLink,
-    done: Arc<Mutex<Vec<Done>>>,
+    done: Noted,
+    is_flushed: bool,
+}
+
+/// Links of rank 0 to all others; their other ends, and what is done with them.
+fn pushed(ranks: usize, is_flushed: bool) -> (Links, Vec<RingLink>, Vec<Noted>) {
+    let mut links: Links = (0..2 * ranks).map(|_| None).collect();
+    let link = |peer: usize| {
+        let (ring, end) = memory::pair(SHAPES[1]);
+        let done = Noted::default();
+        links[peer] = Some(Box::new(Pushed { ring, done: Arc::clone(&done), is_flushed }));
+        (end, done)
+    };
+    let (ends, done) = (1..ranks).map(link).unzip();
+    (links, ends, done)
 }
 
 impl Link for Pushed {
@@ -32,6 +50,10 @@ impl Link for Pushed {
     fn progress(&mut self) -> Result<bool, TransportError> {
         self.done.lock().unwrap().push(Done::Look);
         self.ring.progress()
+    }
+
+    fn flushed(&self) -> bool {
+        self.is_flushed
     }
 
     fn is_out_of_reach(&self) -> bool {
@@ -57,15 +79,7 @@ fn swept(ranks: u32, count: usize, algorithm: &str, sweeps: u32) -> Vec<Vec<Done
     let layout = Layout::new(&case.request, ranks, choice.partition);
     let program = lower(&*choice.schedule, &layout, Rank(0), 4, &topology);
     let stamp = Stamp { sequence: 1, signature: case.request.signature(choice.digest) };
-    let mut links: Links = (0..2 * ranks).map(|_| None).collect();
-    let (_peers, done): (Vec<RingLink>, Vec<_>) = (1..ranks as usize)
-        .map(|peer| {
-            let (ring, end) = memory::pair(SHAPES[1]);
-            let done: Arc<Mutex<Vec<Done>>> = Arc::default();
-            links[peer] = Some(Box::new(Pushed { ring, done: Arc::clone(&done) }));
-            (end, done)
-        })
-        .unzip();
+    let (links, _peers, done) = pushed(ranks as usize, true);
     let mut executor = Executor::new(Rank(0), links);
     let buffers = [Region::of(&case.inputs[0]), Region::of_mut(&mut case.outputs[0])];
     let kernel = Kernel { datatype: DataType::Int32, combine: Combine::Sum };
@@ -101,6 +115,31 @@ fn only_the_links_that_are_waited_for_are_looked_at_and_all_now_and_then() {
 fn only_links_that_the_program_does_not_use_are_spared() {
     let spared = counted(Done::Spare);
     assert_eq!(spared, [0, 0, 2, 0, 2, 2, 2], "ranks 1, 2 and 4 are its partners");
+}
+
+/// Which of two links is spared by a call that has sent all to rank 1 and gets nothing from rank 2.
+fn spared_by_a_message(is_flushed: bool) -> Vec<bool> {
+    let (links, _peers, done) = pushed(3, is_flushed);
+    let (sent, mut received) = ([7u8; 4], [0u8; 4]);
+    let empty = Region::empty();
+    let buffers = [empty, empty, empty, Region::of(&sent), Region::of_mut(&mut received)];
+    let message = |peer, buffer| [(Rank(peer), Buffer(buffer), 4)];
+    let program = ccl_core::program::point_to_point(Rank(0), &message(1, 3), &message(2, 4));
+    let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
+    let task =
+        Task { program: &program, buffers: &buffers, stamp, arithmetic: None, is_straight: false };
+    let mut executor = Executor::new(Rank(0), links);
+    let mut run = begin(&mut executor, &task, &[]);
+    for _ in 0..64 {
+        run.sweep().unwrap();
+    }
+    done.iter().map(|done| done.lock().unwrap().contains(&Done::Spare)).collect()
+}
+
+#[test]
+fn a_link_is_spared_once_the_call_is_through_with_it() {
+    assert_eq!(spared_by_a_message(true), [true, false]);
+    assert_eq!(spared_by_a_message(false), [false, false], "something has not left");
 }
 
 /// A link that has something for a peer, and cannot send it.
