@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use smallvec::SmallVec;
-
-use crate::shm::{ApplicationMemory, REVOCATIONS_AT, SegmentAddress, SharedFile, WRITERS_AT};
+use crate::shm::{ApplicationMemory, SegmentAddress, SharedFile};
 use crate::{Loan, TransportError};
 
 /// Zeroed, page-aligned memory in a file without a name; freed when the last clone goes, and by the
@@ -93,35 +90,17 @@ impl Allocation {
         (self.start().addr().get(), self.bytes)
     }
 
-    /// The published allocation in which the `bytes` bytes at `address` lie: that which begins last, if there are several.
+    /// The published allocation in which the `bytes` bytes at `address` lie: that which begins last, if there are several
+    /// among the [`NESTED`] that begin last before them.
     #[must_use]
     pub fn containing(address: usize, bytes: usize) -> Option<Self> {
-        Self::first_of_all(address, bytes, |allocation| Some(allocation.clone()))
-    }
-
-    /// All published allocations in which the byte at `address` lies.
-    pub(crate) fn all_containing(address: usize) -> SmallVec<[Self; 1]> {
-        let mut all = SmallVec::new();
-        Self::first_of_all(address, 1, |allocation| {
-            all.push(allocation.clone());
-            None::<()>
-        });
-        all
-    }
-
-    /// What `take` makes of the first of the allocations in which these bytes lie, among the [`NESTED`] that begin last
-    /// before them.
-    fn first_of_all<T>(
-        address: usize,
-        bytes: usize,
-        mut take: impl FnMut(&Self) -> Option<T>,
-    ) -> Option<T> {
         let published = PUBLISHED.read().unwrap_or_else(PoisonError::into_inner);
         let before = published.range(..=(address, usize::MAX)).rev().take(NESTED);
-        let mut holding = before.filter(|((start, _), (allocation, _))| {
-            (address - start).checked_add(bytes).is_some_and(|end| end <= allocation.bytes)
-        });
-        holding.find_map(|(_, (allocation, _))| take(allocation))
+        let mut all = before.map(|((start, _), (allocation, _))| (start, allocation));
+        let (_, found) = all.find(|(start, allocation)| {
+            (address - *start).checked_add(bytes).is_some_and(|end| end <= allocation.bytes)
+        })?;
+        Some(found.clone())
     }
 
     /// How peers can read the `bytes` bytes at `address`, if they lie in a published allocation.
@@ -134,16 +113,6 @@ impl Allocation {
     pub(crate) fn part(&self, address: usize, bytes: usize) -> Loan {
         let offset = address - self.start().addr().get();
         Loan { segment: self.address(), offset, bytes }
-    }
-
-    /// How often it was taken back from peers that may write it.
-    pub(crate) fn revocations(&self) -> &AtomicU64 {
-        self.file.word(REVOCATIONS_AT)
-    }
-
-    /// How many peers write it.
-    pub(crate) fn writers(&self) -> &AtomicU64 {
-        self.file.word(WRITERS_AT)
     }
 
     fn address(&self) -> SegmentAddress {

@@ -50,6 +50,8 @@ pub mod conformance;
 
 use std::fmt;
 
+use crate::window::Writing;
+
 pub use ccl_core::wire::{EncodedStamp, Stamp};
 
 pub use origin::{Origin, Stretch};
@@ -121,6 +123,20 @@ pub trait Link: Send + fmt::Debug {
     /// Whether the peer has [renounced](Self::renounce). To be asked after its memory was read, and before anybody is told of
     /// what was made of it: if the peer has not, the memory was as it was meant to be.
     fn has_renounced(&self) -> bool {
+        false
+    }
+
+    /// For a rank that is about to write memory of the peer, which waits until what this returns is dropped if it
+    /// [renounces](Self::renounce) meanwhile. Nothing if the peer cannot.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerGone`]: the peer has renounced.
+    fn begin_to_write(&self) -> Result<Option<Writing>, TransportError> {
+        Ok(None)
+    }
+
+    /// For a rank that has [renounced](Self::renounce): whether a peer on this host writes memory of this rank still.
+    fn is_written(&self) -> bool {
         false
     }
 

@@ -43,7 +43,7 @@ use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;
-use crate::shm::Renunciation;
+use crate::shm::{Renunciation, Writing};
 use crate::{Link, Loan, Stamp, Tile, TransportError};
 
 const LINE_BYTES: usize = 64;
@@ -306,6 +306,14 @@ impl Link for RingLink {
 
     fn has_renounced(&self) -> bool {
         self.theirs.as_ref().is_some_and(Renunciation::is_declared)
+    }
+
+    fn begin_to_write(&self) -> Result<Option<Writing>, TransportError> {
+        self.theirs.as_ref().map(Renunciation::begin_to_write).transpose()
+    }
+
+    fn is_written(&self) -> bool {
+        self.own.as_ref().is_some_and(Renunciation::is_written)
     }
 
     fn check_loan(&self) -> Result<(), TransportError> {

@@ -14,13 +14,14 @@ mod renunciation;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 
 pub(crate) use self::application::ApplicationMemory;
 pub(crate) use self::map::Map;
 pub(crate) use self::renunciation::Renunciation;
+pub use self::renunciation::Writing;
 pub use crate::allocation::Allocation;
 use crate::bell::Bell;
 use crate::ring::{Memory, PAIR_BYTES, Ring, RingLink, RingShape};
@@ -31,10 +32,7 @@ const HEAD_BYTES: usize = 4096;
 /// On a line of its own.
 const BELL_AT: usize = 64;
 
-/// In the head of an [`Allocation`]: how often it was taken back from its writers, and how many peers write.
-pub(crate) const REVOCATIONS_AT: usize = 64;
-pub(crate) const WRITERS_AT: usize = 128;
-/// And whether the owner has freed it.
+/// In the head of an [`Allocation`]: whether the owner has freed it.
 const FREED_AT: usize = 320;
 
 /// In the head too: where the memory is, if it does not follow.
@@ -216,11 +214,6 @@ impl SharedFile {
     /// Whether this is but the head of memory that the application has made.
     pub(crate) fn is_of_application(&self) -> bool {
         self.elsewhere.is_some()
-    }
-
-    /// A word of the head.
-    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
-        self.map.word(at)
     }
 
     /// Where the memory behind the head begins.

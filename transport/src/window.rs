@@ -5,28 +5,17 @@
 //! in which every rank offers windows, each rank writes its own slice of all of them, and nobody returns before all
 //! have finished.
 //!
-//! If a call ends early, a peer might still write what the application already uses for something else. So an
-//! allocation counts its writers, and its owner takes all windows back ([`Window::revoke`]) before it returns an
-//! error:
-//!
-//! ```text
-//!   peer    writers += 1 ─▶ revocations as in the window? ─▶ writes ─▶ writers -= 1
-//!                                        └ no ─▶ writers -= 1, an error
-//!   owner   revocations += 1 ─▶ waits until writers is 0
-//! ```
-//!
-//! Both begin with a store and then look at what the other one stores, in one order for all: either the peer sees that
-//! the window was taken back, or the owner sees the writer. (No loom model: loom knows no order of all such operations.)
+//! If a call ends early, a peer might still write what the application already uses for something else. So who writes says
+//! so ([`Link::begin_to_write`](crate::Link::begin_to_write)), and a rank whose call fails waits for those that do.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use crate::ring::loan;
-use crate::shm::{Allocation, Map, REVOCATIONS_AT, SegmentAddress, WRITERS_AT, open};
-use crate::{Loan, TransportError, clock};
+pub use crate::shm::Writing;
+use crate::shm::{Allocation, Map, SegmentAddress, open};
+use crate::{Loan, TransportError};
 
 /// Memory of peers that stays mapped for the next window in it, as long as they have not freed it.
 const REMEMBERED: usize = 64;
@@ -34,26 +23,21 @@ const REMEMBERED: usize = 64;
 /// Pages are entered in pieces of this size.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// How often the owner looks whether somebody writes still.
-const LOOK_EVERY: Duration = Duration::from_micros(50);
-
 /// Bytes of own memory that peers on this host may read and write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     loan: Loan,
-    revocations: u64,
 }
 
 impl Window {
     /// Size of an encoded window.
-    pub const ENCODED_BYTES: usize = loan::LOAN_BYTES + size_of::<u64>();
+    pub const ENCODED_BYTES: usize = loan::LOAN_BYTES;
 
     /// The window on the `bytes` bytes at `address`, if they lie in a published [`Allocation`].
     #[must_use]
     pub fn on(address: usize, bytes: usize) -> Option<Self> {
         let allocation = Allocation::containing(address, bytes)?;
-        let revocations = allocation.revocations().load(Ordering::SeqCst);
-        Some(Self { loan: allocation.part(address, bytes), revocations })
+        Some(Self { loan: allocation.part(address, bytes) })
     }
 
     /// Size in bytes.
@@ -65,38 +49,13 @@ impl Window {
     /// As bytes for a peer.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::ENCODED_BYTES] {
-        let mut bytes = [0; Self::ENCODED_BYTES];
-        let (loan, revocations) = bytes.split_at_mut(loan::LOAN_BYTES);
-        loan.copy_from_slice(&loan::encode(&self.loan));
-        revocations.copy_from_slice(&self.revocations.to_le_bytes());
-        bytes
+        loan::encode(&self.loan)
     }
 
     /// What a peer has encoded; nothing if it cannot have been a window.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (loan, revocations) = bytes.split_at_checked(loan::LOAN_BYTES)?;
-        let revocations = u64::from_le_bytes(revocations.try_into().ok()?);
-        Some(Self { loan: loan::decode(loan)?, revocations })
-    }
-
-    /// Takes all windows of own memory back in which the byte at `address` lies: nobody begins to write it through one
-    /// of them any more. Waits for those that write, at most for `patience`; tells whether all have ended.
-    #[must_use]
-    pub fn revoke(address: usize, patience: Duration) -> bool {
-        let allocations = Allocation::all_containing(address);
-        for allocation in &allocations {
-            allocation.revocations().fetch_add(1, Ordering::SeqCst);
-        }
-        let end = clock::now() + patience;
-        let is_written = |allocation: &Allocation| allocation.writers().load(Ordering::SeqCst) > 0;
-        while allocations.iter().any(is_written) {
-            if clock::now() >= end {
-                return false;
-            }
-            clock::sleep(LOOK_EVERY);
-        }
-        true
+        Some(Self { loan: loan::decode(bytes)? })
     }
 }
 
@@ -148,28 +107,23 @@ impl Windows {
             TransportError::Protocol(format!("a window of {bytes} bytes at {offset} is not there"))
         })?;
         assert!(read.start <= read.end && read.end <= bytes, "{read:?} of {bytes} bytes");
-        let view = View { map: Arc::clone(&mapped.map), start, bytes };
+        let view = View { _map: Arc::clone(&mapped.map), start, bytes };
         mapped.enter(offset + read.start..offset + read.end);
         Ok(view)
     }
 
-    /// Opens a window of a peer, to write the bytes in `written` until it is dropped.
+    /// Opens a window of a peer, to write the bytes in `written`, as the peer is [told](crate::Link::begin_to_write) by
+    /// `writing`.
     ///
     /// # Errors
-    /// As [`Self::view`]. [`TransportError::PeerGone`]: the peer has taken the window back.
+    /// As [`Self::view`].
     pub fn open(
         &mut self,
         window: &Window,
         written: Range<usize>,
+        writing: Option<Writing>,
     ) -> Result<Opened, TransportError> {
-        let opened = Opened { view: self.view(window, written)? };
-        let map = &opened.view.map;
-        map.word(WRITERS_AT).fetch_add(1, Ordering::SeqCst);
-        // From here on dropping it takes the writer back.
-        if map.word(REVOCATIONS_AT).load(Ordering::SeqCst) != window.revocations {
-            return Err(TransportError::PeerGone("it has taken its memory back".into()));
-        }
-        Ok(opened)
+        Ok(Opened { view: self.view(window, written)?, _writing: writing })
     }
 
     fn mapped(&mut self, segment: &SegmentAddress) -> Result<&mut Mapped, TransportError> {
@@ -192,7 +146,8 @@ impl Windows {
 /// What is in a window, to be read.
 #[derive(Debug)]
 pub struct View {
-    map: Arc<Map>,
+    /// Keeps the bytes mapped.
+    _map: Arc<Map>,
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -230,6 +185,8 @@ unsafe impl Send for View {}
 #[derive(Debug)]
 pub struct Opened {
     view: View,
+    /// Until this is dropped the peer does not have its memory back.
+    _writing: Option<Writing>,
 }
 
 impl Opened {
@@ -248,12 +205,6 @@ impl Opened {
         let start = self.view.at(&range);
         // SAFETY: inside the mapping, which lives as long as this; by agreement nobody else touches these bytes.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), range.len()) }
-    }
-}
-
-impl Drop for Opened {
-    fn drop(&mut self) {
-        self.view.map.word(WRITERS_AT).fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -277,7 +228,7 @@ mod tests {
         let window = Window::on(address(&allocation) + 100, 50).unwrap();
         let window = Window::decode(&window.encode()).unwrap();
         let mut windows = Windows::default();
-        let mut opened = windows.open(&window, 0..window.bytes()).unwrap();
+        let mut opened = windows.open(&window, 0..window.bytes(), None).unwrap();
         opened.bytes_mut(10..13).copy_from_slice(&[7; 3]);
         // SAFETY: inside the allocation.
         let start = unsafe { allocation.start().add(109) };
@@ -292,30 +243,20 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_was_taken_back_is_not_opened() {
-        let allocation = published(100);
-        let (start, mut windows) = (address(&allocation), Windows::default());
-        let old = Window::on(start, 100).unwrap();
-        let opened = windows.open(&old, 0..100).unwrap();
-        assert!(!Window::revoke(start + 99, Duration::from_millis(1)), "somebody writes");
-        drop(opened);
-        assert!(Window::revoke(start, Duration::ZERO));
-        assert!(matches!(windows.open(&old, 0..100), Err(TransportError::PeerGone(_))));
-        assert!(Window::revoke(start, Duration::ZERO), "who was refused does not count");
-        assert!(windows.open(&Window::on(start, 100).unwrap(), 0..100).is_ok());
-        allocation.withdraw();
-    }
-
-    #[test]
     fn nothing_outside_of_the_memory_is_opened() {
         let allocation = published(100);
         let mut window = Window::on(address(&allocation), 100).unwrap();
         window.loan.bytes = 1 << 40;
-        assert!(matches!(Windows::default().open(&window, 0..1), Err(TransportError::Protocol(_))));
+        assert!(matches!(
+            Windows::default().open(&window, 0..1, None),
+            Err(TransportError::Protocol(_))
+        ));
         window.loan.offset = usize::MAX;
-        assert!(matches!(Windows::default().open(&window, 0..1), Err(TransportError::Protocol(_))));
+        assert!(matches!(
+            Windows::default().open(&window, 0..1, None),
+            Err(TransportError::Protocol(_))
+        ));
         assert_eq!(Window::decode(&[0; 7]), None);
-        assert!(Window::revoke(0, Duration::ZERO), "memory of others has no windows");
         allocation.withdraw();
     }
 
@@ -324,7 +265,7 @@ mod tests {
         let mut windows = Windows::default();
         let mut open = |allocation: &Allocation| {
             let window = Window::on(address(allocation), 10).unwrap();
-            drop(windows.open(&window, 0..window.bytes()).unwrap());
+            drop(windows.open(&window, 0..window.bytes(), None).unwrap());
             allocation.withdraw();
             windows.mapped.len()
         };

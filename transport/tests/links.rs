@@ -213,6 +213,28 @@ fn a_loan_beyond_the_allocation_is_refused() {
     allocation.withdraw();
 }
 
+#[test]
+fn who_writes_memory_of_a_rank_is_known_to_it_and_nobody_begins_when_it_has_renounced() {
+    let segments = [0, 1].map(|_| shm::Segment::create(2, SHAPES[0], SHAPES[0]).unwrap());
+    let addresses = segments.each_ref().map(shm::Segment::address);
+    let link = |me: usize| {
+        let peer = 1 - me;
+        segments[me].link(me, &segments[me].open(peer, &addresses[peer]).unwrap())
+    };
+    let [owner, peer] = [link(0), link(1)];
+    let writing = [(); 2].map(|()| peer.begin_to_write().unwrap());
+    assert!(writing.iter().all(Option::is_some));
+    owner.renounce();
+    assert!(matches!(peer.begin_to_write(), Err(TransportError::PeerGone(_))));
+    assert!(owner.is_written() && !peer.is_written(), "who was refused does not count");
+    let [first, second] = writing;
+    drop(first);
+    assert!(owner.is_written());
+    drop(second);
+    assert!(!owner.is_written());
+    assert!(owner.begin_to_write().unwrap().is_some(), "the other one has not renounced");
+}
+
 /// Longer than anybody sleeps who is woken.
 const LONG: Duration = Duration::from_secs(20);
 const ROUNDS: u32 = 20;

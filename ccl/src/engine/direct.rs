@@ -12,10 +12,8 @@
 //! collective and size may [not ask](super::pauses). All ranks have seen the same answers, so all of them ask again at the same
 //! call.
 //!
-//! A call that ends early takes the memory back from those that write it; see [`ccl_transport::window`]. Those that read it
+//! A rank whose call ends early waits for those that write its memory; see [`ccl_transport::window`]. Those that read it
 //! find out before they come to the barrier, and fail as well.
-
-use std::time::Duration;
 
 use ccl_core::collective::{Collective, Request};
 use ccl_core::error::Error;
@@ -52,9 +50,6 @@ fn least_bytes(collective: Collective) -> Option<usize> {
         | Collective::PointToPoint => None,
     }
 }
-
-/// How long peers may go on writing after a call has ended early: a part takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What is remembered from call to call.
 #[derive(Debug, Default)]
@@ -174,12 +169,6 @@ impl Engine {
             self.pass_together(task.stamp, limits).map(|()| true)
         });
         self.direct = direct;
-        if result.is_err() && !Window::revoke(output.address(), PATIENCE) {
-            tracing::warn!(
-                rank = self.me.0,
-                "a peer may still write into the output of the call that failed"
-            );
-        }
         result
     }
 
@@ -228,10 +217,9 @@ impl Engine {
         [input, output]: [Region<'a>; 2],
     ) -> Result<Places<'a>, Failure> {
         let is_own = |index: usize| index == self.me.index();
-        let failure = |index: usize| {
-            #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
-            move |cause| Failure::Link { peer: Rank(index as u32), cause }
-        };
+        #[allow(clippy::cast_possible_truncation, reason = "the index of a rank")]
+        let rank = |index: usize| Rank(index as u32);
+        let failure = |index: usize| move |cause| Failure::Link { peer: rank(index), cause };
         let told = |window: Option<Window>| {
             window.ok_or_else(|| TransportError::Protocol("it has not told of its memory".into()))
         };
@@ -250,8 +238,9 @@ impl Engine {
             let output = if is_own(index) {
                 Output::Here(output)
             } else {
-                let opened =
-                    told(answers[index].output).and_then(|w| windows.open(&w, part.written()));
+                let writing = self.executor.begin_to_write(rank(index))?;
+                let opened = told(answers[index].output)
+                    .and_then(|w| windows.open(&w, part.written(), writing));
                 Output::There(opened.map_err(failure(index))?)
             };
             let read = match part.from {

@@ -121,10 +121,16 @@ impl Limits<'_> {
 }
 
 impl Engine {
-    /// A call has failed: what peers still read of its memory is in doubt from now on, and the caller may have it back.
+    /// A call has failed: what peers still read of its memory is in doubt from now on, what they write is waited for, and
+    /// the caller may have it back.
     #[cold]
     pub(crate) fn renounce(&self) {
-        self.executor.renounce();
+        if !self.executor.renounce() {
+            tracing::warn!(
+                rank = self.me.0,
+                "a peer may still write into the output of the call that failed"
+            );
+        }
     }
 
     /// Whether what was read of the memory of these ranks is what belongs to the call; asked before this rank tells

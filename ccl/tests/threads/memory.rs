@@ -1,9 +1,6 @@
 //! Buffers in memory of the library, which all ranks of a host reach.
 #![allow(clippy::wildcard_enum_match_arm, reason = "a test names the collectives that it is about")]
 
-use std::sync::{Arc, Mutex, mpsc};
-use std::time::Duration;
-
 use ccl::{
     Allocation, Collective, DataType, Operation, Rank, ReduceOp, Reduction, Region, Request,
 };
@@ -233,46 +230,6 @@ fn results_are_written_where_they_belong() {
             let mapped = maps.lines().filter(|line| line.contains(&name)).count();
             assert_eq!(mapped, 2 + foreign, "{collective:?}");
             communicator.barrier().unwrap();
-        });
-    }
-}
-
-/// Who returns an error has taken its memory back from those that may still write it.
-#[test]
-fn a_call_that_fails_takes_its_memory_back() {
-    use ccl_transport::TransportError;
-    use ccl_transport::window::{Window, Windows};
-    for collective in [
-        Collective::AllReduce,
-        Collective::Broadcast,
-        Collective::AllGather,
-        Collective::Reduce,
-        Collective::Gather,
-        Collective::ReduceScatter,
-    ] {
-        let mut config = config();
-        config.timeout = Some(Duration::from_millis(300));
-        let (sender, receiver) = mpsc::channel();
-        let over = Arc::new(Mutex::new(receiver));
-        ranks(2, &config, move |communicator| {
-            if communicator.rank() == Rank(1) {
-                // It does not call, and does not leave either.
-                return over.lock().unwrap().recv_timeout(Duration::from_secs(30)).unwrap();
-            }
-            let request = large(collective);
-            let bytes = 2 * request.bytes();
-            let allocation = Allocation::new(2 * bytes).unwrap();
-            // SAFETY: the allocation is as large, and only this thread and the collective use it.
-            let memory = unsafe { Region::new(allocation.address(), 2 * bytes) };
-            let [input, output] = [0, bytes].map(|offset| Some(memory.part(offset, bytes)));
-            let before = Window::on(memory.address() + bytes, 100).unwrap();
-            assert!(Windows::default().open(&before, 0..1).is_ok());
-            let operation = Operation::Collective { request, input, output };
-            let error = communicator.run(operation).unwrap_err();
-            assert!(format!("{error}").contains("rank 1"), "{error}");
-            let refused = Windows::default().open(&before, 0..1);
-            assert!(matches!(refused, Err(TransportError::PeerGone(_))), "{collective:?}");
-            sender.send(()).unwrap();
         });
     }
 }

@@ -1,6 +1,10 @@
 //! Memory that was lent by a rank whose call has failed.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use ccl_core::program::point_to_point;
+use ccl_transport::clock;
 use ccl_transport::shm::Segment;
 
 use super::*;
@@ -8,15 +12,20 @@ use super::*;
 const BYTES: usize = 3 * LEAST_LOAN_BYTES;
 const SHAPE: RingShape = RingShape { tile_bytes: 4096, slots: 4, tiles: 4 };
 
-/// What becomes of a message in pieces that its sender lends, if it renounces when so many of them were received; and whether
-/// all of it counts as received.
-fn received(pieces: usize, before: usize) -> (Result<(), Failure>, bool) {
+/// The links of rank 0 to rank 1 in the shared memory of a host, and the end of rank 1.
+fn links() -> (Links, Box<dyn Link>) {
     let segments = [0, 1].map(|_| Segment::create(2, SHAPE, SHAPE).unwrap());
     let [first, second] = [0, 1]
         .map(|index: usize| segments[1 - index].open(index, &segments[index].address()).unwrap());
-    let mut sender = segments[1].link(1, &first);
     let mut links: Links = (0..4).map(|_| None).collect();
     links[Port::Pair(Rank(1)).index(2)] = Some(segments[0].link(0, &second));
+    (links, segments[1].link(1, &first))
+}
+
+/// What becomes of a message in pieces that its sender lends, if it renounces when so many of them were received; and whether
+/// all of it counts as received.
+fn received(pieces: usize, before: usize) -> (Result<(), Failure>, bool) {
+    let (links, mut sender) = links();
     let allocation = Allocation::new(BYTES).unwrap();
     allocation.publish();
     let mut target = vec![0; BYTES];
@@ -58,4 +67,29 @@ fn what_a_rank_has_lent_whose_call_has_failed_is_not_received() {
         let (result, is_finished) = received(pieces, pieces);
         assert!(result.is_ok() && is_finished, "it has failed later: {result:?}");
     }
+}
+
+#[test]
+fn a_rank_whose_call_has_failed_waits_for_those_that_write_its_memory() {
+    let (links, peer) = links();
+    let executor = Executor::new(Rank(0), links);
+    let writing = peer.begin_to_write().unwrap();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            clock::sleep(Duration::from_millis(20));
+            has_ended.store(true, Ordering::Relaxed);
+            drop(writing);
+        });
+        assert!(executor.renounce() && has_ended.load(Ordering::Relaxed));
+    });
+    assert!(peer.begin_to_write().is_err());
+}
+
+#[test]
+fn a_peer_that_writes_for_ever_is_not_waited_for_so_long() {
+    let (links, peer) = links();
+    let writing = peer.begin_to_write().unwrap();
+    assert!(!Executor::new(Rank(0), links).renounce());
+    drop(writing);
 }
