@@ -1,6 +1,6 @@
 //! `ccl-sim flow`: a row per algorithm.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
 
 use ccl_algorithms::names;
 use ccl_core::collective::{Collective, Request};
@@ -121,7 +121,8 @@ impl FlowArguments {
 }
 
 /// A row per algorithm: its time, the bandwidth of the bus, and how near it is to what it does on a healthy
-/// network (where it applies to one), to a ring on a healthy network, and to the lower bound.
+/// network (where it applies to one), to a ring on a healthy network, and to the lower bound. If no algorithm is named,
+/// those that cannot work here are left out, and the table ends with the reasons.
 ///
 /// # Errors
 /// What is impossible about the arguments.
@@ -134,15 +135,25 @@ pub fn table(arguments: &FlowArguments) -> Result<String, String> {
         "{:32}{:>12}{:>10}{:>12}{:>10}{:>10}\n",
         "algorithm", "us", "busbw", "of healthy", "of ring", "of bound"
     );
-    for name in all {
-        let outcome = one(name, arguments, &degraded)?;
+    let mut left_out = String::new();
+    for name in &all {
+        let outcome = match one(name, arguments, &degraded) {
+            Err(why) if arguments.algo.is_empty() => {
+                let _ = writeln!(left_out, "left out: {why}");
+                continue;
+            }
+            outcome => outcome?,
+        };
         let healthy = one(name, arguments, &arguments.healthy()).ok();
         row(&mut table, name, arguments, &outcome, healthy.map(|healthy| healthy.seconds));
         if arguments.nics {
             outcome.hosts.iter().enumerate().for_each(|(host, load)| nics(&mut table, host, load));
         }
     }
-    Ok(table)
+    if left_out.lines().count() == all.len() {
+        return Err(left_out);
+    }
+    Ok(table + &left_out)
 }
 
 fn one(name: &str, arguments: &FlowArguments, topology: &Topology) -> Result<Outcome, String> {
@@ -151,8 +162,9 @@ fn one(name: &str, arguments: &FlowArguments, topology: &Topology) -> Result<Out
     let mut model = CostModel::default_for(topology);
     (model.network.alpha, model.network.overhead) = (physics.alpha, physics.overhead);
     model.tile_bytes = physics.tile_bytes;
-    let planned = Planned::named(name, &request, topology, &model)?;
-    run(&planned.job(&request, topology), &physics).map_err(|why| format!("{name}: {why}"))
+    let said = |why: &dyn Display| format!("{name}: {why}");
+    let planned = Planned::named(name, &request, topology, &model).map_err(|why| said(&why))?;
+    run(&planned.job(&request, topology), &physics).map_err(|why| said(&why))
 }
 
 fn row(
@@ -290,6 +302,7 @@ mod tests {
 
     #[test]
     fn what_is_impossible_is_said() {
+        let halves = format!("{HALVES} --algo balance");
         for (line, part) in [
             ("--lost 8:0", "no NIC 8:0"),
             ("--lost 3", "HOST:RAIL"),
@@ -298,10 +311,27 @@ mod tests {
             ("--slots 0 --algo ring", "slots"),
             ("--hosts 3 --rails 2 --lost 1:0,1:1 --algo two_shot", "no rail works"),
             ("--slow 0:1.5", "HOST:SHARE"),
+            ("--hosts 3 --rails 2 --lost 0:0,1:1 --algo ring", "ring was asked for, and needs"),
+            (halves.as_str(), "balance was asked for, and cannot be planned"),
         ] {
             let error = table_of(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
+    }
+
+    /// Two hosts that have no rail in common, and two that reach both.
+    const HALVES: &str = "--hosts 4 --bytes 1M --lost 0:0,0:1,0:2,0:3,1:4,1:5,1:6,1:7";
+
+    #[test]
+    fn rows_are_of_the_algorithms_that_they_name() {
+        let table = table_of(HALVES).unwrap();
+        let names = names(Collective::AllReduce);
+        assert_eq!(table.lines().count(), 1 + names.len(), "{table}");
+        let (left_out, rows): (Vec<&str>, Vec<&str>) =
+            table.lines().skip(1).partition(|line| line.starts_with("left out: "));
+        assert!(rows.iter().any(|row| row.starts_with("hub_shares ")), "{table}");
+        assert!(rows.iter().all(|row| !row.starts_with("balance ")), "{table}");
+        assert!(left_out.iter().any(|line| line.starts_with("left out: balance: ")), "{table}");
     }
 
     #[test]

@@ -41,7 +41,8 @@ impl Planned {
     /// The algorithm called `name`: one that the planner knows, or one of [`NAMES`].
     ///
     /// # Errors
-    /// There is no such algorithm, or it cannot work here.
+    /// There is no such algorithm, or it cannot work here. The library takes another one then, which must not go by
+    /// this name.
     pub fn named(
         name: &str,
         request: &Request,
@@ -56,6 +57,9 @@ impl Planned {
         }
         let choice = choose(request, topology, model, Some(name))
             .map_err(|error| format!("{error}; with one rank on every host also {NAMES}"))?;
+        if choice.name != name {
+            return Err(format!("the planner takes another algorithm: {}", choice.reason));
+        }
         Ok(Self::from(choice))
     }
 
