@@ -253,7 +253,7 @@ struct Run<'a> {
     gpus: f64,
     /// Bytes per second between the servers, before and after the failure.
     rates: [f64; 2],
-    /// For how long nothing moves when it happens.
+    /// For how long nothing moves between them from then on.
     stall: f64,
     alpha: f64,
     requests: Vec<Request>,
@@ -346,10 +346,16 @@ impl<'a> Run<'a> {
         operations.max(bytes / (self.gpus * self.server.memory)) / stages
     }
 
-    /// When so many bytes that leave at `at` are at the other server.
+    /// When so many bytes that can leave at `at` are at the other server. From the failure on nothing leaves for as
+    /// long as the repair takes; what is left then goes on at the rate of the rails that are left.
     fn pass(&self, at: f64, bytes: f64) -> f64 {
-        let has_failed = at >= self.server.load.failure_at;
-        at + bytes / self.rates[usize::from(has_failed)] + self.alpha
+        let failure_at = self.server.load.failure_at;
+        let [whole, left] = self.rates;
+        let gone = (failure_at - at).max(0.0) * whole;
+        if at < failure_at && bytes <= gone {
+            return at + bytes / whole + self.alpha;
+        }
+        at.max(failure_at + self.stall) + (bytes - gone) / left + self.alpha
     }
 
     /// One iteration of the batch that can go on first; whether there was one that ends in time.
@@ -388,13 +394,10 @@ impl<'a> Run<'a> {
         }
         let first = now.max(self.free[0]) + duration;
         let hop = tokens * f64::from(self.server.hidden) * NUMBER_BYTES;
-        let mut second = self.pass(first, hop).max(self.free[1]) + duration;
-        let failure_at = self.server.load.failure_at;
-        if (now..second).contains(&failure_at) {
-            second += self.stall;
-        }
+        let second = self.pass(first, hop).max(self.free[1]) + duration;
         self.free = [first, second];
-        second + self.alpha
+        // The tokens themselves, which are few bytes.
+        self.pass(second, 0.0)
     }
 
     /// Takes waiting requests into a batch, and says how many tokens its iteration has: one of every sequence that
@@ -467,10 +470,7 @@ impl<'a> Run<'a> {
         self.free[0] = read;
         let bytes = f64::from(prompt) * self.server.cache_bytes();
         for mut sequence in self.waiting.drain(..count).collect::<Vec<_>>() {
-            let mut there = self.pass(read.max(self.link_free), bytes);
-            if (now..there).contains(&self.server.load.failure_at) {
-                there += self.stall;
-            }
+            let there = self.pass(read.max(self.link_free), bytes);
             self.link_free = there - self.alpha;
             if there < end {
                 let request = &mut self.requests[sequence.number];

@@ -38,6 +38,56 @@ fn a_failure_costs_what_is_done_about_it() {
 }
 
 #[test]
+fn a_repair_stops_what_passes_once() {
+    let (mut server, cluster) = preset("serve-70b");
+    let stall = cluster.delays.detection + cluster.delays.migration;
+    let mut longest = 0.0_f64;
+    // All rails are left, so that there is nothing but the repair; four prompts are read at a time.
+    for step in 0..100 {
+        server.load = Load { seconds: 2.0, failure_at: f64::from(step) * 4e-3, ..server.load };
+        let of = |reaction| server.serve(&cluster, 20.0, 0, reaction).first_token;
+        let pairs = of(Reaction::Repair).into_iter().zip(of(Reaction::NoFailure));
+        longest = pairs.map(|(repaired, none)| repaired - none).fold(longest, f64::max);
+    }
+    assert!(longest > 0.0 && longest < 1.001 * stall, "{longest}");
+}
+
+#[test]
+fn both_batches_of_a_pipeline_wait_for_the_same_repair() {
+    let (server, cluster) = preset("serve-405b");
+    let ends = |stall: f64| {
+        let mut run = Run::new(&server, &cluster, Vec::new());
+        run.stall = stall;
+        // Until the failure a tenth of a second goes by, and a stage takes longer.
+        [49.9, 49.9].map(|now| run.advance(now, 8192.0, 0.0))
+    };
+    let stall = 10.0;
+    let (without, with) = (ends(0.0), ends(stall));
+    assert!(without[0] - 49.9 > 0.2);
+    for (without, with) in without.into_iter().zip(with) {
+        assert!(with > without && with - without < 1.001 * stall, "{with} {without}");
+    }
+}
+
+#[test]
+fn what_leaves_during_a_repair_waits_for_it() {
+    let (server, cluster) = preset("serve-70b");
+    let mut run = Run::new(&server, &cluster, Vec::new());
+    (run.rates, run.stall, run.alpha) = ([100.0, 50.0], 2.0, 0.5);
+    for (at, bytes, arrives) in [
+        (48.0, 100.0, 49.5), // is there before
+        (49.0, 200.0, 54.5), // half of it has left
+        (50.0, 100.0, 54.5),
+        (51.0, 100.0, 54.5),
+        (51.0, 0.0, 52.5),
+        (52.0, 100.0, 54.5),
+        (53.0, 100.0, 55.5), // comes after
+    ] {
+        assert!((run.pass(at, bytes) - arrives).abs() < 1e-9, "{at} {bytes}");
+    }
+}
+
+#[test]
 fn more_than_a_server_can_do_waits_for_ever_longer() {
     let (server, cluster) = preset("serve-405b");
     let rates = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
