@@ -450,18 +450,17 @@ impl<'a> Run<'a> {
     }
 
     /// Disaggregated: the first server reads as many prompts as fit into an iteration, and hands them over; whether
-    /// it had any in time.
+    /// it had any in time. Requests that come later are not admitted: to [`Self::reset`] they have not come.
     fn read_prompts(&mut self, end: f64) -> bool {
-        self.admit(self.free[0]);
         if self.waiting.is_empty() {
             let Some((at, _)) = self.coming.front() else { return false };
             self.free[0] = self.free[0].max(*at);
-            self.admit(self.free[0]);
         }
         let now = self.free[0];
         if now >= end {
             return false;
         }
+        self.admit(now);
         let prompt = self.server.load.prompt;
         let count = (self.server.tokens / prompt).max(1) as usize;
         let count = count.min(self.waiting.len());

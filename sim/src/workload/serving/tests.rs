@@ -88,6 +88,16 @@ fn what_leaves_during_a_repair_waits_for_it() {
 }
 
 #[test]
+fn requests_that_come_after_a_restart_wait_for_nothing() {
+    let (mut server, cluster) = preset("serve-70b");
+    server.restart = 1e-3;
+    for rate in [0.13, 0.31, 3.0, 12.0] {
+        let served = server.serve(&cluster, rate, 1, Reaction::Restart);
+        assert!(served.first_token[0] > 0.0, "{rate}: {}", served.first_token[0]);
+    }
+}
+
+#[test]
 fn more_than_a_server_can_do_waits_for_ever_longer() {
     let (server, cluster) = preset("serve-405b");
     let rates = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
