@@ -5,6 +5,8 @@
 //! AllReduce between the hosts of a stage. Tensor parallelism stays inside the hosts and is part of the
 //! utilisation of the GPUs. What a host sums inside itself overlaps with what it sends, and is left out.
 
+use std::collections::BTreeSet;
+
 use ccl_core::ids::Node;
 
 use super::pipeline::Pipeline;
@@ -85,7 +87,7 @@ impl Iteration {
 pub struct Overheads {
     /// With all rails, by the planner of this library.
     pub healthy: Iteration,
-    /// By strategy.
+    /// By strategy; infinite where hosts that exchange something have no rail in common.
     pub degraded: [Iteration; Strategy::ALL.len()],
     /// What every strategy adds to an iteration, as a share of a healthy one of its own kind.
     pub overheads: [f64; Strategy::ALL.len()],
@@ -265,20 +267,24 @@ impl Training {
         1.5 * price.seconds(divided)
     }
 
-    /// Bytes per second between every stage and the next, where that is slowest.
+    /// Bytes per second between every stage and the next, where that is slowest. A host hands its activations to the
+    /// one in its place of the next stage, over the rails that both have left: zero if there are none.
     fn hop_rates(&self, cluster: &Cluster, lost: &[Outage], strategy: Strategy) -> Vec<f64> {
-        let rate = |node: u32| {
-            let rails = f64::from(cluster.nics.per_host);
-            let gone = lost.iter().filter(|outage| outage.node == Node(node)).count() as f64;
-            let is_hot = strategy == Strategy::HotRepair;
-            let left = if is_hot { rails / (1.0 + gone) } else { rails - gone };
+        let rails = cluster.nics.per_host as usize;
+        let rate = |ends: [Node; 2]| {
+            let here = lost.iter().filter(|outage| ends.contains(&outage.node));
+            let gone = here.map(|outage| outage.rail).collect::<BTreeSet<_>>().len();
+            let left = rails as f64 - gone as f64;
+            let is_hot = strategy == Strategy::HotRepair && gone < rails;
+            let left = if is_hot { rails as f64 / (1.0 + gone as f64) } else { left };
             left * cluster.nics.bytes_per_second
         };
         let hosts = self.stage_hosts();
         let slowest = |stage: u32| {
-            (stage * hosts..(stage + 1) * hosts).map(rate).fold(f64::INFINITY, f64::min)
+            let pairs = (stage * hosts..(stage + 1) * hosts).map(|host| [host - hosts, host]);
+            pairs.map(|pair| rate(pair.map(Node))).fold(f64::INFINITY, f64::min)
         };
-        (1..self.pipeline).map(|stage| slowest(stage - 1).min(slowest(stage))).collect()
+        (1..self.pipeline).map(slowest).collect()
     }
 
     /// The pipeline, with hops at these rates, where every replica has `more` to do.
@@ -299,4 +305,31 @@ impl Training {
 fn of_stage(lost: &[Outage], stage: u32, hosts: u32) -> Vec<Outage> {
     let here = lost.iter().filter(|outage| outage.node.0 / hosts == stage);
     here.map(|outage| Outage { node: Node(outage.node.0 % hosts), ..*outage }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ccl_core::ids::Rail;
+
+    #[test]
+    fn stages_hand_over_on_the_rails_that_both_ends_have_left() {
+        let (variants, cluster) = crate::presets::training("train-175b", None).unwrap();
+        let training = Training { pipeline: 2, ..variants[0].clone().on(4) };
+        let eighths = |lost: &[(u32, u8)], strategy| {
+            let outage =
+                |(node, rail): &(u32, u8)| Outage { at: 0.0, node: Node(*node), rail: Rail(*rail) };
+            let lost: Vec<Outage> = lost.iter().map(outage).collect();
+            let rates = training.hop_rates(&cluster, &lost, strategy);
+            rates.iter().map(|rate| rate / cluster.nics.bytes_per_second).collect::<Vec<f64>>()
+        };
+        let (ours, hot) = (Strategy::Ours, Strategy::HotRepair);
+        assert_eq!(eighths(&[], ours), [8.0]);
+        assert_eq!(eighths(&[(0, 0), (2, 0)], ours), [7.0]);
+        assert_eq!(eighths(&[(0, 0), (2, 1)], ours), [6.0]);
+        assert_eq!(eighths(&[(0, 0), (3, 1)], ours), [7.0], "they hand nothing to each other");
+        assert_eq!(eighths(&[(0, 0), (2, 1), (2, 2)], hot), [2.0]);
+        let all: Vec<(u32, u8)> = (0..8).map(|rail| (2 * u32::from(rail % 2), rail)).collect();
+        assert_eq!([ours, hot].map(|strategy| eighths(&all, strategy)), [[0.0], [0.0]]);
+    }
 }
