@@ -41,14 +41,18 @@ impl Table {
     }
 }
 
-/// A share as a percentage.
+/// A share as a percentage, or a dash if there is none.
 pub(crate) fn percent(share: f64, digits: usize) -> String {
+    if !share.is_finite() {
+        return "-".to_owned();
+    }
     format!("{:.digits$} %", 100.0 * share)
 }
 
-/// A duration with a unit that suits it.
+/// A duration with a unit that suits it, or a dash if it never ends.
 pub(crate) fn duration(seconds: f64) -> String {
     match seconds {
+        s if !s.is_finite() => "-".to_owned(),
         s if s >= 1.0 => format!("{s:.3} s"),
         s if s >= 1e-3 => format!("{:.3} ms", s * 1e3),
         s => format!("{:.1} us", s * 1e6),

@@ -13,7 +13,8 @@ use crate::cluster::price::Strategy;
 pub struct Row {
     /// Failed NICs.
     pub failures: usize,
-    /// Name, and what it adds to an iteration as a share of a healthy one.
+    /// Name, and what it adds to an iteration as a share of a healthy one; infinite where hosts that exchange something
+    /// have no rail in common.
     pub overheads: Vec<(&'static str, Summary)>,
 }
 
@@ -34,7 +35,8 @@ pub fn rows(
         let outages = pattern(cluster, count, seed, number)?;
         let overheads = training.overheads_after(cluster, &healthy, &outages);
         done();
-        overheads.map(|overheads| overheads.overheads)
+        let said = |why: String| format!("pattern {number} of {count} failures: {why}");
+        overheads.map(|overheads| overheads.overheads).map_err(said)
     };
     let cases: Vec<(usize, u64)> = failures
         .clone()
