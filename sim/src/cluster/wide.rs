@@ -103,20 +103,25 @@ pub fn hubs(
 
 /// What the planner calls `name`, if that goes through hubs, followed in about so many segments. Pairs divide their
 /// bytes by capacity, also where the plan divides them better, which matters among few hosts.
-#[must_use]
-pub fn planned(scene: &Scene, name: &str, segments: usize) -> Option<Wide> {
+///
+/// # Errors
+/// It does not go through hubs, or hosts have no rail in common.
+pub fn planned(scene: &Scene, name: &str, segments: usize) -> Result<Wide, String> {
     let (fabric, bytes) = (Fabric::of(scene.topology()), scene.request().bytes());
     let count = match name {
         "two_shot" => 1,
         "hub_shares" => {
-            let pipeline = best_hubs(&fabric)?.pipeline().times(bytes as f64);
+            let hubs = best_hubs(&fabric).ok_or("some hosts cannot reach each other")?;
+            let pipeline = hubs.pipeline().times(bytes as f64);
             best_slices(&fabric, bytes, pipeline, scene.model())
         }
-        _ => return None,
+        _ => {
+            return Err(format!("{name} does not go through hubs, so that hosts cannot be merged"));
+        }
     };
     let (count, ahead) = (count as usize, best_lead(count) as usize);
     let slices = Slices { count, ahead, segments: (segments / count).max(1) };
-    hubs(scene.cluster(), scene.topology(), bytes as f64, slices).ok()
+    hubs(scene.cluster(), scene.topology(), bytes as f64, slices)
 }
 
 /// What a message of a stream is.
@@ -319,6 +324,8 @@ mod tests {
         let slices = |count| Slices { count, ahead: 1, segments: 1 };
         assert!(hubs(&cluster, &topology, 1e6, slices(0)).is_err());
         let apart = Scene::allreduce(&cluster, Ranks::Hosts, &lost(&[(0, 0), (1, 1)]), 8);
+        assert!(planned(&apart, "ring", 8).unwrap_err().contains("ring does not go through hubs"));
+        assert!(planned(&apart, "two_shot", 8).unwrap_err().contains("common rail"));
         assert!(
             hubs(&cluster, apart.topology(), 1e6, slices(1)).unwrap_err().contains("common rail")
         );

@@ -100,9 +100,8 @@ impl Scale {
             .map_err(|error| format!("{PLANNER}: {error}"))?;
         let plan_seconds = planning.elapsed().as_secs_f64();
         let simulating = now();
-        let wide = planned(&scene, choice.name, SEGMENTS).ok_or_else(|| {
-            format!("{} hosts: the planner takes {}, which has no hubs", cluster.hosts, choice.name)
-        })?;
+        let wide = planned(&scene, choice.name, SEGMENTS)
+            .map_err(|why| format!("{} hosts, {failures} failures: {why}", cluster.hosts))?;
         Ok(Row {
             hosts: cluster.hosts,
             failures,
