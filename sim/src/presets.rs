@@ -1,5 +1,6 @@
 //! Clusters and jobs that a user names: files, and those that come with the program.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ccl_core::ids::{Node, Rail};
@@ -75,19 +76,80 @@ pub(crate) fn server(name: &str, other: Option<&str>) -> Result<(Server, Cluster
     Ok((server, cluster(other.unwrap_or(&wanted))?))
 }
 
-/// The NICs that a user names as lost.
-pub(crate) fn outages(
+/// The NICs that a user names, which fail at this moment.
+pub(crate) fn outages(named: &[(u32, u8)], at: f64) -> Vec<Outage> {
+    let outage = |(host, rail): &(u32, u8)| Outage { at, node: Node(*host), rail: Rail(*rail) };
+    named.iter().map(outage).collect()
+}
+
+/// Whether these NICs, of a file and of the command line, can all fail.
+///
+/// # Errors
+/// One is not there or named twice, or a host that has others to talk to keeps none.
+pub(crate) fn check<'a>(
     cluster: &Cluster,
-    lost: &[(u32, u8)],
-    at: f64,
-) -> Result<Vec<Outage>, String> {
-    let mut outages: Vec<Outage> = Vec::new();
-    for (host, rail) in lost {
-        if *host >= cluster.hosts || u32::from(*rail) >= cluster.nics.per_host {
-            let (hosts, rails) = (cluster.hosts - 1, cluster.nics.per_host - 1);
-            return Err(format!("there is no NIC {host}:{rail}; there are 0:0 to {hosts}:{rails}"));
+    outages: impl Iterator<Item = &'a Outage>,
+) -> Result<(), String> {
+    let (hosts, rails) = (cluster.hosts, cluster.nics.per_host);
+    let mut lost: BTreeMap<Node, BTreeSet<Rail>> = BTreeMap::new();
+    for Outage { node, rail, .. } in outages {
+        let nic = format!("NIC {}:{}", node.0, rail.0);
+        if node.0 >= hosts || u32::from(rail.0) >= rails {
+            let (host, rail) = (hosts - 1, rails - 1);
+            return Err(format!("there is no {nic}; there are 0:0 to {host}:{rail}"));
         }
-        outages.push(Outage { at, node: Node(*host), rail: Rail(*rail) });
+        let of_host = lost.entry(*node).or_default();
+        if !of_host.insert(*rail) {
+            return Err(format!("{nic} fails twice; name it once, here or in the file"));
+        }
+        if of_host.len() == rails as usize && hosts > 1 {
+            let most = rails - 1;
+            return Err(format!("host {} has no NIC left; let at most {most} of its fail", node.0));
+        }
     }
-    Ok(outages)
+    Ok(())
+}
+
+/// For commands that draw failures or count them.
+///
+/// # Errors
+/// The file of the cluster names failures, which would count for nothing.
+pub(crate) fn check_is_whole(cluster: &Cluster) -> Result<(), String> {
+    let name = &cluster.name;
+    match cluster.outages.len() {
+        0 => Ok(()),
+        count => Err(format!(
+            "{name} has {count} [[failure]], but which NICs fail is not read from files here; leave them out"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_are_checked_together() {
+        let mut cluster = Cluster::plain(2, 2, 1e9);
+        let checked = |cluster: &Cluster, named: &[(u32, u8)]| {
+            let named = outages(named, 0.0);
+            check(cluster, cluster.outages.iter().chain(&named))
+        };
+        assert_eq!(checked(&cluster, &[(0, 0), (1, 1)]), Ok(()));
+        assert_eq!(check_is_whole(&cluster), Ok(()));
+        cluster.outages = outages(&[(1, 0)], 2e-3);
+        for (named, said) in [
+            (vec![(2, 0)], "there is no NIC 2:0; there are 0:0 to 1:1"),
+            (vec![(0, 2)], "there is no NIC 0:2"),
+            (vec![(0, 1), (0, 1)], "NIC 0:1 fails twice"),
+            (vec![(1, 0)], "NIC 1:0 fails twice"),
+            (vec![(1, 1)], "host 1 has no NIC left; let at most 1 of its fail"),
+        ] {
+            let wrong = checked(&cluster, &named).unwrap_err();
+            assert!(wrong.starts_with(said), "{wrong}");
+        }
+        assert!(check_is_whole(&cluster).unwrap_err().contains("1 [[failure]]"));
+        (cluster.hosts, cluster.outages) = (1, Vec::new());
+        assert_eq!(checked(&cluster, &[(0, 0), (0, 1)]), Ok(()), "alone");
+    }
 }

@@ -101,6 +101,14 @@ fn what_is_wrong_is_said_with_line_and_remedy() {
         let said = refused(&format!("collective --cluster {name}"));
         assert!(said.contains(expected) && said.contains("cluster.toml:"), "{bad}: {said}");
     }
+    let text = preset("a100.toml") + "\n[[failure]]\nhost = 9\nrail = 0\n";
+    let (_directory, name) = file(&text);
+    for command in ["montecarlo --patterns 1", "scale", "serve", "train --random 1"] {
+        let said = refused(&format!("{command} --cluster {name}"));
+        assert!(said.contains("a100 has 1 [[failure]]"), "{command}: {said}");
+    }
+    let said = refused(&format!("collective --hosts 8 --cluster {name}"));
+    assert!(said.contains("there is no NIC 9:0"), "{said}");
     let text = preset("train-7b.toml").replacen("tensor = 4", "tensor = 3", 1);
     let (_directory, name) = file(&text);
     let said = refused(&format!("train {name}"));
@@ -117,6 +125,12 @@ fn what_is_wrong_is_said_with_line_and_remedy() {
         ("montecarlo --failures 449..449 --patterns 1", "448"),
         ("serve --lost 8", "more failures than rails"),
         ("train --hosts 3", "do not fit"),
+        ("train --hosts 536870912", "is not in 1..=65536"),
+        ("train --lost 0:0,0:0", "NIC 0:0 fails twice"),
+        ("train --lost 64:0", "there is no NIC 64:0"),
+        ("collective --fails 0:0 --lost 0:0", "NIC 0:0 fails twice"),
+        ("collective --lost 0:0,0:1,0:2,0:3,0:4,0:5,0:6,0:7", "host 0 has no NIC left"),
+        ("serve --lost 0", "0 is not in 1.."),
     ] {
         let said = refused(arguments);
         assert!(said.contains(expected), "{arguments}: {said}");

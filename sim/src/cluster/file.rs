@@ -10,7 +10,7 @@ use ccl_core::ids::{Node, Rail, Rank};
 use ccl_core::topology::{Host, RailCapacity, Topology};
 
 /// No more hosts than this, and no more GPUs or NICs in a host.
-const MOST_HOSTS: u32 = 1 << 16;
+pub(crate) const MOST_HOSTS: u32 = 1 << 16;
 const MOST_IN_A_HOST: u32 = 64;
 
 const GIGA: f64 = 1e9;

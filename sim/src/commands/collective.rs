@@ -4,12 +4,12 @@ use ccl_core::collective::Collective as Kind;
 use clap::Args;
 use serde::Serialize;
 
-use super::table::{Table, duration, percent};
+use super::table::{Table, duration, json, percent};
 use crate::cluster::execution::Fairness;
 use crate::cluster::plan::{COMPARED, PLANNER, Scene};
 use crate::cluster::{Cluster, Outage, Ranks};
 use crate::flow::command::{lost, seconds, size};
-use crate::presets::{cluster, outages};
+use crate::presets::{check, cluster, outages};
 
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
@@ -65,18 +65,14 @@ impl Collective {
     pub(super) fn run(&self) -> Result<String, String> {
         let mut cluster = cluster(&self.cluster)?;
         cluster.hosts = self.hosts.unwrap_or(cluster.hosts);
-        let kept = cluster.outages.iter().filter(|outage| outage.node.0 < cluster.hosts);
-        let (before, mut during): (Vec<Outage>, Vec<Outage>) = kept.partition(|o| o.at <= 0.0);
-        let mut before = before;
-        before.extend(outages(&cluster, &self.lost, 0.0)?);
-        during.extend(outages(&cluster, &self.fails, self.at)?);
+        let of_file = cluster.outages.iter();
+        let (mut before, mut during): (Vec<Outage>, Vec<Outage>) =
+            of_file.partition(|outage| outage.at <= 0.0);
+        before.extend(outages(&self.lost, 0.0));
+        during.extend(outages(&self.fails, self.at));
+        check(&cluster, before.iter().chain(&during))?;
         let rows = self.rows(&cluster, &before, &during)?;
-        if self.json {
-            return serde_json::to_string_pretty(&rows)
-                .map(|text| text + "\n")
-                .map_err(|e| e.to_string());
-        }
-        Ok(table(&rows))
+        if self.json { json(&rows) } else { Ok(table(&rows)) }
     }
 
     fn rows(

@@ -5,10 +5,10 @@ use std::io::IsTerminal as _;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::table::{Table, percent};
+use super::table::{Table, json, percent};
 use crate::cluster::Cluster;
 use crate::cluster::price::Strategy;
-use crate::presets::training;
+use crate::presets::{check_is_whole, training};
 use crate::workload::patterns::{Row, rows};
 
 /// What is drawn.
@@ -40,6 +40,7 @@ pub(super) struct MonteCarlo {
 impl MonteCarlo {
     pub(super) fn run(&self) -> Result<String, String> {
         let (variants, cluster) = training(&self.train, self.cluster.as_deref())?;
+        check_is_whole(&cluster)?;
         let pool = rayon::ThreadPoolBuilder::new().num_threads(self.jobs.unwrap_or(0)).build();
         let pool = pool.map_err(|cause| cause.to_string())?;
         let (first, last) = self.failures;
@@ -51,9 +52,7 @@ impl MonteCarlo {
         bar.finish_and_clear();
         let rows = rows?;
         if self.json {
-            return serde_json::to_string_pretty(&rows)
-                .map(|text| text + "\n")
-                .map_err(|e| e.to_string());
+            return json(&rows);
         }
         Ok(self.table(&cluster, &rows))
     }

@@ -6,13 +6,13 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use super::table::{Table, duration, percent};
+use super::table::{Table, duration, json, percent};
 use crate::cluster::montecarlo::pattern;
 use crate::cluster::plan::{PLANNER, Scene};
 use crate::cluster::wide::planned;
 use crate::cluster::{Cluster, Ranks};
 use crate::flow::command::size;
-use crate::presets::cluster;
+use crate::presets::{check_is_whole, cluster};
 use crate::report::{Plot, draw};
 
 /// The plan of the planner is followed in about so many steps.
@@ -64,6 +64,7 @@ struct Row {
 impl Scale {
     pub(super) fn run(&self) -> Result<String, String> {
         let base = cluster(&self.cluster)?;
+        check_is_whole(&base)?;
         let most = f64::from(self.hosts.iter().copied().max().unwrap_or(1));
         let row = |hosts: &u32| {
             let share = f64::from(*hosts) / most;
@@ -73,7 +74,7 @@ impl Scale {
                 reason = "a share of a count"
             )]
             let failures = (self.failures as f64 * share).round() as usize;
-            self.row(&Cluster { hosts: *hosts, outages: Vec::new(), ..base.clone() }, failures)
+            self.row(&Cluster { hosts: *hosts, ..base.clone() }, failures)
         };
         let rows = self.hosts.iter().map(row).collect::<Result<Vec<Row>, String>>()?;
         if let Some(file) = &self.svg {
@@ -82,9 +83,7 @@ impl Scale {
                 .map_err(|cause| format!("--svg {}: {cause}", file.display()))?;
         }
         if self.json {
-            return serde_json::to_string_pretty(&rows)
-                .map(|text| text + "\n")
-                .map_err(|e| e.to_string());
+            return json(&rows);
         }
         Ok(table(&rows))
     }

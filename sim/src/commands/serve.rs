@@ -3,8 +3,8 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::table::{Table, duration};
-use crate::presets::server;
+use super::table::{Table, duration, json};
+use crate::presets::{check_is_whole, server};
 use crate::workload::Reaction;
 
 /// What is simulated.
@@ -20,7 +20,7 @@ pub(super) struct Serve {
     #[arg(long, value_delimiter = ',', value_parser = rate, default_value = "0.5,1,2,3,4")]
     rates: Vec<f64>,
     /// NICs of a host that fail.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     lost: u32,
     /// Print JSON.
     #[arg(long)]
@@ -42,6 +42,7 @@ struct Row {
 impl Serve {
     pub(super) fn run(&self) -> Result<String, String> {
         let (server, cluster) = server(&self.server, self.cluster.as_deref())?;
+        check_is_whole(&cluster)?;
         if self.lost >= cluster.nics.per_host {
             let most = cluster.nics.per_host - 1;
             return Err(format!(
@@ -64,9 +65,7 @@ impl Serve {
         let rates = self.rates.iter();
         let rows: Vec<Row> = rates.flat_map(|rate| Reaction::ALL.map(|r| row(*rate, r))).collect();
         if self.json {
-            return serde_json::to_string_pretty(&rows)
-                .map(|text| text + "\n")
-                .map_err(|e| e.to_string());
+            return json(&rows);
         }
         Ok(table(&rows))
     }

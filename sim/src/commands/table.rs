@@ -1,6 +1,8 @@
-//! Tables for people.
+//! Tables for people, and for programs.
 
 use std::fmt::Write;
+
+use serde::Serialize;
 
 /// The first column to the left, the others to the right, all as wide as they need.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +41,11 @@ impl Table {
         }
         text
     }
+}
+
+/// Rows for programs.
+pub(crate) fn json(rows: &[impl Serialize]) -> Result<String, String> {
+    serde_json::to_string_pretty(rows).map(|text| text + "\n").map_err(|cause| cause.to_string())
 }
 
 /// A share as a percentage, or a dash if there is none.

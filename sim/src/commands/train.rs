@@ -3,12 +3,13 @@
 use clap::Args;
 use serde::Serialize;
 
-use super::table::{Table, duration, percent};
+use super::table::{Table, duration, json, percent};
+use crate::cluster::file::MOST_HOSTS;
 use crate::cluster::montecarlo::pattern;
 use crate::cluster::price::Strategy;
 use crate::cluster::{Cluster, Outage};
 use crate::flow::command::lost;
-use crate::presets::{outages, training};
+use crate::presets::{check, check_is_whole, outages, training};
 use crate::workload::Training;
 use crate::workload::training::RESTART_SECONDS;
 
@@ -22,7 +23,7 @@ pub(super) struct Train {
     #[arg(long)]
     cluster: Option<String>,
     /// So many hosts instead of those of the job.
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HOSTS)))]
     hosts: Option<u32>,
     /// NICs that are lost, as HOST:RAIL separated by commas; 0:0 if none is named here or in the file.
     #[arg(long, value_parser = lost, value_delimiter = ',')]
@@ -84,9 +85,7 @@ impl Train {
         let lost = self.outages(&cluster)?;
         let rows = rows(&variants, &cluster, &lost)?;
         if self.json {
-            return serde_json::to_string_pretty(&rows)
-                .map(|text| text + "\n")
-                .map_err(|e| e.to_string());
+            return json(&rows);
         }
         let shares = exposed(&variants, &cluster)?;
         Ok(text(&variants[0], &lost, &shares, &rows))
@@ -94,11 +93,16 @@ impl Train {
 
     fn outages(&self, cluster: &Cluster) -> Result<Vec<Outage>, String> {
         if let Some(count) = self.random {
+            check_is_whole(cluster)?;
             return pattern(cluster, count, self.seed, 0);
         }
         let mut lost = cluster.outages.clone();
-        lost.extend(outages(cluster, &self.lost, 0.0)?);
-        if lost.is_empty() { outages(cluster, &[(0, 0)], 0.0) } else { Ok(lost) }
+        lost.extend(outages(&self.lost, 0.0));
+        if lost.is_empty() {
+            lost = outages(&[(0, 0)], 0.0);
+        }
+        check(cluster, lost.iter())?;
+        Ok(lost)
     }
 }
 

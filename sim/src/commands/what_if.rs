@@ -9,7 +9,7 @@ use crate::cluster::plan::{PLANNER, Scene};
 use crate::cluster::price::{Prices, Strategy};
 use crate::cluster::{Cluster, Outage, Ranks};
 use crate::flow::command::size;
-use crate::presets::{cluster, training};
+use crate::presets::{check, cluster, outages, training};
 
 /// Among more hosts, programs are not run.
 const MOST_RUN_HOSTS: u32 = 32;
@@ -34,8 +34,9 @@ impl WhatIf {
         let mut text = String::new();
         if lost.is_empty() {
             text.push_str("The file names no [[failure]]: as if NIC 0 of host 0 failed.\n");
-            lost = crate::presets::outages(&cluster, &[(0, 0)], 0.0)?;
+            lost = outages(&[(0, 0)], 0.0);
         }
+        check(&cluster, lost.iter())?;
         let _ = writeln!(
             text,
             "{}: {} hosts with {} NICs, {} of them lost\n",
@@ -77,8 +78,7 @@ impl WhatIf {
         for count in 1..most {
             let nics: Vec<(u32, u8)> =
                 (0..count).map(|rail| (0, u8::try_from(rail).unwrap_or(u8::MAX))).collect();
-            let prices =
-                Prices::of(cluster, &crate::presets::outages(cluster, &nics, 0.0)?, bytes)?;
+            let prices = Prices::of(cluster, &outages(&nics, 0.0), bytes)?;
             let keeps = |strategy| percent(whole / prices.seconds(strategy), 1);
             let left = format!("{} of {}", cluster.nics.per_host - count, cluster.nics.per_host);
             table.row([left, keeps(Strategy::Balance), keeps(Strategy::Ours)]);
