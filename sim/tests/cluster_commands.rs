@@ -82,6 +82,10 @@ fn training_serving_and_what_if_answer() {
     assert_eq!(rows.as_array().unwrap().len(), 4);
     let text = preset("h100.toml") + "\n[[failure]]\nhost = 1\nrail = 2\nat_milliseconds = 1.0\n";
     let (_directory, name) = file(&text);
+    let text = printed("what-if a100 --bytes 1M");
+    let row = text.lines().find(|line| line.starts_with("7 of 8")).unwrap();
+    let kept: f64 = row.split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert!(kept > 90.0, "hops are no longer than in a ring without a failure: {row}");
     let text = printed(&format!("what-if {name} --bytes 64M --train train-2.7b"));
     for part in ["1 of them lost", "7 of 8", "during which they happen", "train-2.7b on 2 hosts"] {
         assert!(text.contains(part), "{part}: {text}");

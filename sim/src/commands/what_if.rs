@@ -69,17 +69,17 @@ impl WhatIf {
         Ok(format!("When all ranks have planned for what is left:\n{}\n", table.text()))
     }
 
-    /// With more and more NICs of one host lost.
+    /// With more and more NICs of one host lost, each strategy beside itself without a failure.
     fn rails(&self, cluster: &Cluster) -> Result<String, String> {
         let bytes = self.bytes.iter().copied().max().unwrap_or(1 << 30);
-        let whole = Prices::of(cluster, &[], bytes)?.seconds(Strategy::Ours);
+        let whole = Prices::of(cluster, &[], bytes)?;
         let mut table = Table::new(["NICs of host 0", "balance", "r2ccl planner"]);
         let most = cluster.nics.per_host.min(u32::from(u8::MAX));
         for count in 1..most {
             let nics: Vec<(u32, u8)> =
                 (0..count).map(|rail| (0, u8::try_from(rail).unwrap_or(u8::MAX))).collect();
             let prices = Prices::of(cluster, &outages(&nics, 0.0), bytes)?;
-            let keeps = |strategy| percent(whole / prices.seconds(strategy), 1);
+            let keeps = |of| percent(whole.seconds(of) / prices.seconds(of), 1);
             let left = format!("{} of {}", cluster.nics.per_host - count, cluster.nics.per_host);
             table.row([left, keeps(Strategy::Balance), keeps(Strategy::Ours)]);
         }
