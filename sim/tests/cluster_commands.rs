@@ -66,6 +66,38 @@ fn a_failure_in_the_middle_costs_its_detection() {
 }
 
 #[test]
+fn a_failure_in_the_middle_is_repaired_as_each_strategy_does() {
+    let rows = |more: &str| -> Vec<(String, f64)> {
+        let text = printed(&format!("collective --hosts 4 --bytes 1G --json {more}"));
+        let rows: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let row = |row: &serde_json::Value| {
+            let name = row["strategy"].as_str().unwrap().to_owned();
+            (name, row["seconds"].as_f64().unwrap())
+        };
+        rows.as_array().unwrap().iter().map(row).collect()
+    };
+    let names = |rows: &[(String, f64)]| {
+        rows.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>().join(" ")
+    };
+    let hit = rows("--fails 2:3 --at 1ms");
+    assert_eq!(names(&hit), "r2ccl_hot_repair balance planner");
+    assert!(hit[0].1 > 1.4 * hit[1].1, "one rail carries what two did: {hit:?}");
+    assert_eq!(names(&rows("")), "balance planner", "without a failure there is one ring");
+    let degraded = rows("--lost 0:0 --fails 2:3 --at 1ms");
+    assert_eq!(degraded.len(), 5, "{degraded:?}");
+}
+
+#[test]
+fn strategies_that_cannot_work_are_left_out() {
+    let halves = "--hosts 4 --bytes 1M --lost 0:0,0:1,0:2,0:3,1:4,1:5,1:6,1:7";
+    let table = printed(&format!("collective {halves}"));
+    assert!(table.contains("left out: balance: the planner takes another"), "{table}");
+    assert!(table.contains("\nplanner"), "{table}");
+    let said = refused(&format!("collective {halves} --algo balance"));
+    assert!(said.contains("balance was asked for"), "{said}");
+}
+
+#[test]
 fn the_number_of_threads_changes_nothing() {
     let of = |jobs: &str| {
         printed(&format!("montecarlo --train train-rlhf --failures 2 --patterns 6 --seed 3 {jobs}"))

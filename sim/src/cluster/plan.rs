@@ -4,7 +4,7 @@ use ccl_algorithms::choose;
 use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::{CostModel, Preset, bound_allreduce};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
-use ccl_core::ids::Rank;
+use ccl_core::ids::{Node, Rank};
 use ccl_core::program::{Action, Program};
 use ccl_core::topology::Topology;
 
@@ -17,9 +17,15 @@ use crate::flow::strategy::Planned;
 /// The name of what the planner of the library takes by itself.
 pub const PLANNER: &str = "planner";
 
-/// The strategies that are compared if none is named: those of the paper, and ours.
-pub const COMPARED: [&str; 5] =
-    ["r2ccl_hot_repair", "balance", "r2ccl_two_stage", "r2ccl_recursive", PLANNER];
+/// What is compared if no strategy is named: those of the paper, and ours.
+const COMPARED: [&str; 5] = [HOT_REPAIR, "balance", "r2ccl_two_stage", "r2ccl_recursive", PLANNER];
+
+/// The same between hosts that are alike, where all but the planner's are plain rings: they differ in how the bytes of
+/// lost rails are divided, if any are lost.
+const COMPARED_ALIKE: [&str; 3] = [HOT_REPAIR, "balance", PLANNER];
+const COMPARED_WHOLE: [&str; 2] = ["balance", PLANNER];
+
+const HOT_REPAIR: &str = "r2ccl_hot_repair";
 
 /// Steps are cut into segments until there are about so many in all.
 const SEGMENTS: usize = 60_000;
@@ -106,6 +112,18 @@ impl Scene {
         }
     }
 
+    /// The strategies of AllReduce that differ here, while `outages` happen.
+    #[must_use]
+    pub fn compared(&self, outages: &[Outage]) -> &'static [&'static str] {
+        let mut rails = (0..self.topology.nodes()).flat_map(|node| self.topology.rails(Node(node)));
+        let is_whole = outages.is_empty() && rails.all(|rail| rail.up);
+        match ccl_algorithms::degraded::Fabric::of(&self.topology).is_even() {
+            true if is_whole => &COMPARED_WHOLE,
+            true => &COMPARED_ALIKE,
+            false => &COMPARED,
+        }
+    }
+
     /// The plan called `name`, or the planner's own.
     ///
     /// # Errors
@@ -164,6 +182,12 @@ impl Scene {
     }
 }
 
+/// How links divide the bytes of rails that fail while the strategy called `name` runs.
+#[must_use]
+pub fn healing(name: &str) -> Healing {
+    if name == HOT_REPAIR { Healing::Backup } else { Healing::Spread }
+}
+
 /// What all ranks send.
 fn sent_bytes(programs: &[Program]) -> usize {
     let steps = programs.iter().flat_map(|program| &program.steps);
@@ -190,7 +214,7 @@ pub fn model(cluster: &Cluster) -> CostModel {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use ccl_core::ids::{Node, Rail};
+    use ccl_core::ids::Rail;
 
     /// These NICs fail at the beginning.
     pub(in crate::cluster) fn lost(pairs: &[(u32, u8)]) -> Vec<Outage> {

@@ -5,8 +5,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::table::{Table, duration, json, percent};
-use crate::cluster::execution::Fairness;
-use crate::cluster::plan::{COMPARED, PLANNER, Scene};
+use crate::cluster::execution::{Execution, Fairness};
+use crate::cluster::plan::{PLANNER, Scene, healing};
 use crate::cluster::{Cluster, Outage, Ranks};
 use crate::flow::command::{lost, seconds, size};
 use crate::presets::{check, cluster, outages};
@@ -38,7 +38,7 @@ pub(super) struct Collective {
     /// Bytes that every rank contributes, or of a block.
     #[arg(long, value_parser = size, default_value = "1G")]
     bytes: usize,
-    /// Algorithms, separated by commas.
+    /// Algorithms, separated by commas; for an AllReduce those of the paper and the planner's if none is named.
     #[arg(long, value_delimiter = ',')]
     algo: Vec<String>,
     /// What links that share a NIC get of it: as much as each other, or in proportion to what they carry.
@@ -53,13 +53,19 @@ pub(super) struct Collective {
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     strategy: String,
+    /// Infinite if it cannot work here.
     seconds: f64,
     /// Seconds without any failure, if the strategy makes sense then.
     healthy_seconds: Option<f64>,
     bound_seconds: f64,
     segments: u64,
     fillings: u64,
+    /// Why it cannot work.
+    left_out: Option<String>,
 }
+
+/// Of a strategy that cannot work.
+const NEVER: Execution = Execution { seconds: f64::INFINITY, segments: 0, fillings: 0 };
 
 impl Collective {
     pub(super) fn run(&self) -> Result<String, String> {
@@ -87,14 +93,19 @@ impl Collective {
         };
         let (degraded, healthy) = (scene(before), scene(&[]));
         let asked: Vec<&str> = match (self.algo.is_empty(), self.collective) {
-            (true, Kind::AllReduce) => COMPARED.to_vec(),
+            (true, Kind::AllReduce) => degraded.compared(during).to_vec(),
             (true, _) => vec![PLANNER],
             (false, _) => self.algo.iter().map(String::as_str).collect(),
         };
+        let executed = |name: &str| -> Result<Execution, String> {
+            degraded.run_healing(&degraded.plan(name)?, during, healing(name))
+        };
         let one = |name: &str| -> Result<Row, String> {
-            let said = |why: String| format!("{name}: {why}");
-            let plan = degraded.plan(name).map_err(said)?;
-            let execution = degraded.run(&plan, during).map_err(said)?;
+            let (execution, left_out) = match executed(name) {
+                Ok(execution) => (execution, None),
+                Err(why) if self.algo.is_empty() && name != PLANNER => (NEVER, Some(why)),
+                Err(why) => return Err(format!("{name}: {why}")),
+            };
             let whole = healthy.plan(name).ok().and_then(|plan| healthy.run(&plan, &[]).ok());
             Ok(Row {
                 strategy: name.to_owned(),
@@ -103,6 +114,7 @@ impl Collective {
                 bound_seconds: degraded.bound_seconds(),
                 segments: execution.segments,
                 fillings: execution.fillings,
+                left_out,
             })
         };
         asked.into_iter().map(one).collect()
@@ -111,7 +123,8 @@ impl Collective {
 
 fn table(rows: &[Row]) -> String {
     let mut table = Table::new(["strategy", "time", "of healthy", "of bound"]);
-    let share = |of: f64, row: &Row| match of > 0.0 && row.seconds > 0.0 {
+    let share = |of: f64, row: &Row| match of > 0.0 && row.seconds > 0.0 && row.seconds.is_finite()
+    {
         true => percent(of / row.seconds, 1),
         false => "-".to_owned(),
     };
@@ -123,7 +136,9 @@ fn table(rows: &[Row]) -> String {
             share(row.bound_seconds, row),
         ]);
     }
-    table.text()
+    let reasons = rows.iter().filter_map(|row| Some((&row.strategy, row.left_out.as_ref()?)));
+    let reasons = reasons.map(|(strategy, why)| format!("left out: {strategy}: {why}\n"));
+    table.text() + &reasons.collect::<String>()
 }
 
 fn kind(text: &str) -> Result<Kind, String> {
