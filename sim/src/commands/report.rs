@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::table::Table;
-use crate::report::{Report as Figures, page, tally};
+use crate::report::{LEFT_OUT, Report as Figures, page, tally};
 
 /// What is written.
 #[derive(Args, Clone, Debug)]
@@ -36,6 +36,6 @@ impl Report {
             let verdict = row.verdict().name().to_owned();
             table.row([name, row.paper.to_owned(), row.ours(), row.tolerance(), verdict]);
         }
-        Ok(format!("{}\n{}\n", table.text(), tally(&report)))
+        Ok(format!("{}\n{}.\n{LEFT_OUT}\n", table.text(), tally(&report.rows)))
     }
 }

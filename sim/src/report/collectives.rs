@@ -56,7 +56,8 @@ fn ring(cluster: &Cluster, lost: u8, bytes: usize) -> Result<f64, String> {
     seconds(cluster, Kind::AllReduce, &first_nics(lost), bytes, Healing::Spread)
 }
 
-/// Seconds of R²CCL-AllReduce as it is published.
+/// Seconds of R²CCL-AllReduce as it is published, but with the share that is best. By the paper's own formula a ring
+/// would be taken where so few NICs are lost.
 fn staged(cluster: &Cluster, lost: u8, bytes: usize) -> Result<f64, String> {
     let gone = f64::from(lost) / f64::from(cluster.nics.per_host);
     let past = optimal_share(cluster.hosts, cluster.gpus, gone);
@@ -124,7 +125,8 @@ fn rows() -> Result<Vec<Row>, String> {
             &both(|kept| kept.two_stages),
             (0.919, 0.943),
             Unit::Percent,
-            "AllReduce and then broadcast, as published; less is lost where NICs are not the limit",
+            "AllReduce and then broadcast, as published, but with the best share for the second, in favour of the \
+             paper: by its formula a ring is taken where so little is lost; less is lost where NICs are not the limit",
         ),
     ];
     let small = |cluster: &Cluster| Ok(ring(cluster, 0, SMALL)? / staged(cluster, 1, SMALL)?);
@@ -228,10 +230,15 @@ fn plot(cluster: &Cluster) -> Result<Plot, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::tally;
     use crate::report::tests::missed;
 
     #[test]
     fn figures_of_collectives_are_as_expected() {
-        assert_eq!(missed(&rows().unwrap()), [""; 0]);
+        let rows = rows().unwrap();
+        assert_eq!(missed(&rows), [""; 0]);
+        let expected =
+            "7 rows: 5 within, 2 in range, 0 missed; not counted: 0 not set before, 0 arithmetic";
+        assert_eq!(tally(&rows), expected);
     }
 }

@@ -3,11 +3,11 @@
 use std::fmt::Write;
 
 use super::svg::draw;
-use super::{Report, Verdict};
+use super::{LEFT_OUT, Report, Verdict, tally};
 
 const STYLE: &str = "body{font:15px/1.45 sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}\
 table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ddd;padding:.35em .5em;text-align:left;\
-vertical-align:top}.MISSED{color:#b00020;font-weight:bold}.within{color:#116611}.range{color:#7a5a00}\
+vertical-align:top}.MISSED{color:#b00020;font-weight:bold}.within{color:#116611}.range{color:#7a5a00}.uncounted{color:#666}\
 small{color:#666}svg{max-width:100%;height:auto}";
 
 /// The report as HTML; `how` says how it was made.
@@ -22,17 +22,23 @@ pub fn page(report: &Report, how: &str) -> Result<String, String> {
     let _ = writeln!(
         page,
         "<p>{}</p>\n<p>Where the paper leaves parameters open, all readings are simulated: the first stands \
-         before the brackets, the range of all in them. <b>within</b>: the first reading is in the band that is \
-         expected; <b>in range</b>: only others are; <b>MISSED</b>: none is.</p>",
+         before the brackets, the range of all in them. <b>within</b>: the first reading is in the band that was \
+         expected before anything was simulated; <b>in range</b>: only others are; <b>MISSED</b>: none is. Not \
+         counted: what was asked for only after the numbers were known (<b>not set before</b>), and what follows \
+         from numbers of the paper without a simulation (<b>arithmetic</b>).</p>",
         escaped(how)
     );
-    let _ = writeln!(page, "<p>{}</p>", escaped(&tally(report)));
+    let _ = writeln!(page, "<p>{}. {LEFT_OUT}</p>", escaped(&tally(&report.rows)));
     page.push_str(
         "<table><tr><th>figure</th><th>what</th><th>paper</th><th>ours</th><th>tolerance</th><th>verdict</th></tr>\n",
     );
     for row in &report.rows {
         let verdict = row.verdict();
-        let class = if verdict == Verdict::InRange { "range" } else { verdict.name() };
+        let class = match verdict {
+            Verdict::InRange => "range",
+            Verdict::NotSet | Verdict::Arithmetic => "uncounted",
+            Verdict::Within | Verdict::Missed => verdict.name(),
+        };
         let cells = [row.figure, &row.what, row.paper, &row.ours(), &row.tolerance()].map(escaped);
         let [figure, what, paper, ours, tolerance] = cells;
         let _ = writeln!(
@@ -49,14 +55,6 @@ pub fn page(report: &Report, how: &str) -> Result<String, String> {
     }
     page.push_str("</body></html>\n");
     Ok(page)
-}
-
-/// How many rows have which verdict.
-pub(crate) fn tally(report: &Report) -> String {
-    let count = |verdict| report.rows.iter().filter(|row| row.verdict() == verdict).count();
-    let [within, in_range, missed] =
-        [Verdict::Within, Verdict::InRange, Verdict::Missed].map(count);
-    format!("{} rows: {within} within, {in_range} in range, {missed} missed", report.rows.len())
 }
 
 fn escaped(text: &str) -> String {
@@ -80,7 +78,7 @@ mod tests {
         let report = Report { rows: vec![row], plots: vec![plot] };
         let page = page(&report, "by hand").unwrap();
         for part in
-            ["a &lt; b", "MISSED", "<svg", "1 rows: 0 within, 0 in range, 1 missed", "</html>"]
+            ["a &lt; b", "MISSED", "<svg", "1 rows: 0 within, 0 in range, 1 missed; not", "</html>"]
         {
             assert!(page.contains(part), "{part}");
         }

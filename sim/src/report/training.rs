@@ -1,7 +1,9 @@
 //! Figures 7 to 10: training.
 
+use ccl_algorithms::degraded::paper::formulas::retained;
+
 use super::collectives::{Kept, first_nics, kept};
-use super::{Curve, Part, Plot, Row, Unit};
+use super::{Basis, Curve, Part, Plot, Row, Unit};
 use crate::cluster::Cluster;
 use crate::cluster::price::Strategy;
 use crate::presets::training;
@@ -15,9 +17,12 @@ const SERVERS: [u32; 5] = [4, 8, 16, 32, 64];
 /// Most failures at once in figure 10.
 const MOST_FAILURES: usize = 10;
 
-/// What the paper measured on its testbed: 1 - 0.46, 83 % and 93 % (section 8.4).
-const MEASURED: Kept =
-    Kept { hot_repair: 0.54, balance: 0.83, two_stages: 0.93, two_failures: 0.85 };
+/// What the paper measured on its testbed: 1 - 0.46, 83 % and 93 % (section 8.4). It says nothing of two NICs: the
+/// formula of what it has published, which agrees with the 93 % of one, gives 85 %.
+fn measured() -> Kept {
+    let two_failures = retained(2, 8, 0.25).artefact;
+    Kept { hot_repair: 0.54, balance: 0.83, two_stages: 0.93, two_failures }
+}
 
 /// What hot repair added to an iteration of the 2.7B model (section 8.2).
 const HOT_REPAIR_ADDS: f64 = 0.0482;
@@ -51,36 +56,50 @@ fn one_lost(job: &str, hosts: Option<u32>) -> Result<Vec<(Training, Cluster, Ove
 /// others follow from what they keep of the bandwidth.
 fn testbed() -> Result<Vec<Row>, String> {
     let [known, free] = kept()?;
-    let readings = [MEASURED, free, known];
-    let adds = |of: fn(&Kept) -> f64| {
-        readings.map(|kept| {
-            let waits = HOT_REPAIR_ADDS / (1.0 / kept.hot_repair - 1.0);
-            waits * (1.0 / of(&kept) - 1.0)
-        })
+    let adds = |kept: &Kept, of: fn(&Kept) -> f64| {
+        let waits = HOT_REPAIR_ADDS / (1.0 / kept.hot_repair - 1.0);
+        waits * (1.0 / of(kept) - 1.0)
     };
-    let caveat = "one number is taken from the paper, hot repair's 4.82 %; first reading: the bandwidths of its \
-                  figure 15";
-    let row = |what, paper, of: fn(&Kept) -> f64, accepted| {
-        Row::new(("7", what), paper, &adds(of), accepted, Unit::Percent, caveat)
+    let both = |what: &str, paper, of: fn(&Kept) -> f64, accepted| {
+        let row = |with: &str, readings: &[f64], caveat| {
+            let what = format!("2.7B, DP=16: {what}, with {with} bandwidths");
+            Row::new(("7", what), paper, readings, accepted, Unit::Percent, caveat)
+        };
+        let of_paper = row(
+            "the paper's",
+            &[adds(&measured(), of)],
+            "of its figure 15, and hot repair's 4.82 %",
+        );
+        let simulated = [adds(&free, of), adds(&known, of)];
+        [
+            of_paper.with(Basis::Arithmetic),
+            row(
+                "simulated",
+                &simulated,
+                "one number is of the paper, hot repair's 4.82 %; balance keeps the ideal 87.5 % of the bandwidth, not \
+                 the 83 % that the paper measured",
+            ),
+        ]
     };
     let adapcc = one_lost("train-2.7b", None)?;
     let adapcc: Vec<f64> = adapcc
         .iter()
         .filter_map(|(job, cluster, all)| job.adapcc_overhead(cluster, &all.healthy))
         .collect();
-    Ok(vec![
-        row("2.7B, DP=16: balance adds", "1.32 %", |kept| kept.balance, (0.0086, 0.0146)),
-        row("the same: R²CCL-AllReduce adds", "0.71 %", |kept| kept.two_stages, (0.0013, 0.0073)),
-        row("the same: two NICs lost add", "1.24 %", |kept| kept.two_failures, (0.007, 0.013)),
-        Row::new(
-            ("7", "the same: AdapCC adds at least"),
-            "8.65 %",
-            &adapcc,
-            (0.05, 0.0865),
-            Unit::Percent,
-            "a lower bound: how lost gradients are made up for is not counted",
-        ),
-    ])
+    let adapcc = Row::new(
+        ("7", "2.7B, DP=16: AdapCC adds at least"),
+        "8.65 %",
+        &adapcc,
+        (0.05, 0.0865),
+        Unit::Percent,
+        "a lower bound: how lost gradients are made up for is not counted",
+    );
+    let rows = [
+        both("balance adds", "1.32 %", |kept| kept.balance, (0.0086, 0.0146)),
+        both("R²CCL-AllReduce adds", "0.71 %", |kept| kept.two_stages, (0.0013, 0.0073)),
+        both("two NICs lost add", "1.24 %", |kept| kept.two_failures, (0.007, 0.013)),
+    ];
+    Ok(rows.into_iter().flatten().chain([adapcc]).collect())
 }
 
 /// Figure 8: one NIC of 4 to 64 servers, in every variant of the job.
@@ -242,7 +261,7 @@ fn failures(patterns: u64, seed: u64) -> Result<(Vec<Row>, Plot), String> {
     };
     let paper = |failures| [mean(failures, Strategy::Paper), mean(failures, Strategy::Literal)];
     let caveat = "first reading: hosts outside a ring exchange their part with those that reduce it; second: a \
-                  broadcast for each of them, or balance if that is faster";
+                  broadcast for each of them, or a ring if that is faster";
     let ours = "what this project asks of itself; second reading: as the planner prices it, processors beside NICs";
     let table = vec![
         Row::new(
@@ -288,12 +307,16 @@ fn failures(patterns: u64, seed: u64) -> Result<(Vec<Row>, Plot), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::tally;
     use crate::report::tests::missed;
 
     #[test]
     fn figures_of_training_are_as_expected() {
         let (rows, plots) = part(10, 1).unwrap();
-        assert_eq!(missed(&rows), [""; 0]);
+        assert_eq!(missed(&rows), ["2.7B, DP=16: balance adds, with simulated bandwidths"]);
+        let expected =
+            "17 rows: 15 within, 1 in range, 1 missed; not counted: 0 not set before, 3 arithmetic";
+        assert_eq!(tally(&rows), expected);
         assert_eq!(plots.len(), 3);
     }
 }
