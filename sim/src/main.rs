@@ -139,10 +139,9 @@ fn replay(scenario: Scenario, whole: bool, mutation: Option<Mutation>) -> io::Re
 }
 
 fn flow(arguments: &FlowArguments) -> io::Result<bool> {
-    let mut out = io::stdout().lock();
     match table(arguments) {
-        Ok(table) => write!(out, "{table}").map(|()| true),
-        Err(cause) => writeln!(out, "{cause}").map(|()| false),
+        Ok(table) => write!(io::stdout().lock(), "{table}").map(|()| true),
+        Err(cause) => writeln!(io::stderr().lock(), "ccl-sim: {cause}").map(|()| false),
     }
 }
 

@@ -1,4 +1,7 @@
 //! Known times: what formulas and an independent simulation say about these schedules.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::process::Command;
 
 use ccl_algorithms::choose;
 use ccl_core::collective::{Collective, Request};
@@ -214,6 +217,15 @@ fn the_inside_of_a_host_takes_time_only_if_it_is_said_so() {
     let outcome = named("hierarchical", 64 << 20, &hosts, &FLUID);
     near(outcome.seconds, ring_seconds(4, 64 << 20), 0.03, "four ranks on each of four hosts");
     assert!(named("hierarchical", 64 << 20, &hosts, &copied).seconds > 1.5 * outcome.seconds);
+}
+
+#[test]
+fn errors_of_the_command_go_where_errors_go() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ccl-sim"));
+    let output = command.args(["flow", "--hosts", "2", "--algo", "sorcery"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("ccl-sim: sorcery: "), "{said}");
+    assert!(output.stdout.is_empty() && !output.status.success());
 }
 
 #[test]
