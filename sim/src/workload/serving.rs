@@ -225,24 +225,10 @@ impl Server {
             .collect()
     }
 
-    /// The highest of these rates at which `percent` of 100 requests have their first token in `limit` seconds, if
-    /// there is one below which all rates are like that.
-    #[must_use]
-    pub fn capacity(
-        &self,
-        cluster: &Cluster,
-        rates: &[f64],
-        (percent, limit): (usize, f64),
-        reaction: Reaction,
-    ) -> Option<f64> {
-        let is_good =
-            |rate: &&f64| self.serve(cluster, **rate, 1, reaction).first(percent) <= limit;
-        rates.iter().take_while(is_good).last().copied()
-    }
-
     /// Bytes of keys and values of a token.
     fn cache_bytes(&self) -> f64 {
-        2.0 * f64::from(self.layers * self.key_heads * self.head) * NUMBER_BYTES
+        let [layers, heads, head] = [self.layers, self.key_heads, self.head].map(f64::from);
+        2.0 * layers * heads * head * NUMBER_BYTES
     }
 }
 
@@ -474,6 +460,10 @@ impl<'a> Run<'a> {
             if there < end {
                 let request = &mut self.requests[sequence.number];
                 request.first = request.first.or(Some(there));
+                if self.server.load.output == 1 {
+                    request.last = Some(there);
+                    continue;
+                }
                 (sequence.read, sequence.generated) = (prompt, 1);
                 self.handed.push_back((there, sequence));
             }

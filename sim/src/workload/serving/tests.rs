@@ -98,10 +98,24 @@ fn requests_that_come_after_a_restart_wait_for_nothing() {
 }
 
 #[test]
+fn an_answer_of_one_token_ends_with_it() {
+    for name in ["serve-70b", "serve-405b"] {
+        let (mut server, cluster) = preset(name);
+        server.load = Load { output: 1, ..server.load };
+        let served = server.serve(&cluster, 1.0, 0, Reaction::NoFailure);
+        assert_eq!(served.last_token.len(), 100, "{name}");
+        assert_eq!(served.last_token, served.first_token, "{name}");
+    }
+}
+
+#[test]
 fn more_than_a_server_can_do_waits_for_ever_longer() {
     let (server, cluster) = preset("serve-405b");
     let rates = [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
-    let of = |reaction| server.capacity(&cluster, &rates, (50, 5.0), reaction).unwrap_or(0.0);
+    let of = |reaction| {
+        let is_good = |rate: &f64| server.serve(&cluster, *rate, 1, reaction).first(50) <= 5.0;
+        rates.into_iter().take_while(is_good).last().unwrap_or(0.0)
+    };
     let [none, repair, restart, reroute] = Reaction::ALL.map(of);
     assert!(none > 0.0 && none < 32.0);
     assert_eq!(repair, none);
