@@ -40,10 +40,11 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::cost::bound_allreduce;
 use ccl_core::ids::{Node, Rank, Timestamp};
 use ccl_core::layout::{Layout, Partition};
-use ccl_core::program::{Program, lower};
+use ccl_core::program::{Action, Program, lower};
 use ccl_core::schedule::Schedule;
 use ccl_core::settings::Settings;
 use ccl_core::topology::Topology;
+use ccl_transport::HEADER_BYTES;
 
 use network::Network;
 use runner::Runner;
@@ -62,8 +63,8 @@ pub struct Physics {
     pub tile_bytes: usize,
     /// Tiles on the way between two ranks of different hosts, in each direction.
     pub slots: usize,
-    /// Whether the links of a rank begin with different rails, which those of the library do not: its
-    /// links all begin with the first.
+    /// Whether the links of a rank begin with different rails, as those of the library do, instead of all
+    /// with the first.
     pub spread_rails: bool,
     /// Bytes per second that a processor copies for another rank of its host.
     pub local_bytes_per_second: f64,
@@ -155,6 +156,8 @@ pub enum Impossible {
     NoCommonRail(Node, Node),
     /// These ranks never finish: the schedule is wrong.
     Stuck(Vec<Rank>),
+    /// More time may pass than can be counted.
+    TooLong,
 }
 
 impl fmt::Display for Impossible {
@@ -165,40 +168,78 @@ impl fmt::Display for Impossible {
                 write!(f, "no rail works at both host {} and host {}", one.0, other.0)
             }
             Self::Stuck(ranks) => write!(f, "ranks {ranks:?} never finish"),
+            Self::TooLong => {
+                let days = MOST_SECONDS / 86400.0;
+                write!(
+                    f,
+                    "it may take more than {days:.0} days; let there be fewer bytes or faster NICs"
+                )
+            }
         }
     }
 }
 
 /// Of a host.
+const USUAL_RAILS: usize = 8;
 const USUAL_RANKS: usize = 8;
-/// Tiles on the way between two hosts with eight rails.
-const USUAL_SLOTS: usize = 64;
+
+/// Tiles on the way between two hosts, as links have them by default: so many for each rail, and so many at least.
+const SLOTS_PER_RAIL: usize = 8;
+const LEAST_SLOTS: usize = 16;
+
+/// No window has more tiles.
+const MOST_SLOTS: usize = 1 << 16;
+
+/// Virtual time lasts ten times as long, and some more.
+const MOST_SECONDS: f64 = 1e6;
 
 impl Default for Physics {
-    /// No latency, no processors, and the links as they are by default.
+    /// Between hosts with eight rails and ranks.
     fn default() -> Self {
+        Self::of(USUAL_RAILS, USUAL_RANKS)
+    }
+}
+
+impl Physics {
+    /// No latency, no processors, and the links as they are by default between hosts with so many rails and ranks.
+    #[must_use]
+    pub fn of(rails: usize, ranks: usize) -> Self {
         let settings = Settings::default();
         Self {
             alpha: 0.0,
             overhead: 0.0,
             tile_bytes: settings.net_tile_bytes,
-            slots: USUAL_SLOTS,
+            slots: (SLOTS_PER_RAIL * rails).max(LEAST_SLOTS),
             spread_rails: true,
             local_bytes_per_second: f64::INFINITY,
-            local_tile_bytes: settings.pair_tile_bytes(USUAL_RANKS),
-            local_slots: settings.pair_slots(USUAL_RANKS),
+            local_tile_bytes: settings.pair_tile_bytes(ranks),
+            local_slots: settings.pair_slots(ranks),
         }
     }
-}
 
-impl Physics {
+    /// Whether there is time enough for everything, even one after the other.
+    fn lasts_for(&self, programs: &[Program], topology: &Topology) -> bool {
+        let steps = programs.iter().flat_map(|program| &program.steps);
+        let sends = steps.filter(|step| matches!(step.action, Action::Send { .. }));
+        let tile_bytes = self.tile_bytes.min(self.local_tile_bytes);
+        let (bytes, tiles) = sends.fold((0.0, 0.0), |(bytes, tiles), step| {
+            let own = step.bytes.div_ceil(tile_bytes) as f64;
+            (bytes + step.bytes as f64 + own * HEADER_BYTES as f64, tiles + own)
+        });
+        let rails = (0..topology.nodes()).flat_map(|node| topology.rails(Node(node)));
+        let rates = rails.filter(|rail| rail.up).map(|rail| rail.bytes_per_second);
+        let slowest = rates.fold(self.local_bytes_per_second, f64::min);
+        bytes / slowest + tiles * (self.alpha + 2.0 * self.overhead) < MOST_SECONDS
+    }
+
     fn check(&self) -> Result<(), Impossible> {
-        let is_time = |seconds: f64| (0.0..1e6).contains(&seconds);
+        let is_time = |seconds: f64| (0.0..MOST_SECONDS).contains(&seconds);
+        let is_count = |slots: usize| (1..=MOST_SLOTS).contains(&slots);
         let sound = [
             (is_time(self.alpha), "the latency"),
             (is_time(self.overhead), "the overhead"),
             (self.tile_bytes > 0 && self.local_tile_bytes > 0, "the size of a tile"),
-            (self.slots > 0 && self.local_slots > 0, "the number of slots"),
+            (is_count(self.slots) && is_count(self.local_slots), "the number of slots"),
             (self.local_bytes_per_second > 0.0, "the rate of copies"),
         ];
         let wrong = sound.into_iter().find(|(is_sound, _)| !is_sound);
@@ -248,6 +289,9 @@ impl<'a> Job<'a> {
 pub fn run(job: &Job<'_>, physics: &Physics) -> Result<Outcome, Impossible> {
     physics.check()?;
     let programs = job.programs();
+    if !physics.lasts_for(&programs, job.topology) {
+        return Err(Impossible::TooLong);
+    }
     let mut network = Network::new(&programs, job.topology, *physics)?;
     let runner = |(rank, program)| {
         let host = job.topology.ranks_of(job.topology.node_of(Rank(rank)));

@@ -143,6 +143,9 @@ fn what_is_wrong_is_said_with_line_and_remedy() {
         let said = refused(&format!("{command} --cluster {name}"));
         assert!(said.contains("a100 has 1 [[failure]]"), "{command}: {said}");
     }
+    let (_directory, many) = file(&preset("a100.toml").replacen("hosts = 64", "hosts = 2000", 1));
+    let said = refused(&format!("collective --cluster {many}"));
+    assert!(said.contains("2000 hosts: let there be 1024 at most"), "{said}");
     let said = refused(&format!("collective --hosts 8 --cluster {name}"));
     assert!(said.contains("there is no NIC 9:0"), "{said}");
     let text = preset("train-7b.toml").replacen("tensor = 4", "tensor = 3", 1);
@@ -150,6 +153,10 @@ fn what_is_wrong_is_said_with_line_and_remedy() {
     let said = refused(&format!("train {name}"));
     assert!(said.contains("tensor = 3 does not divide the 8 GPUs"), "{said}");
     assert!(said.contains("write 1, 2, 4, 8"), "{said}");
+    let text = preset("serve-70b.toml").replacen("\nseconds = 100", "\nseconds = 100000000", 1);
+    let (_directory, name) = file(&text);
+    let said = refused(&format!("serve {name}"));
+    assert!(said.contains("1000000 at most"), "{said}");
     let text = preset("a100.toml").replace("\nper_host = 8", "\nper_host = 1");
     let (_directory, name) = file(&(text + "\n[[failure]]\nhost = 0\nrail = 0\n"));
     let said = refused(&format!("what-if {name}"));
@@ -167,6 +174,10 @@ fn what_is_wrong_is_said_with_line_and_remedy() {
         ("collective --fails 0:0 --lost 0:0", "NIC 0:0 fails twice"),
         ("collective --lost 0:0,0:1,0:2,0:3,0:4,0:5,0:6,0:7", "host 0 has no NIC left"),
         ("serve --lost 0", "0 is not in 1.."),
+        ("montecarlo --failures 0..18446744073709551615", "up to"),
+        ("montecarlo --failures 1..100 --patterns 1000000", "10000000 at most"),
+        ("scale --hosts 64 --svg curves.svg", "name another --hosts"),
+        ("scale --hosts 1", "1 is not in 2..=65536"),
     ] {
         let said = refused(arguments);
         assert!(said.contains(expected), "{arguments}: {said}");

@@ -170,7 +170,7 @@ impl Scene {
         healing: Healing,
     ) -> Result<Execution, String> {
         let fabric = Fabric::new(&self.cluster, &self.topology).healing(healing);
-        let usual = Physics::default();
+        let usual = Physics::of(self.cluster.nics.per_host as usize, 1);
         let options = Options {
             segment_bytes: (sent_bytes(programs) / SEGMENTS).max(self.model.network_tile_bytes),
             outages,

@@ -11,6 +11,9 @@ use crate::cluster::{Cluster, Outage, Ranks};
 use crate::flow::command::{lost, seconds, size};
 use crate::presets::{check, cluster, outages};
 
+/// Among more hosts, programs are not run.
+const MOST_RUN_HOSTS: u32 = 1024;
+
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Collective {
@@ -18,7 +21,7 @@ pub(super) struct Collective {
     #[arg(long, default_value = "a100")]
     cluster: String,
     /// So many hosts instead of those of the file.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_RUN_HOSTS)))]
     hosts: Option<u32>,
     /// A rank for every GPU, instead of one for every host.
     #[arg(long)]
@@ -71,6 +74,12 @@ impl Collective {
     pub(super) fn run(&self) -> Result<String, String> {
         let mut cluster = cluster(&self.cluster)?;
         cluster.hosts = self.hosts.unwrap_or(cluster.hosts);
+        if cluster.hosts > MOST_RUN_HOSTS {
+            let hosts = cluster.hosts;
+            return Err(format!(
+                "{hosts} hosts: let there be {MOST_RUN_HOSTS} at most, by --hosts"
+            ));
+        }
         let of_file = cluster.outages.iter();
         let (mut before, mut during): (Vec<Outage>, Vec<Outage>) =
             of_file.partition(|outage| outage.at <= 0.0);

@@ -11,6 +11,11 @@ use crate::cluster::price::Strategy;
 use crate::presets::{check_is_whole, training};
 use crate::workload::patterns::{Row, rows};
 
+/// No cluster has more NICs.
+const MOST_FAILURES: usize = 1 << 22;
+/// All results are kept.
+const MOST_PATTERNS: u64 = 10_000_000;
+
 /// What is drawn.
 #[derive(Args, Clone, Debug)]
 pub(super) struct MonteCarlo {
@@ -45,6 +50,9 @@ impl MonteCarlo {
         let pool = pool.map_err(|cause| cause.to_string())?;
         let (first, last) = self.failures;
         let total = (last - first + 1) as u64 * self.patterns;
+        if total > MOST_PATTERNS {
+            return Err(format!("{total} patterns in all: let there be {MOST_PATTERNS} at most"));
+        }
         let bar = bar(total);
         let rows = pool.install(|| {
             rows(&variants[0], &cluster, first..=last, (self.patterns, self.seed), &|| bar.inc(1))
@@ -94,8 +102,8 @@ fn range(text: &str) -> Result<(usize, usize), String> {
         Some((first.parse().ok()?, last.parse().ok()?))
     };
     parse()
-        .filter(|(first, last)| first <= last)
-        .ok_or_else(|| format!("{text:?} is not FIRST..LAST"))
+        .filter(|(first, last)| first <= last && *last <= MOST_FAILURES)
+        .ok_or_else(|| format!("{text:?} is not FIRST..LAST, up to {MOST_FAILURES}"))
 }
 
 #[cfg(test)]
@@ -106,5 +114,6 @@ mod tests {
     fn ranges_are_read() {
         assert_eq!((range("1..10"), range("3")), (Ok((1, 10)), Ok((3, 3))));
         assert!(range("3..1").is_err() && range("x").is_err());
+        assert!(range("0..18446744073709551615").unwrap_err().contains("up to"));
     }
 }

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::table::{Table, duration, json, percent};
+use crate::cluster::file::MOST_HOSTS;
 use crate::cluster::montecarlo::pattern;
 use crate::cluster::plan::{PLANNER, Scene};
 use crate::cluster::wide::planned;
@@ -25,7 +26,12 @@ pub(super) struct Scale {
     #[arg(long, default_value = "a100")]
     cluster: String,
     /// Numbers of hosts, separated by commas.
-    #[arg(long, value_delimiter = ',', default_value = "64,128,256,512,1024,2048,4096,8192")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u32).range(2..=i64::from(MOST_HOSTS)),
+        default_value = "64,128,256,512,1024,2048,4096,8192"
+    )]
     hosts: Vec<u32>,
     /// NICs that have failed among the most hosts; among fewer, in proportion.
     #[arg(long, default_value_t = 1000)]
@@ -65,7 +71,13 @@ impl Scale {
     pub(super) fn run(&self) -> Result<String, String> {
         let base = cluster(&self.cluster)?;
         check_is_whole(&base)?;
-        let most = f64::from(self.hosts.iter().copied().max().unwrap_or(1));
+        let most = self.hosts.iter().copied().max().unwrap_or(1);
+        if self.svg.is_some() && self.hosts.iter().all(|hosts| *hosts == most) {
+            return Err(format!(
+                "--svg: there is no curve of {most} hosts alone; name another --hosts"
+            ));
+        }
+        let most = f64::from(most);
         let row = |hosts: &u32| {
             let share = f64::from(*hosts) / most;
             #[allow(
@@ -89,9 +101,6 @@ impl Scale {
     }
 
     fn row(&self, cluster: &Cluster, failures: usize) -> Result<Row, String> {
-        if cluster.hosts < 2 {
-            return Err("an AllReduce between hosts needs two of them".to_owned());
-        }
         let outages = pattern(cluster, failures, self.seed, 0)?;
         let scene = Scene::allreduce(cluster, Ranks::Hosts, &outages, self.bytes);
         let planning = now();

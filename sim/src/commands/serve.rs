@@ -7,6 +7,9 @@ use super::table::{Table, duration, json};
 use crate::presets::{check_is_whole, server};
 use crate::workload::Reaction;
 
+/// All that come are known from the beginning.
+const MOST_REQUESTS: f64 = 1e6;
+
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Serve {
@@ -48,6 +51,12 @@ impl Serve {
             return Err(format!(
                 "--lost {}: more failures than rails; let at most {most} fail",
                 self.lost
+            ));
+        }
+        let seconds = server.load.seconds;
+        if let Some(rate) = self.rates.iter().find(|rate| **rate * seconds > MOST_REQUESTS) {
+            return Err(format!(
+                "{rate} requests per second for {seconds} s: let there be {MOST_REQUESTS} at most"
             ));
         }
         let row = |rate: f64, reaction: Reaction| {

@@ -13,6 +13,9 @@ use clap::Args;
 use super::strategy::Planned;
 use super::{HostLoad, Outcome, Physics, run};
 
+/// Every pair of ranks may have a link.
+const MOST_RANKS: u32 = 1024;
+
 /// What is simulated.
 #[derive(Args, Clone, Debug)]
 pub struct FlowArguments {
@@ -52,7 +55,7 @@ pub struct FlowArguments {
     /// Payload of a tile between hosts.
     #[arg(long, value_parser = size)]
     tile: Option<usize>,
-    /// Tiles on the way between two ranks of different hosts.
+    /// Tiles on the way between two ranks of different hosts; as many as those of the library if it is missing.
     #[arg(long)]
     slots: Option<usize>,
     /// Let all links of a rank begin with the same rail.
@@ -65,7 +68,7 @@ pub struct FlowArguments {
 
 impl FlowArguments {
     fn physics(&self) -> Physics {
-        let usual = Physics::default();
+        let usual = Physics::of(usize::from(self.rails), self.ranks as usize);
         Physics {
             alpha: self.alpha,
             overhead: self.overhead,
@@ -104,6 +107,12 @@ impl FlowArguments {
 
     /// The hosts with the NICs that are left.
     fn degraded(&self) -> Result<Topology, String> {
+        if self.hosts * self.ranks > MOST_RANKS {
+            let (hosts, ranks) = (self.hosts, self.ranks);
+            return Err(format!(
+                "{hosts} hosts with {ranks} ranks: let there be {MOST_RANKS} ranks at most"
+            ));
+        }
         if let Some((host, _)) = self.slow.iter().find(|(host, _)| *host >= self.hosts) {
             return Err(format!("there is no host {host}"));
         }
@@ -309,6 +318,9 @@ mod tests {
             ("--algo sorcery", "sorcery"),
             ("--hosts 2 --rails 1 --lost 0:0 --algo ring", "no rail works"),
             ("--slots 0 --algo ring", "slots"),
+            ("--slots 1000000000 --algo ring", "slots"),
+            ("--hosts 1024 --ranks 256", "1024 ranks at most"),
+            ("--rate 1B/s --algo ring", "ring: it may take more than 12 days"),
             ("--hosts 3 --rails 2 --lost 1:0,1:1 --algo two_shot", "no rail works"),
             ("--slow 0:1.5", "HOST:SHARE"),
             ("--hosts 3 --rails 2 --lost 0:0,1:1 --algo ring", "ring was asked for, and needs"),

@@ -362,8 +362,9 @@ impl<'a> Run<'a> {
             self.batches[number].ready = next.unwrap_or(f64::INFINITY).max(now);
             return true;
         }
-        let context: u32 = self.batches[number].running.iter().map(|s| s.read + s.generated).sum();
-        let ended = self.advance(now, f64::from(tokens), f64::from(context));
+        let running = self.batches[number].running.iter();
+        let context = running.map(|sequence| f64::from(sequence.read + sequence.generated)).sum();
+        let ended = self.advance(now, f64::from(tokens), context);
         self.batches[number].ready = if ended < end { ended } else { f64::INFINITY };
         if ended < end {
             self.emit(number, ended);

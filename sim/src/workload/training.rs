@@ -137,7 +137,8 @@ impl Training {
     pub fn is_divisible(&self) -> bool {
         let stages = self.hosts.is_multiple_of(self.pipeline);
         let tensors = self.gpus.is_multiple_of(self.tensor);
-        stages && tensors && self.sequences.is_multiple_of(self.replicas().max(1) * self.micro)
+        let group = u64::from(self.replicas().max(1)) * u64::from(self.micro);
+        stages && tensors && u64::from(self.sequences).is_multiple_of(group)
     }
 
     /// Parameters: 12 matrices of hidden by hidden in every layer, with their biases and norms, and the embedding.

@@ -105,7 +105,7 @@ pub(super) fn parse(name: &str, text: &str, gpus: u32) -> Result<Vec<Training>, 
         return Err(source.wrong(span, "a utilisation of 0", "write numbers above 0, up to 1"));
     }
     if let Some(bad) = variants.iter().find(|training| !training.is_divisible()) {
-        let group = bad.replicas() * bad.micro;
+        let group = u64::from(bad.replicas()) * u64::from(bad.micro);
         let what = format!("{} sequences are not a multiple of {group}", bad.sequences);
         let remedy = "let replicas times micro divide the sequences";
         return Err(source.wrong(batch.sequences.span(), what, remedy));
