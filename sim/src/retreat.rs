@@ -7,11 +7,7 @@ use ccl_core::ids::{Node, Rail};
 use ccl_core::random::Random;
 use ccl_core::topology::Topology;
 
-use crate::Nanos;
-use crate::scenario::{CallPlan, Fault, FaultKind, HostShape};
-
-/// Longer than a link waits for a path.
-const LONGER_THAN_PATIENCE: Nanos = 8_000_000_000;
+use crate::scenario::{CallPlan, Fault, FaultKind, HostShape, LONGER_THAN_PATIENCE};
 
 /// Which calls, and which cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +83,7 @@ impl Retreat {
     }
 }
 
-/// Two hosts without a common rail, of which each keeps one card at least; and at times another card of a third host.
+/// Two hosts lose a card of every rail between them, and each keeps one at least.
 fn draw_cards(random: &mut Random, hosts: usize, rails: usize) -> Vec<(usize, usize)> {
     let one = random.index(hosts);
     let other = (one + 1 + random.index(hosts - 1)) % hosts;

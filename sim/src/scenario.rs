@@ -22,7 +22,7 @@ const MOST_RANKS: usize = 8;
 const CAPACITY: f64 = 1e9;
 
 /// No link waits so long for a path.
-const LONGER_THAN_PATIENCE: Nanos = 8_000_000_000;
+pub(crate) const LONGER_THAN_PATIENCE: Nanos = 8_000_000_000;
 
 /// One world.
 #[derive(Clone, Debug)]

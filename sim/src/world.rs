@@ -210,10 +210,8 @@ impl World<'_> {
     fn dawdles(&self, now: Nanos) -> Option<usize> {
         let retreat = self.scenario.retreat.as_ref().filter(|retreat| retreat.is_all)?;
         let is_late = |call: &usize| {
-            let came = self.actors.iter().map(|actor| actor.begun.get(*call));
-            let last =
-                came.collect::<Option<Vec<_>>>().and_then(|came| came.into_iter().max().copied());
-            last.is_some_and(|last| now > last + PROMPT)
+            let mut came = self.actors.iter().map(|actor| actor.begun.get(*call));
+            came.all(|came| came.is_some_and(|came| now > came + PROMPT))
                 && self.actors.iter().any(|actor| actor.call == *call)
         };
         retreat.calls.clone().find(is_late)
