@@ -41,7 +41,9 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "tests" / "peers"))
 sys.dont_write_bytecode = True
-from compare import commit, compile_mpi, first_line, note, processor, stop, write_document  # noqa: E402
+from candidates import commit, compile_mpi, first_line  # noqa: E402
+from compare import note, stop  # noqa: E402
+from tables import processor, write_document  # noqa: E402
 from training_tables import LEAD_STEPS, OURS, Act, Order, Result, Run, Step, cuts_of, faults, outcomes  # noqa: E402
 
 DOCUMENT = REPOSITORY / "docs" / "pytorch.md"
@@ -220,7 +222,7 @@ def open_mpi(options: argparse.Namespace, hosts: int, program: str) -> Program:
             "sh", "-c", MPI_HOST, "sh", str(folder), "mpirun.openmpi", "--allow-run-as-root",
             "--host", addresses, "-n", str(hosts), "--bind-to", "none",
             *(word for item in parameters.items() for word in ("--mca", *item)),
-            program, "all_reduce", "0", *[f"{MPI_BYTES}:1"] * steps_of(options),
+            program, "all_reduce", *[f"{MPI_BYTES}:0:1"] * steps_of(options),
         ]
 
     return Program("Open MPI, all rails", command, {}, re.compile(r"\d+ [\d.]+ \d+$"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
-from compare import row  # noqa: E402
+from tables import row  # noqa: E402
 
 OURS = "r2ccl"
 NS_PER_MS = 1e6
@@ -182,6 +182,8 @@ def outcomes(results: list[Result], patience: float) -> str:
         if "MPI" in result.name:
             wrong = any(step.value != "0" for run in result.runs for step in run.steps)
             alike = "**wrong sums**" if wrong else f"{alike}: all sums are right"
+        if not any(run.steps for run in result.runs):
+            alike = "-"
         made = " / ".join(sorted({f"{len(run.steps)}" for run in result.runs}))
         rows.append(row([
             str(result.hosts), result.name, result.cuts(),

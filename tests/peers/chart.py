@@ -6,9 +6,9 @@ Needs matplotlib. The curves are the times of the candidates over that of this l
 what is above 1 is slower. Candidates that were too slow for a size have a gap there.
 """
 
+import argparse
 import json
 import math
-import sys
 
 import matplotlib
 
@@ -50,7 +50,11 @@ def draw(axis, part):
 
 def main():
     """A row for each collective, a column for each number of ranks."""
-    with open(sys.argv[1], encoding="utf-8") as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", metavar="PARTS.json", help="what compare.py --json writes")
+    parser.add_argument("picture", metavar="FILE.svg")
+    options = parser.parse_args()
+    with open(options.parts, encoding="utf-8") as file:
         parts = json.load(file)
     operations = list(dict.fromkeys(part["operation"] for part in parts))
     ranks = sorted({part["ranks"] for part in parts})
@@ -71,7 +75,7 @@ def main():
     figure.tight_layout(rect=(0, 0, 1, 1 - height / (3.4 * len(operations))))
     figure.legend(handles.values(), handles.keys(), ncols=columns, loc="upper center", fontsize="x-small",
                   frameon=False)
-    figure.savefig(sys.argv[2], metadata={"Date": None})
+    figure.savefig(options.picture, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ ranks are forked after PyTorch has been imported, and meet over the loopback int
 and broadcast work in place, which is the only form that PyTorch has.
 """
 
+import argparse
 import multiprocessing
 import os
 import sys
@@ -118,6 +119,12 @@ COLLECTIVES = {
 }
 
 
+def size_of(text):
+    """Bytes, and numbers of calls."""
+    size_bytes, untimed, timed = map(int, text.split(":"))
+    return size_bytes, untimed, timed
+
+
 def count_of(collective, ranks, size_bytes):
     """The count for a size, as nccl-tests divides it."""
     elements = size_bytes // ELEMENT_BYTES
@@ -165,13 +172,17 @@ def member(rank, ranks, meeting, operation, sizes):
 
 def main():
     """Runs all ranks; the exit status says whether all of them ended well."""
-    ranks, operation = int(sys.argv[1]), sys.argv[2]
-    sizes = [tuple(map(int, size.split(":"))) for size in sys.argv[3:]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", metavar="RANKS", type=int)
+    parser.add_argument("operation", metavar="OPERATION", choices=COLLECTIVES, help="one of " + ", ".join(COLLECTIVES))
+    parser.add_argument("sizes", metavar="BYTES:UNTIMED:TIMED", type=size_of, nargs="+", help="numbers of calls")
+    options = parser.parse_args()
+    ranks = options.ranks
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     fork = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         meeting = os.path.join(directory, "meeting")
-        arguments = (ranks, meeting, operation, sizes)
+        arguments = (ranks, meeting, options.operation, options.sizes)
         processes = [fork.Process(target=member, args=(rank, *arguments)) for rank in range(ranks)]
         for process in processes:
             process.start()

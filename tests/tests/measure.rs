@@ -1,27 +1,63 @@
-//! The programs that measure, tested by themselves: what they decide, and that they find what was planted.
+//! The programs that measure, tested by themselves: that they start, what they decide, and that they find what was planted.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use support::skip;
 
 /// Tests that are programs of Python without any package.
 const TESTS: [&str; 2] = ["measure/test_regression.py", "peers/test_tables.py"];
 
+/// Packages of Python without which a program cannot start.
+const PACKAGES: [&str; 2] = ["matplotlib", "torch"];
+
+/// Runs a program of this folder; `None`: there is no Python, which is reported.
+fn python(program: &Path, arguments: &[&str]) -> Option<Output> {
+    // No compiled files are left beside the programs.
+    match Command::new("python3").arg("-B").arg(program).args(arguments).output() {
+        Ok(output) => Some(output),
+        Err(cause) => {
+            skip(&format!("programs that measure: `python3`: {cause}"));
+            None
+        }
+    }
+}
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
 #[test]
 fn programs_that_measure_find_what_was_planted() {
-    if let Err(cause) = Command::new("python3").arg("--version").output() {
-        return skip(&format!("programs that measure: `python3`: {cause}"));
-    }
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     for test in TESTS {
-        // No compiled files are left beside the programs.
-        let output = Command::new("python3").arg("-B").arg(folder.join(test)).output().unwrap();
+        let Some(output) = python(&folder().join(test), &[]) else { return };
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{test}: {said}");
         assert!(said.contains("\nRan "), "{test} tests nothing: {said}");
+    }
+}
+
+/// What they import from each other is there, and their options can be read. Modules print nothing.
+#[test]
+fn programs_that_measure_start() {
+    let of =
+        |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let files = ["measure", "peers"].into_iter().flat_map(|name| of(folder().join(name)));
+    for program in files.filter(|file| file.extension().is_some_and(|end| end == "py")) {
+        let Some(output) = python(&program, &["--help"]) else { return };
+        let [said, complaint] =
+            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        let lacks = |package: &str| complaint.contains(&format!("No module named '{package}'"));
+        if let Some(package) = PACKAGES.iter().find(|package| lacks(package)) {
+            let name = program.file_name().unwrap().display();
+            skip(&format!("{name}: Python has no {package}"));
+            continue;
+        }
+        assert!(output.status.success(), "{}: {complaint}", program.display());
+        let is_program = std::fs::read_to_string(&program).unwrap().contains("__main__");
+        assert_eq!(said.starts_with("usage: "), is_program, "{}: {said}", program.display());
     }
 }
