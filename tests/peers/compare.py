@@ -7,7 +7,8 @@ The candidates take turns, round by round, so that what else happens on the mach
 of them; a cell of the table is the median over the rounds. Only rounds in the same state of the
 machine are compared: see watch.py. A candidate that is not installed is reported and left out. A
 candidate that needs longer than --timeout for a size is stopped; if that happens in the first round,
-it is not asked for that size again.
+it is not asked for that size again. Rounds that end with an error or wrong results have failed: cells
+tell how many, and if one of this library has, the exit status is 1.
 """
 
 import argparse
@@ -133,7 +134,7 @@ def stop(process):
 
 def run_candidate(candidate, plan):
     """Microseconds by size, of one round, and from when to when each was measured; infinitely many where the candidate is
-    too slow."""
+    too slow, no number where it failed."""
     times = {}
     remaining = plan.sizes
     while remaining:
@@ -149,6 +150,11 @@ def run_candidate(candidate, plan):
             missing = [size for size in remaining if size not in times]
             if missing:  # Otherwise all is measured, and only the end took too long.
                 times[missing[0]] = (math.inf, began, time.monotonic())
+        except Failed as failure:
+            note(f"{candidate.name}: {failure}")
+            missing = [size for size in remaining if size not in times]
+            # If all is measured, what it did last is in doubt.
+            times[missing[0] if missing else remaining[-1]] = (math.nan, began, time.monotonic())
         remaining = missing[1:]
     return times
 
@@ -162,11 +168,7 @@ def run_rounds(found, plan, rounds, distance):
             began = time.monotonic()
             sizes = [size for size in plan.sizes if not is_too_slow(samples[candidate.name, size])]
             part = Plan(plan.operation, plan.ranks, sizes, plan.timeout)
-            try:
-                times = run_candidate(candidate, part)
-            except Failed as failure:
-                note(f"{candidate.name}: {failure}")
-                continue
+            times = run_candidate(candidate, part)
             time.sleep(PERIOD)  # A probe after the last size.
             for size, (microseconds, *when) in times.items():
                 samples[candidate.name, size].append([microseconds, distance(*when)])
@@ -236,6 +238,7 @@ def main():
     for line in missing:
         note(f"skipped: {line}")
     record = tables.Record.read(arguments.json)
+    failed = 0
     with watched(folder) as distance:
         for operation in arguments.operations:
             for ranks in arguments.ranks:
@@ -245,8 +248,15 @@ def main():
                 part = record.add(plan, [candidate.name for candidate in found], samples)
                 print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
                 record.write(arguments.json)
-    if arguments.dry:
-        return
+                failed += tables.own_failures(part)
+    if not arguments.dry:
+        write(folder, arguments, record, found, missing)
+    if failed:
+        sys.exit(f"{failed} rounds of this library failed")
+
+
+def write(folder, arguments, record, found, missing):
+    """Writes the document, and draws its chart."""
     head = tables.circumstances(found, missing, command_line(arguments), arguments)
     chart = draw(folder, record)
     text = [head, *([f"![The same as curves]({chart})"] if chart else []),

@@ -3,7 +3,7 @@
 A *part* is one collective with one number of ranks, as plain data that goes through JSON: `operation`,
 `ranks`, `sizes`, `timeout`, `calls` by size, and `samples`: by candidate, a list for each size, with microseconds and
 the nanoseconds of watch.py, which may be `null`, of each round. A candidate that was too slow has `Infinity`
-microseconds, one that failed an empty list.
+microseconds, one that failed `NaN`.
 
 The states of the machine are not mixed: what is compared in a row is of the state in which most candidates were measured.
 A candidate that never was has all its rounds there, and a mark.
@@ -17,7 +17,7 @@ import statistics
 import time
 from pathlib import Path
 
-from candidates import LIMITS, OURS, OWN, REGISTERED, commit, iterations, untimed
+from candidates import IN_C, LIMITS, OURS, OWN, REGISTERED, commit, iterations, untimed
 from watch import state
 
 # Bytes that are moved over the wire by the busiest rank, per byte of the size.
@@ -79,9 +79,24 @@ class Record:
 # Medians
 
 
-def rounds(part, name, index):
-    """All samples of a candidate for one size."""
+def every_round(part, name, index):
+    """All samples of a candidate for one size, those of rounds that failed too."""
     return part["samples"].get(name, [[]] * len(part["sizes"]))[index]
+
+
+def rounds(part, name, index):
+    """The samples of a candidate for one size."""
+    return [sample for sample in every_round(part, name, index) if not math.isnan(sample[0])]
+
+
+def failures(part, name, index):
+    """How many rounds of a candidate failed for one size."""
+    return len(every_round(part, name, index)) - len(rounds(part, name, index))
+
+
+def own_failures(part):
+    """How many rounds of this library failed."""
+    return sum(failures(part, name, index) for name in (OURS, REGISTERED, IN_C) for index in range(len(part["sizes"])))
 
 
 def states(samples):
@@ -130,7 +145,13 @@ def best_peer(part, index):
 
 def ratio(part, name, index):
     """The time of the best peer over that of a candidate."""
-    return best_peer(part, index)[0] / median(part, name, index)
+    return over(best_peer(part, index)[0], part, name, index)
+
+
+def over(microseconds, part, name, index):
+    """So many microseconds over those of a candidate: nothing for one that failed in every round."""
+    failed = failures(part, name, index) > 0 and not rounds(part, name, index)
+    return 0.0 if failed and math.isfinite(microseconds) else microseconds / median(part, name, index)
 
 
 def meetings(parts):
@@ -153,7 +174,7 @@ def share(part, name, index):
     """The part of what the memory allows that a candidate reaches."""
     if part["sizes"][index] < SHOWN_FROM:
         return math.nan
-    return median(part, LIMITS[name], index) / median(part, name, index)
+    return over(median(part, LIMITS[name], index), part, name, index)
 
 
 # Tables
@@ -189,12 +210,16 @@ def row(cells):
 
 
 def cell(part, name, index):
-    """The time of a candidate; more than what was granted per call, if it was too slow."""
+    """The time of a candidate; more than what was granted per call, if it was too slow. And how many of its rounds failed."""
     microseconds = median(part, name, index)
+    if math.isnan(microseconds):
+        return "failed"
+    failed = failures(part, name, index)
+    remark = f", {failed} of {len(every_round(part, name, index))} rounds failed" if failed else ""
     if microseconds == math.inf:
-        return f"> {duration(part['timeout'] / part['calls'][index] * 1e6)} µs"
+        return f"> {duration(part['timeout'] / part['calls'][index] * 1e6)} µs{remark}"
     mark = "" if comparable(part, name, index)[1] else " *"
-    return "failed" if math.isnan(microseconds) else f"{duration(microseconds)} µs{mark}"
+    return f"{duration(microseconds)} µs{mark}{remark}"
 
 
 def distance(part, index):
@@ -214,7 +239,7 @@ def number(value):
 
 def percent(value):
     """A share, if there is one."""
-    return f"{100 * value:.0f} %" if math.isfinite(value) else "-"
+    return f"{100 * value:.0f} %" if math.isfinite(value) and value > 0 else "-"
 
 
 def duration(microseconds):
@@ -285,10 +310,12 @@ def indices(part, least):
 
 
 def verdict(part, bar, least, values, text, remark=lambda missed: ""):
-    """A line for a bar, if anything was measured: the sizes that miss it, each as text, and a remark about them."""
+    """A line for a bar, if anything was measured: the sizes that miss it, each as text, and a remark about them. Who has
+    no time, because of failures or the limit of time, misses it."""
     values = {index: value for index, value in values.items() if math.isfinite(value)}
     missed = [index for index, value in values.items() if value < least]
-    cells = ", ".join(f"{size_name(part['sizes'][index])} {text(index)}" for index in missed)
+    described = lambda index: text(index) if values[index] else "without a time"
+    cells = ", ".join(f"{size_name(part['sizes'][index])} {described(index)}" for index in missed)
     if values:
         outcome = f"**missed** in {len(missed)} of {len(values)}: {cells}{remark(missed)}" if missed else \
             f"met in all {len(values)}"

@@ -7,7 +7,9 @@ the limit.
 
 import math
 import unittest
+from unittest import mock
 
+import compare
 import tables
 import watch
 from candidates import LIMITS, OURS, REGISTERED
@@ -133,6 +135,35 @@ class States(unittest.TestCase):
         self.assertEqual(watch.between(probes, 2.12, 2.13), 55)
         self.assertIsNone(watch.between(probes, 2.15, 2.95), "of both states")
         self.assertIsNone(watch.between(probes, 4.0, 5.0), "of none")
+
+
+class Failures(unittest.TestCase):
+    def test_a_cell_tells_how_many_rounds_failed(self):
+        found = rounds(ours=[[10, 45], [math.nan, 45], [12, 45]], peer=[[20, 45]] * 3, registered=[[math.nan, 45]] * 3)
+        self.assertIn("| 11.0 µs, 1 of 3 rounds failed | 20.0 µs | failed |", tables.table(found))
+        self.assertEqual(tables.ratio(found, OURS, 0), 20 / 11)
+        self.assertEqual(tables.own_failures(found), 4)
+        slow = rounds(ours=[[10, 45]] * 3, peer=[[math.inf, 45], [math.inf, 45], [math.nan, 45]])
+        self.assertIn("| > 1000000 µs, 1 of 3 rounds failed |", tables.table(slow))
+        self.assertEqual(tables.own_failures(slow), 0)
+
+    def test_who_fails_misses_the_bars_and_a_peer_that_fails_sets_none(self):
+        found = part([MIDDLE, LARGE], "all_reduce", ours=[10, math.nan], registered=[1, math.nan], peer=[20, 20], limit=[1, 1])
+        self.assertEqual(line(found, "r2ccl 2 times"), "**missed** in 1 of 2: 16 MB without a time")
+        self.assertEqual(line(found, "of what the memory allows"), "**missed** in 1 of 1: 16 MB without a time")
+        self.assertEqual(list(tables.judged(part([MIDDLE], ours=[10], peer=[math.nan]))), [])
+
+    def test_what_was_measured_before_a_failure_counts(self):
+        def measure(candidate, plan):
+            for size in plan.sizes:
+                if size == MIDDLE:
+                    raise compare.Failed("planted")
+                yield size, 7.0
+
+        with mock.patch.object(compare, "measure", measure), mock.patch.object(compare, "note"):
+            times = compare.run_candidate(mock.Mock(), compare.Plan("all_reduce", 2, [SMALL, MIDDLE, LARGE], 1))
+        self.assertEqual([times[size][0] for size in (SMALL, LARGE)], [7.0, 7.0])
+        self.assertTrue(math.isnan(times[MIDDLE][0]))
 
 
 class Tables(unittest.TestCase):
