@@ -27,6 +27,7 @@ IPERF_SECONDS = 3
 IPERF_OMITTED = 1
 PORT = 5201
 LIMIT = 120  # seconds for any program
+UNTIMED = 5  # calls, of everybody; each program makes one more
 SMALL_CALLS = 5000
 NOTHING_US = 0.5  # less than any call of the kernel that sends takes
 CALLS_BYTES = 256 << 20  # of larger messages, all calls together
@@ -226,7 +227,7 @@ def add_built(candidates, name, program, compiler, launch, environment, links=()
 
 def peer(command, environment, operation, size):
     """Microseconds of a call of another library, which has checked its results."""
-    command = [*command, operation, f"{size}:5:{calls_of(size)}"]
+    command = [*command, operation, f"{size}:{UNTIMED}:{calls_of(size)}"]
     _, microseconds, wrong = text_of(command, env={**os.environ, **environment}).split()[-3:]
     if wrong != "0":
         sys.exit(f"{command[0]}: {wrong} wrong elements")
@@ -251,7 +252,7 @@ def results(options, collective, size, bed, flags, calls, place="out_of_place"):
         report = os.path.join(folder, "report.json")
         size = str(size)
         binary = [path(options, f"{collective}_perf"), *flags]
-        text_of([*bed, *binary, "-b", size, "-e", size, "-n", str(calls), "-w", "3", "-c", "1", "-J", report])
+        text_of([*bed, *binary, "-b", size, "-e", size, "-n", str(calls), "-w", str(UNTIMED), "-c", "1", "-J", report])
         row = json.loads(Path(report).read_text())["results"][0][place]
     if row["nwrong"]:
         sys.exit(f"{collective}: {row['nwrong']} wrong elements")

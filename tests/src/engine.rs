@@ -180,15 +180,18 @@ impl<'a> Engine<'a> {
         self.group.explain(&request).map(Some).map_err(|error| self.failure(error))
     }
 
-    /// Runs the largest and the smallest size without looking at the clock.
+    /// Runs sizes from the first to the last, each twice the one before, without looking at the clock, as nccl-tests does.
     ///
     /// # Errors
     /// The library failed.
     pub fn warm_up(&mut self, case: Case) -> Outcome<()> {
         self.prepare(case)?;
-        let sizes = self.sizes();
-        for bytes in sizes.last().into_iter().chain(sizes.first()) {
-            let counts = self.counts(case, *bytes);
+        let sizes = match self.traffic {
+            Traffic::Bytes(_) => self.sizes(),
+            Traffic::Spread(_) => self.arguments.sweep().doubling().collect(),
+        };
+        for bytes in sizes {
+            let counts = self.counts(case, bytes);
             let phases = (self.benchmark.calls)(&self.place(case, &counts));
             let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
             self.fill(case, &plan, self.arguments.warm_up)?;
@@ -232,6 +235,9 @@ impl<'a> Engine<'a> {
     ) -> Outcome<Measurement> {
         let plan = self.plan(case, counts, phases, form);
         self.fill(case, &plan, self.arguments.iterations.get())?;
+        // nccl-tests does one that is not timed, too.
+        self.operation(&plan, 0)?;
+        self.finish()?;
         let row_bytes = counts.largest() * case.datatype.bytes();
         self.watch.begin(row_bytes, form, self.arguments.iterations.get());
         let timing = self.timed(&plan)?;

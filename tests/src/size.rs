@@ -53,6 +53,13 @@ impl Sweep {
             (next > *size && next <= self.most).then_some(next)
         })
     }
+
+    /// From the first size on, each twice the one before. What is twice nothing is a byte here.
+    pub fn doubling(self) -> impl Iterator<Item = usize> {
+        std::iter::successors(Some(self.least), move |size| {
+            size.checked_mul(2).map(|next| next.max(1)).filter(|next| *next <= self.most)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -85,5 +92,17 @@ mod tests {
         assert_eq!(sizes(8, 20, Step::Bytes(0)), [8]);
         assert_eq!(sizes(0, 20, Step::Factor(2)), [0]);
         assert_eq!(sizes(64, 64, Step::Bytes(1 << 20)), [64]);
+    }
+
+    #[test]
+    fn sizes_double_up_to_the_most_however_they_grow() {
+        let sizes = |least, most| {
+            let sweep = Sweep { least, most, step: Step::Bytes(1 << 20) };
+            sweep.doubling().collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(64, 64), [64]);
+        assert_eq!(sizes(24, 100), [24, 48, 96]);
+        assert_eq!(sizes(0, 5), [0, 1, 2, 4]);
+        assert_eq!(sizes(usize::MAX, usize::MAX), [usize::MAX]);
     }
 }

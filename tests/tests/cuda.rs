@@ -38,7 +38,9 @@ fn benchmark(program: &str, arguments: &str) -> Command {
     for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK"] {
         command.env_remove(name);
     }
-    command.args(arguments.split_whitespace()).args(["--device", "cuda", "-T", CALL_TIMEOUT]);
+    // Nothing is gained by what is not checked, and interpreters are slow.
+    command.args(arguments.split_whitespace()).args(["-w", "0"]);
+    command.args(["--device", "cuda", "-T", CALL_TIMEOUT]);
     command
 }
 
