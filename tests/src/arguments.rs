@@ -74,7 +74,7 @@ pub struct Arguments {
     #[arg(short = 'r', long = "root", default_value = "0", value_name = "RANK/all")]
     pub root: String,
     /// 0, 2: calls one after the other; 1: with a barrier after every call; 3: with a barrier after
-    /// every iteration. A call always returns with its result
+    /// every iteration, which is not timed. A call always returns with its result
     #[arg(short = 'z', long = "blocking", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3), value_name = "0..3")]
     pub blocking: u8,
     /// Accepted; has no meaning on CPUs

@@ -100,9 +100,12 @@ pub fn header(program: &str, arguments: &Arguments) -> Vec<String> {
 
 fn modes(arguments: &Arguments) -> Vec<String> {
     let blocking = match arguments.blocking {
-        1 => Some("# Blocking Enabled: wait for completion and barrier after each collective "),
-        2 => Some("# Blocking Enabled: wait for completion after each collective (no barrier) "),
-        3 => Some("# Blocking Enabled: wait for completion and barrier after each iteration "),
+        1 => Some("# Blocking Enabled: wait and barrier after each inner iteration (-m) "),
+        2 => Some("# Blocking Enabled: wait after each inner iteration (-m), no barrier "),
+        3 => Some(
+            "# Blocking Enabled: wait and barrier after each outer iteration (-n); time excludes \
+             barrier ",
+        ),
         _ => None,
     };
     let iterations = "# Per-Iteration Report: wall time; i_* uses max over ranks";
@@ -310,9 +313,17 @@ mod tests {
                 "# r2ccl-tests version 0.1.0 r2ccl-headers=100 r2ccl-library=100",
                 "# Collective test starting: all_reduce_perf",
                 "# nThread 2 nGpus 1 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0 unalign: 0",
-                "# Blocking Enabled: wait for completion and barrier after each collective ",
+                "# Blocking Enabled: wait and barrier after each inner iteration (-m) ",
                 "# Note: -G has no meaning on CPUs and is ignored",
                 "#",
+            ]
+        );
+        let line = |blocking| header("x", &arguments(&format!("-z {blocking}"))).swap_remove(3);
+        assert_eq!(
+            [2, 3].map(line),
+            [
+                "# Blocking Enabled: wait after each inner iteration (-m), no barrier ",
+                "# Blocking Enabled: wait and barrier after each outer iteration (-n); time excludes barrier ",
             ]
         );
         let of_rank = Device {

@@ -11,7 +11,7 @@ use crate::stopwatch::Stopwatch;
 const BARRIER_AFTER_CALLS: u8 = 1;
 /// `-z`: no calls in groups.
 const NO_GROUPS: u8 = 2;
-/// `-z`: a barrier after every iteration.
+/// `-z`: a barrier after every iteration, which is not timed.
 const BARRIER_AFTER_ITERATIONS: u8 = 3;
 
 /// How long the iterations of a row took on this rank.
@@ -32,7 +32,7 @@ impl Engine<'_> {
         let mut iterations = Vec::with_capacity(if asked { turns } else { 0 });
         let only = self.only_call(plan);
         self.barrier()?;
-        let watch = Stopwatch::start();
+        let mut watch = Stopwatch::start();
         let mut last = 0.0;
         for turn in 0..turns {
             self.watch.reached(turn);
@@ -44,6 +44,11 @@ impl Engine<'_> {
                 let now = watch.wall_s();
                 iterations.push((now - last) / aggregated as f64);
                 last = now;
+            }
+            if self.arguments.blocking == BARRIER_AFTER_ITERATIONS {
+                let pause = Stopwatch::start();
+                self.barrier()?;
+                watch.leave_out(&pause);
             }
         }
         self.finish()?;
@@ -102,7 +107,7 @@ impl Engine<'_> {
         if blocking == BARRIER_AFTER_ITERATIONS || self.arguments.per_iteration == 1 {
             self.finish()?;
         }
-        if blocking == BARRIER_AFTER_ITERATIONS { self.barrier() } else { Ok(()) }
+        Ok(())
     }
 
     /// One operation: its phases, one after the other.
