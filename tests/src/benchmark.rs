@@ -288,7 +288,10 @@ pub fn request(
     place: &Place<'_>,
 ) -> ccl::Request {
     let root = ccl::Rank(u32::try_from(place.root).unwrap_or(u32::MAX));
-    ccl::Request { collective, count: place.counts.count, datatype, reduction, root }
+    // No rank of an AllToAllV has the count of the column.
+    let is_uneven = collective == Collective::AllToAllV;
+    let count = if is_uneven { place.counts.largest() } else { place.counts.count };
+    ccl::Request { collective, count, datatype, reduction, root }
 }
 
 /// All of an input.

@@ -1,8 +1,8 @@
 //! Who sends how much to whom in AllToAllV.
 //!
-//! Without a file, every rank sends a row's size in total. `spread` 0 divides it evenly; 1 divides it
-//! by the distance of the ranks, nothing for the rank itself and most for the farthest; numbers in
-//! between blend the two. The default is 1, as in nccl-tests, so counts are uneven.
+//! Without a file, every rank sends and receives as much as in an AllToAll of the row's size. `spread` 0 divides it evenly; 1
+//! divides it by how far the other rank is behind this one in a ring of all ranks, nothing for the rank itself and most for
+//! its neighbour before; numbers in between blend the two. The default is 1, and all is rounded down, as in nccl-tests.
 
 use std::sync::Arc;
 
@@ -67,35 +67,41 @@ impl Traffic {
         }
     }
 
-    /// Elements between all pairs of `ranks` ranks in a row of `elements` elements.
+    /// Elements between all pairs of `ranks` ranks in a row of `block` elements for every pair, if all were alike.
     #[must_use]
-    pub fn matrix(&self, elements: usize, element_bytes: usize, ranks: usize) -> Matrix {
-        let multiple = (ALIGNMENT_BYTES / element_bytes).max(1);
-        let cell = |from: usize, to: usize| match self {
-            Self::Bytes(rows) => rows[from][to] / element_bytes,
-            Self::Spread(spread) => share(*spread, from, to, ranks, elements) / multiple * multiple,
+    pub fn matrix(&self, block: usize, element_bytes: usize, ranks: usize) -> Matrix {
+        let total_bytes = block * ranks * element_bytes;
+        let bytes = |from: usize, to: usize| match self {
+            Self::Bytes(rows) => rows[from][to],
+            Self::Spread(spread) => aligned(share(*spread, from, to, ranks, total_bytes)),
         };
-        let row = |from| (0..ranks).map(|to| cell(from, to)).collect();
+        let row = |from| (0..ranks).map(|to| bytes(from, to) / element_bytes).collect();
         Arc::new((0..ranks).map(row).collect())
     }
 }
 
-/// What of `elements` elements goes from one rank to the other.
-fn share(spread: f64, from: usize, to: usize, ranks: usize, elements: usize) -> usize {
-    let total: usize = (0..ranks).map(|rank| from.abs_diff(rank)).sum();
-    #[allow(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
-    let [distance, total, ranks, elements] =
-        [from.abs_diff(to), total, ranks, elements].map(|number| number as f64);
-    let even = 1.0 / ranks;
-    let by_distance = if total > 0.0 { distance / total } else { even };
-    let weight = (1.0 - spread) * even + spread * by_distance;
+/// What of the bytes that a rank sends goes from one rank to the other, in the arithmetic of nccl-tests.
+fn share(spread: f64, from: usize, to: usize, ranks: usize, total_bytes: usize) -> usize {
+    if ranks == 1 {
+        return total_bytes;
+    }
+    #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
+    let [distance, distances, ranks, total_bytes] =
+        [(to + ranks - from) % ranks, ranks * (ranks - 1) / 2, ranks, total_bytes]
+            .map(|number| number as f64);
+    let even = total_bytes / ranks;
+    let by_distance = distance * total_bytes / distances;
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a share of a count, rounded down on purpose"
+        reason = "a share of some bytes, rounded down on purpose"
     )]
-    let share = (weight * elements) as usize;
+    let share = ((1.0 - spread) * even + spread * by_distance) as usize;
     share
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes / ALIGNMENT_BYTES * ALIGNMENT_BYTES
 }
 
 /// Reads whitespace-separated numbers of bytes, as many columns as rows.
@@ -123,7 +129,7 @@ fn bytes(cell: &str, scale: f64) -> Result<usize, String> {
         reason = "in range, and fractions of a byte are dropped on purpose"
     )]
     let bytes = bytes as usize;
-    Ok(bytes.next_multiple_of(ALIGNMENT_BYTES))
+    Ok(aligned(bytes))
 }
 
 #[cfg(test)]
@@ -132,20 +138,21 @@ mod tests {
 
     #[test]
     fn spread_divides_by_distance() {
-        let matrix = Traffic::Spread(1.0).matrix(6000, 1, 4);
-        assert_eq!(matrix[0], [0, 992, 2000, 2992]);
-        assert_eq!(matrix[1], [1488, 0, 1488, 2992]);
-        let even = Traffic::Spread(0.0).matrix(4096, 4, 4);
+        let matrix = Traffic::Spread(1.0).matrix(1488, 1, 4);
+        assert_eq!(matrix[0], [0, 992, 1984, 2976]);
+        assert_eq!(matrix[1], [2976, 0, 992, 1984]);
+        let even = Traffic::Spread(0.0).matrix(1024, 4, 4);
         assert!(even.iter().flatten().all(|count| *count == 1024));
+        assert_eq!(Traffic::Spread(0.5).matrix(64, 4, 2)[0], [32, 96]);
         assert_eq!(*Traffic::Spread(1.0).matrix(64, 4, 1), [[64]]);
     }
 
     #[test]
     fn files_hold_bytes() {
         let rows = parse("100 200 150\n 0 16 1e3\n\n1 2 3\n", 1.0).unwrap();
-        assert_eq!(rows, [[112, 208, 160], [0, 16, 1008], [16, 16, 16]]);
+        assert_eq!(rows, [[96, 192, 144], [0, 16, 992], [0, 0, 0]]);
         let traffic = Traffic::Bytes(Arc::new(rows));
-        assert_eq!(*traffic.matrix(7, 4, 2), [[28, 52], [0, 4]]);
+        assert_eq!(*traffic.matrix(7, 4, 2), [[24, 48], [0, 4]]);
         assert!(traffic.fits(3).is_ok() && traffic.fits(4).is_err());
         assert_eq!(parse("1", 32.0), Ok(vec![vec![32]]));
         for text in ["", "1 2", "1 2\n3", "a", "-1"] {

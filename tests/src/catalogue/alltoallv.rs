@@ -5,10 +5,12 @@ use ccl::Collective;
 
 use super::no_remark;
 use crate::benchmark::{
-    Benchmark, Call, Counts, Factor, OperationColumn, Origin, Phase, Place, Segment,
+    Benchmark, Call, Counts, Factor, OperationColumn, Origin, Phase, Place, Segment, block,
 };
+use crate::traffic::Traffic;
 
-/// `alltoallv_perf`. Its size is what the busiest rank sends or receives.
+/// `alltoallv_perf`. Its size is what the busiest rank sends or receives, its count what every pair of ranks would have if all
+/// were alike, and nothing where a file tells them, as in nccl-tests.
 pub const ALLTOALLV: Benchmark = Benchmark {
     name: "alltoallv_perf",
     collective: Some(Collective::AllToAllV),
@@ -17,11 +19,16 @@ pub const ALLTOALLV: Benchmark = Benchmark {
     uneven: true,
     checks_in_place: false,
     counts: |job| {
-        let matrix = job.traffic.matrix(job.elements, job.element_bytes, job.ranks);
+        let block = block(job);
+        let matrix = job.traffic.matrix(block, job.element_bytes, job.ranks);
         let sent = (0..job.ranks).map(|rank| matrix[rank].iter().sum()).max().unwrap_or(0);
         let received =
             (0..job.ranks).map(|rank| matrix.iter().map(|row| row[rank]).sum()).max().unwrap_or(0);
-        Counts { matrix: Some(matrix), ..Counts::new(sent.max(received), sent, received) }
+        let count = match job.traffic {
+            Traffic::Spread(_) => block,
+            Traffic::Bytes(_) => 0,
+        };
+        Counts { matrix: Some(matrix), ..Counts::new(count, sent, received) }
     },
     calls: |place| {
         let (sent, received) = (sent(place, place.rank), received(place));
@@ -34,7 +41,7 @@ pub const ALLTOALLV: Benchmark = Benchmark {
         };
         received(place).into_iter().enumerate().map(segment).collect()
     },
-    base: |counts, _| counts.count,
+    base: |counts, _| counts.largest(),
     factor: Factor::OthersShare,
     remark: no_remark,
 };
