@@ -16,10 +16,20 @@ struct Flow {
     slots: Slots,
     posted: u64,
     completed: u64,
-    /// When the present stretch of `slots.count` operations began.
-    stretch_s: f64,
-    /// Seconds of the best stretch.
-    best_s: f64,
+    pace: Pace,
+}
+
+/// How fast the fastest stretch of operations was.
+#[derive(Debug)]
+struct Pace {
+    /// Operations of a stretch, or more: several complete at a time.
+    length: u64,
+    /// How many had completed when the present one began.
+    from: u64,
+    /// When that was.
+    since_s: f64,
+    /// Operations in a second of the fastest.
+    best: f64,
 }
 
 /// Posts until the row is over, and waits for all of it.
@@ -29,12 +39,10 @@ struct Flow {
 pub fn initiate(ends: &mut Ends, plan: &Plan, bytes: usize, meter: &mut Meter) -> Outcome<Row> {
     let memory = ends.region.memory().clone();
     let mut flows: Vec<Flow> = (0..plan.pairs)
-        .map(|pair| Flow {
-            slots: ends.slots(pair, bytes),
-            posted: 0,
-            completed: 0,
-            stretch_s: 0.0,
-            best_s: f64::INFINITY,
+        .map(|pair| {
+            let slots = ends.slots(pair, bytes);
+            let pace = Pace { length: slots.count as u64, from: 0, since_s: 0.0, best: 0.0 };
+            Flow { slots, posted: 0, completed: 0, pace }
         })
         .collect();
     for flow in &flows {
@@ -43,7 +51,7 @@ pub fn initiate(ends: &mut Ends, plan: &Plan, bytes: usize, meter: &mut Meter) -
     ends.agree(b"go")?;
     meter.begin();
     let start_s = meter.now_s();
-    flows.iter_mut().for_each(|flow| flow.stretch_s = start_s);
+    flows.iter_mut().for_each(|flow| flow.pace.since_s = start_s);
     let end_s = run(ends, plan, &mut flows, meter)?;
     if plan.test == Test::ReadBandwidth {
         check_reads(ends, &flows)?;
@@ -73,7 +81,7 @@ fn run(ends: &mut Ends, plan: &Plan, flows: &mut [Flow], meter: &mut Meter) -> O
             moved |= ends.pairs[index].poll(&mut completions);
             let done = take(&ends.pairs[index], index, flow, &completions)?;
             if done > 0 {
-                flow.note(done, meter.now_s());
+                flow.pace.note(flow.completed, meter.now_s());
             }
             meter.count(done, done * flow.slots.bytes as u64, ends.pairs[0].active_rail());
             if done == 0 && was_over {
@@ -181,13 +189,14 @@ fn check_reads(ends: &Ends, flows: &[Flow]) -> Outcome<()> {
     Ok(())
 }
 
-impl Flow {
+impl Pace {
     /// Looks whether a stretch is over.
-    fn note(&mut self, done: u64, now_s: f64) {
-        let stretch = self.slots.count as u64;
-        if (self.completed - done) / stretch < self.completed / stretch {
-            self.best_s = self.best_s.min(now_s - self.stretch_s);
-            self.stretch_s = now_s;
+    #[allow(clippy::cast_precision_loss, reason = "numbers of operations are far below 2^53")]
+    fn note(&mut self, completed: u64, now_s: f64) {
+        let operations = completed - self.from;
+        if operations >= self.length && now_s > self.since_s {
+            self.best = self.best.max(operations as f64 / (now_s - self.since_s));
+            (self.from, self.since_s) = (completed, now_s);
         }
     }
 }
@@ -197,8 +206,28 @@ fn row(bytes: usize, flows: &[Flow], seconds: f64) -> Row {
     let posted: Vec<u64> = flows.iter().map(|flow| flow.posted).collect();
     let operations = posted.iter().sum::<u64>() as f64 / seconds;
     let average = operations * bytes as f64;
-    let best = |flow: &Flow| (flow.slots.count * bytes) as f64 / flow.best_s;
-    let peak = flows.iter().map(best).fold(0.0, f64::max) * flows.len() as f64;
+    let best = flows.iter().map(|flow| flow.pace.best).fold(0.0, f64::max);
+    let peak = best * bytes as f64 * flows.len() as f64;
     let speed = Speed::Bandwidth { peak: peak.max(average), average, operations };
     Row { bytes, posted, speed }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_counts_for_as_many_operations_as_it_has() {
+        let mut pace = Pace { length: 10, from: 0, since_s: 1.0, best: 0.0 };
+        for (completed, now_s, best) in
+            [(9, 1.9, 0.0), (15, 2.0, 15.0), (21, 2.1, 15.0), (25, 3.0, 15.0)]
+        {
+            pace.note(completed, now_s);
+            assert!((pace.best - best).abs() < 1e-9, "{completed}: {pace:?}");
+        }
+        pace.note(45, 4.0);
+        assert!((pace.best - 20.0).abs() < 1e-9, "{pace:?}");
+        pace.note(60, 4.0);
+        assert!(pace.best.is_finite(), "{pace:?}");
+    }
 }
