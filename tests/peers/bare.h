@@ -29,14 +29,29 @@ static void look_again(unsigned looks)
         sched_yield();
 }
 
-/* From here on every rank runs, and `me` tells which; they end with rank 0. */
+/* Rank 0 does not wait for one that has failed, and takes all others with it. */
+static void end_with_failure(int number)
+{
+    int status;
+    (void)number;
+    while (waitpid(-1, &status, WNOHANG) > 0)
+        if (status != 0)
+            _exit(1);
+}
+
+/* From here on every rank runs, and `me` tells which; they end with rank 0, and it ends when one of them fails. */
 static void start_ranks(void)
 {
+    pid_t first = getpid();
+    struct sigaction ended = {.sa_handler = end_with_failure, .sa_flags = SA_RESTART | SA_NOCLDSTOP};
+    sigaction(SIGCHLD, &ended, NULL);
     processors = sysconf(_SC_NPROCESSORS_ONLN);
     for (unsigned rank = 1; rank < ranks && me == 0; rank++) {
         if (fork() == 0) {
             me = rank;
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != first)
+                _exit(1);
         }
     }
     cpu_set_t processor;
