@@ -6,7 +6,7 @@ the nanoseconds of watch.py, which may be `null`, of each round. A candidate tha
 microseconds, one that failed `NaN`.
 
 The states of the machine are not mixed: what is compared in a row is of the state in which most candidates were measured.
-A candidate that never was has all its rounds there, and a mark.
+A candidate that never was has all its rounds there, and a mark, as has what is computed from them; no verdict counts it.
 """
 
 import json
@@ -143,6 +143,11 @@ def best_peer(part, index):
     return times.get(name, math.nan), name
 
 
+def is_comparable(part, names, index):
+    """Whether all of these candidates were measured in the state in which a size is compared."""
+    return all(comparable(part, name, index)[1] for name in names)
+
+
 def ratio(part, name, index):
     """The time of the best peer over that of a candidate."""
     return over(best_peer(part, index)[0], part, name, index)
@@ -196,8 +201,8 @@ def table(part):
             size_name(size),
             *(cell(part, name, index) for name in names),
             f"{bandwidth:.2f} GB/s" if math.isfinite(time) else "-",
-            *(number(ratio(part, name, index)) for name in own),
-            *(percent(share(part, name, index)) for name in limited),
+            *(marked(number(ratio(part, name, index)), part, (name, best_peer(part, index)[1]), index) for name in own),
+            *(marked(percent(share(part, name, index)), part, (name, LIMITS[name]), index) for name in limited),
             spread(times(part, OURS, index)),
             distance(part, index),
         ]))
@@ -218,8 +223,12 @@ def cell(part, name, index):
     remark = f", {failed} of {len(every_round(part, name, index))} rounds failed" if failed else ""
     if microseconds == math.inf:
         return f"> {duration(part['timeout'] / part['calls'][index] * 1e6)} µs{remark}"
-    mark = "" if comparable(part, name, index)[1] else " *"
-    return f"{duration(microseconds)} µs{mark}{remark}"
+    return marked(f"{duration(microseconds)} µs", part, (name,), index) + remark
+
+
+def marked(text, part, names, index):
+    """What comes of the times of some candidates, with a mark if one was measured in another state of the machine."""
+    return text if text == "-" or is_comparable(part, names, index) else f"{text} *"
 
 
 def distance(part, index):
@@ -282,14 +291,16 @@ def judged(part, meeting=0.0):
                 yield from judged_beside_peers((part, meeting), name, asked[name], asked["from"])
     if part["operation"] == "all_reduce":
         values = {index: share(part, REGISTERED, index) for index in indices(part, SHARE_FROM)}
+        beside = {index: (REGISTERED, LIMITS[REGISTERED]) for index in values}
         bar = f"{REGISTERED} {percent(LEAST_SHARE)} of what the memory allows"
-        yield from verdict(part, bar, LEAST_SHARE, values, lambda index: percent(values[index]))
+        yield from verdict(part, bar, LEAST_SHARE, (values, beside), lambda index: percent(values[index]))
 
 
 def judged_beside_peers(measured, name, bar, least):
     """A line for a bar that the best peer sets, which may be beyond the limit."""
     part, meeting = measured
     values = {index: ratio(part, name, index) for index in indices(part, least)}
+    beside = {index: (name, best_peer(part, index)[1]) for index in values}
     ceilings = {index: allowed(part, name, index, meeting) for index in values}
 
     def text(index):
@@ -301,7 +312,7 @@ def judged_beside_peers(measured, name, bar, least):
         return f"; {impossible} of them ask{'s' * (impossible == 1)} for more than the limit" if impossible else ""
 
     start = f" from {size_name(least)} on" if least else ""
-    yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, values, text, remark)
+    yield from verdict(part, f"{name} {bar:g} times as fast as the best peer{start}", bar, (values, beside), text, remark)
 
 
 def indices(part, least):
@@ -309,17 +320,23 @@ def indices(part, least):
     return [index for index, size in enumerate(part["sizes"]) if size >= least]
 
 
-def verdict(part, bar, least, values, text, remark=lambda missed: ""):
+def verdict(part, bar, least, measured, text, remark=lambda missed: ""):
     """A line for a bar, if anything was measured: the sizes that miss it, each as text, and a remark about them. Who has
-    no time, because of failures or the limit of time, misses it."""
-    values = {index: value for index, value in values.items() if math.isfinite(value)}
+    no time, because of failures or the limit of time, misses it. What was `measured` is a value for each size, and the
+    candidates whose times it is made of; it does not count if these are of different states of the machine."""
+    values, beside = measured
+    known = {index: value for index, value in values.items() if math.isfinite(value)}
+    values = {index: value for index, value in known.items() if is_comparable(part, beside[index], index)}
     missed = [index for index, value in values.items() if value < least]
     described = lambda index: text(index) if values[index] else "without a time"
     cells = ", ".join(f"{size_name(part['sizes'][index])} {described(index)}" for index in missed)
-    if values:
-        outcome = f"**missed** in {len(missed)} of {len(values)}: {cells}{remark(missed)}" if missed else \
-            f"met in all {len(values)}"
-        yield f"- {part['operation']}, {part['ranks']} ranks, {bar}: {outcome}"
+    if not known:
+        return
+    outcome = f"**missed** in {len(missed)} of {len(values)}: {cells}{remark(missed)}" if missed else \
+        f"met in all {len(values)}"
+    mixed = len(known) - len(values)
+    outcomes = [outcome] * bool(values) + [f"{mixed} not judged, of different states of the machine"] * bool(mixed)
+    yield f"- {part['operation']}, {part['ranks']} ranks, {bar}: {'; '.join(outcomes)}"
 
 
 # The document

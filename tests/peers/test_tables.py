@@ -117,6 +117,18 @@ class States(unittest.TestCase):
         self.assertIn("| 60.0 µs * |", tables.table(found))
         self.assertNotIn("10.0 µs *", tables.table(found))
 
+    def test_times_of_different_states_are_marked_and_not_judged(self):
+        found = rounds(ours=[[10, 45]], registered=[[10, 45]], peer=[[15, 200]])
+        self.assertIn("| 1.50 * | 1.50 * |", tables.table(found))
+        self.assertEqual(line(found, "r2ccl 2 times"), "1 not judged, of different states of the machine")
+        both = part([MIDDLE, LARGE], ours=[10, 10], registered=[10, 10], peer=[15, 30])
+        both["samples"][PEER][0] = [[15, 200]]
+        self.assertEqual(line(both, "r2ccl 2 times"), "met in all 1; 1 not judged, of different states of the machine")
+        limited = part([LARGE], "all_reduce", registered=[10], ours=[10], peer=[100], limit=[5])
+        limited["samples"][LIMITS[REGISTERED]][0] = [[5, 200]]
+        self.assertIn("| 50 % * |", tables.table(limited))
+        self.assertIn("not judged", line(limited, "of what the memory allows"))
+
     def test_who_is_too_slow_is_so_in_every_state(self):
         found = rounds(ours=[[10, 45]], registered=[[10, 200], [9, 45]], peer=[[math.inf, 200]])
         self.assertIn("| > 1000000 µs |", tables.table(found))
