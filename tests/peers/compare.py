@@ -245,7 +245,7 @@ def main():
                 sizes = [size for size in arguments.sizes if size >= least_size(operation, ranks)]
                 plan = Plan(operation, ranks, sizes, arguments.timeout)
                 samples = run_rounds(found, plan, arguments.rounds, distance)
-                part = record.add(plan, [candidate.name for candidate in found], samples)
+                part = record.add(plan, found, samples)
                 print(tables.table(part), tables.verdicts([part]), sep="\n\n", flush=True)
                 record.write(arguments.json)
                 failed += tables.own_failures(part)

@@ -1,7 +1,8 @@
 """What compare.py has measured, as tables and verdicts in Markdown.
 
 A *part* is one collective with one number of ranks, as plain data that goes through JSON: `operation`,
-`ranks`, `sizes`, `timeout`, `calls` by size, and `samples`: by candidate, a list for each size, with microseconds and
+`ranks`, `sizes`, `timeout`, `calls` by size, when and of which commit it was `measured`, `versions` by candidate, and
+`samples`: by candidate, a list for each size, with microseconds and
 the nanoseconds of watch.py, which may be `null`, of each round. A candidate that was too slow has `Infinity`
 microseconds, one that failed `NaN`.
 
@@ -56,15 +57,17 @@ class Record:
         known = path and Path(path).exists()
         return cls(json.loads(Path(path).read_text()) if known else [])
 
-    def add(self, plan, names, samples):
-        """Adds a part in the place of the one that measured the same, and returns it."""
+    def add(self, plan, found, samples):
+        """Adds a part of candidates in the place of the one that measured the same, and returns it."""
         part = {
+            "measured": moment(),
+            "versions": {candidate.name: candidate.version for candidate in found},
             "operation": plan.operation,
             "ranks": plan.ranks,
             "sizes": plan.sizes,
             "timeout": plan.timeout,
             "calls": [iterations(size) for size in plan.sizes],
-            "samples": {name: [samples[name, size] for size in plan.sizes] for name in names},
+            "samples": {each.name: [samples[each.name, size] for size in plan.sizes] for each in found},
         }
         same = lambda other: all(other[key] == part[key] for key in ("operation", "ranks"))
         self.parts = [other for other in self.parts if not same(other)] + [part]
@@ -193,7 +196,9 @@ def table(part):
     head = ["size", *names, f"{OURS} busbw", *(f"best peer / {name}" for name in own),
             *(f"share of the {LIMITS[name]}" for name in limited), "rounds, least to most", "cache line"]
     title = f"### {part['operation']}, {part['ranks']} ranks"
-    lines = [title, "", row(head), row(["---"] * len(head))]
+    versions = ", ".join(f"{name} {version}" for name, version in part.get("versions", {}).items() if name not in OWN)
+    origin = ". ".join(filter(None, (part.get("measured"), versions)))
+    lines = [title, "", *([origin, ""] if origin else []), row(head), row(["---"] * len(head))]
     for index, size in enumerate(part["sizes"]):
         time = median(part, OURS, index)
         bandwidth = size * FACTORS[part["operation"]](part["ranks"]) / time / 1e3
@@ -348,7 +353,7 @@ def circumstances(found, missing, command, arguments):
         f"{size_name(size)} {untimed(size)} + {iterations(size)}" for size in arguments.sizes
     )
     lines = [
-        f"- {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit()}",
+        f"- {moment()}",
         f"- {processor()}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"load average at the end {os.getloadavg()[0]:.1f}",
         f"- `{command}`",
@@ -357,6 +362,11 @@ def circumstances(found, missing, command, arguments):
     lines += [f"- {candidate.name}: {candidate.version}" for candidate in found]
     lines += [f"- not measured: {line}" for line in missing]
     return "\n".join(lines)
+
+
+def moment():
+    """Now, and the commit."""
+    return f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC, commit {commit()}"
 
 
 def write_document(text, path):

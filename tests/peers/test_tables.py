@@ -5,6 +5,7 @@ the limit.
     tests/peers/test_tables.py
 """
 
+import json
 import math
 import unittest
 from unittest import mock
@@ -12,7 +13,7 @@ from unittest import mock
 import compare
 import tables
 import watch
-from candidates import LIMITS, OURS, REGISTERED
+from candidates import LIMITS, OURS, REGISTERED, Candidate, Plan
 
 PEER = "Open MPI"
 SMALL, MIDDLE, LARGE = 8, 1 << 20, 16 << 20
@@ -173,12 +174,21 @@ class Failures(unittest.TestCase):
                 yield size, 7.0
 
         with mock.patch.object(compare, "measure", measure), mock.patch.object(compare, "note"):
-            times = compare.run_candidate(mock.Mock(), compare.Plan("all_reduce", 2, [SMALL, MIDDLE, LARGE], 1))
+            times = compare.run_candidate(mock.Mock(), Plan("all_reduce", 2, [SMALL, MIDDLE, LARGE], 1))
         self.assertEqual([times[size][0] for size in (SMALL, LARGE)], [7.0, 7.0])
         self.assertTrue(math.isnan(times[MIDDLE][0]))
 
 
 class Tables(unittest.TestCase):
+    def test_parts_tell_when_and_of_what_they_were_measured(self):
+        found = [Candidate(OURS, None, "commit abc"), Candidate(PEER, None, "4.1.4")]
+        samples = {(each.name, MIDDLE): [[10, 45]] for each in found}
+        record = tables.Record([])
+        with mock.patch.object(tables, "moment", lambda: "2026-01-01 00:00 UTC, commit abc"):
+            record.add(Plan("all_reduce", 2, [MIDDLE], 1), found, samples)
+        text = tables.table(json.loads(json.dumps(record.parts))[0])
+        self.assertEqual(text.split("\n")[2:4], ["2026-01-01 00:00 UTC, commit abc. Open MPI 4.1.4", ""])
+
     def test_every_collective_has_its_share_of_the_limit(self):
         times = {"ours": [60], "registered": [50], "peer": [100]}
         for operation in tables.FACTORS:
