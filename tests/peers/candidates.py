@@ -20,6 +20,7 @@ IN_C = "r2ccl in C"
 LIMITS = {OURS: "ordinary limit", REGISTERED: "limit"}
 # What is no peer: this library, and what the memory allows.
 OWN = (OURS, REGISTERED, IN_C, *LIMITS.values())
+PEER_LIBRARIES = ("Open MPI", "MPICH", "Intel MPI", "oneCCL", "Gloo")
 
 DEBIAN_PACKAGES = ["openmpi-bin", "libopenmpi-dev", "mpich", "libmpich-dev", "g++"]
 # Of PyPI: the libraries of Intel with their headers, and what draws the chart.

@@ -220,9 +220,11 @@ def parse_arguments():
                         "tell what earlier runs have added, too")
     parser.add_argument("--dry", action="store_true", help="print only, leave the document alone")
     arguments = parser.parse_args()
-    unknown = set(arguments.operations) - set(tables.FACTORS)
-    if unknown:
-        parser.error(f"no such operation: {', '.join(unknown)}")
+    for given, known, kind in ((arguments.operations, tables.FACTORS, "operation"),
+                               (arguments.candidates or (), (*candidates.OWN, *candidates.PEER_LIBRARIES), "candidate")):
+        unknown = [word for word in given if word not in known]
+        if unknown:
+            parser.error(f"no such {kind}: {', '.join(unknown)}; there are {', '.join(known)}")
     return arguments
 
 

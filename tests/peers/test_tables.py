@@ -5,6 +5,8 @@ the limit.
     tests/peers/test_tables.py
 """
 
+import contextlib
+import io
 import json
 import math
 import unittest
@@ -196,6 +198,17 @@ class Tables(unittest.TestCase):
             self.assertTrue("| share of the ordinary limit | share of the limit |" in text and "| 75 % | 80 % |" in text, text)
             text = tables.table(part([MIDDLE], operation, **times, limit=[40]))
             self.assertTrue("ordinary" not in text and "| 80 % |" in text, text)
+
+
+class CommandLine(unittest.TestCase):
+    def test_names_that_nobody_has_are_refused(self):
+        for words in (["--candidates", f"{OURS},OpenMPI"], ["--operations", "all_reduce,reduce"]):
+            said = io.StringIO()
+            with mock.patch("sys.argv", ["compare.py", *words]), contextlib.redirect_stderr(said):
+                self.assertRaises(SystemExit, compare.parse_arguments)
+            self.assertIn(f"no such {words[0][2:-1]}: {words[1].split(',')[1]};", said.getvalue())
+        with mock.patch("sys.argv", ["compare.py", "--candidates", f"{OURS},Intel MPI,limit"]):
+            self.assertEqual(compare.parse_arguments().candidates, [OURS, "Intel MPI", "limit"])
 
 
 if __name__ == "__main__":
