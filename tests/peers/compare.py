@@ -108,7 +108,7 @@ def lines_of(command, environment, timeout):
                 errors.seek(0)
                 raise Failed(f"exit status {process.returncode}: {errors.read()[-500:]}")
         except (queue.Empty, subprocess.TimeoutExpired):
-            raise TooSlow from None
+            raise TooSlow(f"nothing for {timeout:g} s") from None
         finally:
             stop(process)
 

@@ -10,20 +10,20 @@ rank for which the others have waited.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import candidates
+import compare
 from candidates import LIMITS, OURS, REGISTERED
 
 # Those that are not called from C.
 LEFT_OUT = (OURS, REGISTERED, *LIMITS.values(), "Gloo")
 # Milliseconds of computation, and calls.
 CASES = {1000: 3, 10: 50, 1: 200}
+# Without a line.
 MOST_SECONDS = 120
 
 
@@ -37,12 +37,8 @@ class Waiting(candidates.Plan):
 
 def measure(candidate, plan):
     """Lists of numbers as waiting.h has them, by milliseconds."""
-    command = [str(word) for word in candidate.command(plan)]
-    environment = {**os.environ, **candidate.environment(plan)}
-    process = subprocess.run(command, env=environment, timeout=plan.timeout, stdout=subprocess.PIPE,
-                             check=True, text=True)
     # Some libraries print warnings between them.
-    lines = (line.split() for line in process.stdout.splitlines())
+    lines = (line.split() for line in compare.lines_of(candidate.command(plan), candidate.environment(plan), plan.timeout))
     rows = [words for words in lines if words and words[0].isdigit()]
     if any(row[4] != "0" for row in rows):
         sys.exit(f"{candidate.name}: wrong results")
@@ -78,15 +74,15 @@ def main():
     found, missing = candidates.find(options.build.resolve(), None)
     found = [candidate for candidate in found if candidate.name not in LEFT_OUT]
     for line in missing:
-        print(f"# skipped: {line}", file=sys.stderr)
+        compare.note(f"skipped: {line}")
     for ranks in options.ranks:
         samples = {(candidate.name, milliseconds): [] for candidate in found for milliseconds in CASES}
         for _ in range(options.rounds):
             for candidate in found:
                 try:
                     rows = measure(candidate, Waiting("waiting", ranks, list(CASES), MOST_SECONDS))
-                except (OSError, subprocess.SubprocessError) as error:
-                    print(f"# {candidate.name}: {error}", file=sys.stderr)
+                except (OSError, compare.Failed, compare.TooSlow) as error:
+                    compare.note(f"{candidate.name}: {error}")
                     continue
                 for milliseconds, row in rows.items():
                     samples[candidate.name, milliseconds].append(row)
