@@ -14,7 +14,7 @@ Both are in regression.json beside this program. A case that exceeds one is meas
 it is slow each time, at least once while others used little of the processors. Where they never did, nobody can tell. Prints
 a line for each; the exit status is 1 if one is slow, else 2 if one is in doubt.
 
-    tests/measure/regression.py [--rounds 7] [--cases NAME,...] [--store]
+    tests/measure/regression.py [--rounds 7] [--cases NAME,... | --store]
 
 test_regression.py plants regressions, and this has to find them.
 """
@@ -280,25 +280,35 @@ def store(cases, found, stored, file):
     commit = text_of(["git", "-C", str(REPOSITORY), "rev-parse", "--short", "HEAD"]).strip()
     known = stored["cases"]
     bar = lambda name: known[name]["bar"] if name in known else float(f"{found[name] * ROOM:.2g}")
+    # All are of this commit and this machine: what was not measured now is not kept.
     new = {case.name: {"ratio": float(f"{found[case.name]:.3g}"), "bar": bar(case.name)} for case in cases}
     head = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "commit": commit, "machine": machine()}
-    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in (known | new).items())
+    rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in new.items())
     file.write_text(f"{json.dumps(head, indent=1)[:-2]},\n \"cases\": {{\n{rows}\n }}\n}}\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cases", default="*", help="names or patterns, such as all_reduce/*")
+    parser.add_argument("--cases", default="*", help="names or patterns, such as all_reduce/*; not with --store")
     parser.add_argument("--programs", metavar="FOLDER", help="perf programs and yardsticks that are built already")
     parser.add_argument("--stored", metavar="FILE", type=Path, default=STORED, help="bars and ratios of the release before")
     parser.add_argument("--store", action="store_true", help="write the ratios down for the next release")
     options = parser.parse_args()
-    wanted = options.cases.split(",")
-    cases = [case for case in all_cases().values() if any(fnmatch.fnmatch(case.name, word) for word in wanted)]
+    if options.store and options.cases != "*":
+        parser.error("--store writes down the ratios of all cases, which are of one commit and one machine: leave out --cases")
+    cases = {}
+    for word in options.cases.split(","):
+        matching = {case.name: case for case in all_cases().values() if fnmatch.fnmatch(case.name, word)}
+        if not matching:
+            parser.error(f"--cases {word}: no case has such a name, as {', '.join(list(all_cases())[:3])} have")
+        cases |= matching
+    cases = list(cases.values())
     stored = {"date": "", "commit": "", "machine": "", "cases": {}}
     if options.stored.exists():
         stored = json.loads(options.stored.read_text())
+    elif not options.store:
+        parser.error(f"--stored {options.stored}: there is no such file; --store makes one")
     programs = Programs(options.programs)
     if options.store:
         store(cases, ratios(programs, cases, CARE * options.rounds), stored, options.stored)

@@ -150,11 +150,30 @@ class Storing(unittest.TestCase):
         self.assertEqual(second["cases"], {SMALL: {"ratio": 4.0, "bar": 1.0}})
         self.assertEqual((second["commit"], second["machine"]), ("abc", regression.machine()))
 
+    def test_ratios_that_were_not_measured_now_are_not_kept(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "stored.json"
+            with mock.patch.object(regression, "text_of", lambda _: "abc\n"):
+                regression.store([CASES[SMALL]], {SMALL: 0.5}, stored(names=(SMALL, LARGE)), file)
+            self.assertEqual(list(json.loads(file.read_text())["cases"]), [SMALL])
+
     def test_every_case_has_a_bar_that_is_above_its_ratio(self):
         known = json.loads(regression.STORED.read_text())["cases"]
         self.assertEqual(sorted(known), sorted(CASES))
         for name, row in known.items():
             self.assertGreater(row["bar"], row["ratio"], name)
+
+
+class CommandLine(unittest.TestCase):
+    def test_what_would_measure_nothing_or_against_nothing_is_refused(self):
+        for words, complaint in (
+                (["--cases", "all_reduce/*,reduce/*"], "--cases reduce/*: no case"),
+                (["--stored", "/nowhere/stored.json"], "--stored /nowhere/stored.json: there is no such file"),
+                (["--store", "--cases", SMALL], "leave out --cases")):
+            command = [sys.executable, regression.__file__, *words, "--programs", "/nowhere"]
+            ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+            self.assertEqual(ended.returncode, 2)
+            self.assertIn(complaint, ended.stderr)
 
 
 # A program that works, tells how much processor time that took, and begins with the line of its interpreter.
