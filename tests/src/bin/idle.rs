@@ -35,12 +35,12 @@ fn main() -> Outcome<()> {
     let [ranks, hosts, rails, seconds, kilobytes] = numbers[..] else { return Err(USAGE.into()) };
     let port = ReservedPort::new()?;
     let start = |rank| start(rank, [ranks, hosts, rails, seconds, kilobytes], port.number());
-    let members: Vec<Child> = (0..ranks).map(start).collect::<Result<_, _>>()?;
+    let members: Vec<Member> = (0..ranks).map(start).collect::<Result<_, _>>()?;
     println!("rank  % of a processor  MB private  MB shared  threads");
     for (rank, mut child) in members.into_iter().enumerate() {
         let mut line = String::new();
-        child.stdout.take().ok_or("no output")?.read_to_string(&mut line)?;
-        if !child.wait()?.success() {
+        child.0.stdout.take().ok_or("no output")?.read_to_string(&mut line)?;
+        if !child.0.wait()?.success() {
             return Err(format!("rank {rank} failed").into());
         }
         println!("{rank:4}  {}", line.trim_end());
@@ -48,7 +48,18 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-fn start(rank: usize, numbers: [usize; 5], port: u16) -> Outcome<Child> {
+/// A process that is a rank. Dropping it kills it, so that none outlives an error.
+struct Member(Child);
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn start(rank: usize, numbers: [usize; 5], port: u16) -> Outcome<Member> {
     let [ranks, hosts, rails, seconds, kilobytes] = numbers;
     let host = rank * hosts / ranks;
     let addresses: Vec<String> =
@@ -69,7 +80,7 @@ fn start(rank: usize, numbers: [usize; 5], port: u16) -> Outcome<Child> {
     if rails > 0 {
         command.env("R2CCL_RAILS", addresses.join(","));
     }
-    Ok(command.spawn()?)
+    Ok(Member(command.spawn()?))
 }
 
 /// What a rank does: it prints its line at the end.
