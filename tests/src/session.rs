@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::thread;
 
-use ccl::{Communicator, Config};
+use ccl::{Communicator, Config, ReduceOp};
 use rustix::system::uname;
 
 use crate::Outcome;
@@ -25,9 +25,6 @@ use crate::split::Split;
 use crate::table::{self, Device, Measurement, Row};
 use crate::timeline::{self, Entry};
 use crate::traffic::Traffic;
-
-/// Bytes in which a rank describes itself to rank 0.
-const DESCRIPTION_BYTES: usize = 256;
 
 /// What all ranks of this process have in common.
 #[derive(Debug)]
@@ -241,10 +238,13 @@ impl Session<'_> {
             description,
         ];
         let mut sent = own.join("\n").into_bytes();
-        sent.resize(DESCRIPTION_BYTES, 0);
-        let mut received = vec![0; DESCRIPTION_BYTES * world.size() as usize];
+        let mut longest = [sent.len() as u64];
+        world.all_reduce_in_place(&mut longest, ReduceOp::Max)?;
+        let bytes = usize::try_from(longest[0]).unwrap_or(usize::MAX);
+        sent.resize(bytes, 0);
+        let mut received = vec![0; bytes * world.size() as usize];
         world.all_gather(&sent, &mut received)?;
-        Ok(received.chunks(DESCRIPTION_BYTES).enumerate().map(parse_device).collect())
+        Ok(received.chunks(bytes).enumerate().map(parse_device).collect())
     }
 }
 

@@ -255,6 +255,16 @@ fn the_table_is_that_of_nccl_tests() {
 }
 
 #[test]
+fn the_head_names_all_rails_however_many() {
+    let finished = run(ALL_REDUCE, "--ranks 2 --hosts 2 --rails 30 -b 8 -e 8 -n 1");
+    finished.assert_right("all_reduce_perf --rails 30");
+    for host in [1, 2] {
+        let last = format!(",127.1.{host}.29,127.1.{host}.30\n");
+        assert!(finished.output.contains(&last), "{}", finished.output);
+    }
+}
+
+#[test]
 fn a_matrix_file_gives_the_counts_of_alltoallv() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("matrix");
