@@ -194,6 +194,15 @@ impl Arguments {
         if self.least > self.most {
             return refuse(format!("-b {} is more than -e {}", self.least, self.most));
         }
+        if self.most > MOST_BYTES {
+            return refuse(format!("-e {}: at most {MOST_BYTES} bytes", self.most));
+        }
+        if self.iterations.get().max(self.aggregated.get()) > MOST_CALLS {
+            return refuse(format!("-n, -m: at most {MOST_CALLS}"));
+        }
+        if self.skipped >= self.iterations.get() {
+            return refuse(format!("-K {} leaves nothing of -n {}", self.skipped, self.iterations));
+        }
         if !(0.0..=1e6).contains(&self.timeout) {
             return refuse(format!("-T {} is no number of seconds", self.timeout));
         }
@@ -289,6 +298,10 @@ impl Arguments {
     }
 }
 
+/// More than a machine has, and sums of some of them are numbers.
+const MOST_BYTES: usize = 1 << 46;
+/// Of each kind; their product is a number.
+const MOST_CALLS: usize = u32::MAX as usize;
 /// Hosts and rails are numbers in a loopback address.
 const MOST_HOSTS: usize = 250;
 const MOST_RAILS: usize = 250;
@@ -377,6 +390,9 @@ mod tests {
             "-r first",
             "-z 4",
             "-T -1",
+            "-e 18446744073709551615",
+            "-n 18446744073709551615 -m 2",
+            "-n 5 -K 5",
             "--hosts 2",
             "--ranks 2 --hosts 3",
             "--ranks 0",
