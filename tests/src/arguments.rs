@@ -17,6 +17,8 @@ use crate::testbed::shape::Rate;
 
 /// Chooses everything there is.
 const ALL: &str = "all";
+/// `-r`: the same, as nccl-tests has it.
+const ALL_ROOTS: &str = "-1";
 
 /// What the command line says.
 ///
@@ -24,7 +26,7 @@ const ALL: &str = "all";
 #[derive(Clone, Debug, Parser)]
 #[command(
     about = "Measures and checks one collective, with the flags and columns of nccl-tests",
-    after_help = "Sizes may end in K, M or G. Without --ranks, the environment of torchrun, mpirun \
+    after_help = "Sizes may have a fraction and end in K, M or G. Without --ranks, the environment of torchrun, mpirun \
                   or Slurm says which rank this is; without such an environment there is one rank."
 )]
 pub struct Arguments {
@@ -70,8 +72,14 @@ pub struct Arguments {
     /// Type of the elements
     #[arg(short = 'd', long = "datatype", default_value = "float", value_parser = datatype_names(), value_name = "TYPE/all")]
     pub datatype: String,
-    /// The root
-    #[arg(short = 'r', long = "root", default_value = "0", value_name = "RANK/all")]
+    /// The root; -1 is all of them, too
+    #[arg(
+        short = 'r',
+        long = "root",
+        default_value = "0",
+        allow_negative_numbers = true,
+        value_name = "RANK/all"
+    )]
     pub root: String,
     /// 0, 2: calls one after the other; 1: with a barrier after every call; 3: with a barrier after
     /// every iteration, which is not timed. A call always returns with its result
@@ -112,16 +120,22 @@ pub struct Arguments {
     #[arg(short = 'V', long = "device_cta_count", default_value_t = 16, value_name = "N")]
     pub device_ctas: u32,
     /// Report how much memory was used
-    #[arg(short = 'M', long = "memory_report", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1), value_name = "0/1")]
+    #[arg(short = 'M', long = "memory", alias = "memory_report", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1), value_name = "0/1")]
     pub memory_report: u8,
-    /// Bytes by which the buffers miss their alignment
-    #[arg(short = 'u', long = "unalign", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096), value_name = "BYTES")]
+    /// Elements by which the buffers miss their alignment
+    #[arg(short = 'u', long = "unalign", default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..4096), value_name = "N")]
     pub misalignment: u16,
     /// Show least, most, 99th percentile and variation of single iterations
     #[arg(short = 'I', long = "per_iter_timing", default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1), value_name = "0/1")]
     pub per_iteration: u8,
     /// First iterations that -I leaves out of its columns
-    #[arg(short = 'K', long = "skip_samples", default_value_t = 0, value_name = "N")]
+    #[arg(
+        short = 'K',
+        long = "per_iter_skip",
+        alias = "skip_samples",
+        default_value_t = 0,
+        value_name = "N"
+    )]
     pub skipped: usize,
     /// Start so many processes of this program on this machine
     #[arg(long, value_name = "N", help_heading = "Ours")]
@@ -206,7 +220,7 @@ impl Arguments {
         if !(0.0..=1e6).contains(&self.timeout) {
             return refuse(format!("-T {} is no number of seconds", self.timeout));
         }
-        if self.root != ALL && self.root.parse::<usize>().is_err() {
+        if ![ALL, ALL_ROOTS].contains(&self.root.as_str()) && self.root.parse::<usize>().is_err() {
             return refuse(format!("-r {} is neither a rank nor {ALL}", self.root));
         }
         if self.device == DeviceKind::Cuda && !cfg!(feature = "cuda") {
@@ -351,6 +365,18 @@ mod tests {
         )
         .unwrap();
         assert_eq!(format!("{short:?}"), format!("{long:?}"));
+        let short = parse("-M 1 -I 1 -K 2").unwrap();
+        for long in [
+            "--memory 1 --per_iter_timing 1 --per_iter_skip 2",
+            "--memory_report 1 -I 1 --skip_samples 2",
+        ] {
+            assert_eq!(format!("{short:?}"), format!("{:?}", parse(long).unwrap()));
+        }
+    }
+
+    #[test]
+    fn ranks_sizes_and_roots_follow_from_the_flags() {
+        let short = parse("-b 8 -e 128M -f 2 -r 1 -t 4 -g 2").unwrap();
         assert_eq!(short.local_ranks(), 8);
         assert_eq!(short.sweep().sizes().count(), 25);
         assert_eq!(short.roots(2), [1]);
@@ -362,6 +388,7 @@ mod tests {
         assert_eq!(arguments.datatypes(), DataType::ALL);
         assert_eq!(arguments.operations(), Operation::ALL);
         assert_eq!(arguments.roots(3), [0, 1, 2]);
+        assert_eq!(parse("-r -1").unwrap().roots(3), [0, 1, 2]);
     }
 
     #[test]
@@ -388,6 +415,7 @@ mod tests {
             "-d floats",
             "-o plus",
             "-r first",
+            "-r -2",
             "-z 4",
             "-T -1",
             "-e 18446744073709551615",

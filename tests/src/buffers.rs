@@ -112,19 +112,29 @@ pub struct Buffers {
     receive: Memory,
     /// Bytes for rows; misalignment and guard come on top.
     bytes: usize,
+    /// Bytes in front of rows, of which there is room for `most_misaligned`.
     misalignment: usize,
+    most_misaligned: usize,
 }
 
 impl Buffers {
-    /// Buffers for rows of up to `bytes` bytes, if `shared` in memory that peers on this host reach.
+    /// Buffers for rows of up to `bytes` bytes, which may be misaligned by so many, if `shared` in memory that peers on this
+    /// host reach.
     ///
     /// # Errors
     /// There is no memory.
-    pub fn new(bytes: usize, misalignment: usize, shared: bool) -> Outcome<Self> {
+    pub fn new(bytes: usize, most_misaligned: usize, shared: bool) -> Outcome<Self> {
         let bytes = bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES);
-        let size = bytes + misalignment + GUARD_BYTES;
+        let size = bytes + most_misaligned + GUARD_BYTES;
         let allocate = || if shared { Memory::shared(size) } else { Memory::private(size) };
-        Ok(Self { send: allocate()?, receive: allocate()?, bytes, misalignment })
+        let (send, receive) = (allocate()?, allocate()?);
+        Ok(Self { send, receive, bytes, misalignment: 0, most_misaligned })
+    }
+
+    /// Lets rows begin so many bytes behind the start of the memory.
+    pub fn misalign(&mut self, bytes: usize) {
+        assert!(bytes <= self.most_misaligned, "{bytes} of {} bytes", self.most_misaligned);
+        self.misalignment = bytes;
     }
 
     /// Bytes of both buffers.
@@ -321,7 +331,10 @@ mod tests {
 
     #[test]
     fn iterations_move_through_the_buffer() {
-        let buffers = Buffers::new(1000, 3, false).unwrap();
+        let mut buffers = Buffers::new(1000, 3, false).unwrap();
+        let aligned = buffers.start(false);
+        buffers.misalign(3);
+        assert_eq!(buffers.start(false).addr() - aligned.addr(), 3);
         let counts = Counts { in_place_input: 10, ..Counts::new(10, 10, 40) };
         let out_of_place = layout(Form::OutOfPlace, &counts);
         let starts: Vec<usize> = (0..7).map(|i| buffers.parts(&out_of_place).start(i)).collect();

@@ -80,7 +80,9 @@ impl<'a> Engine<'a> {
         let rows = datatypes.iter().flat_map(|datatype| sizes().map(|bytes| row(*datatype, bytes)));
         let bytes = rows.max().unwrap_or(0).max(arguments.most);
         let shared = arguments.register > 0;
-        let buffers = Buffers::new(bytes, arguments.misalignment.into(), shared)?;
+        let element_bytes = datatypes.iter().map(|datatype| datatype.bytes()).max().unwrap_or(0);
+        let misalignment = usize::from(arguments.misalignment) * element_bytes;
+        let buffers = Buffers::new(bytes, misalignment, shared)?;
         let gpu = device.map(|device| Gpu::new(device, group, buffers.total_bytes() / 2));
         let gpu =
             gpu.transpose().map_err(|error| Failure::Library { rank: world.rank().0, error })?;
@@ -180,11 +182,14 @@ impl<'a> Engine<'a> {
         self.group.explain(&request).map(Some).map_err(|error| self.failure(error))
     }
 
-    /// Runs sizes from the first to the last, each twice the one before, without looking at the clock, as nccl-tests does.
+    /// Begins a part of the table: runs sizes from the first to the last, each twice the one before, without looking at the
+    /// clock, as nccl-tests does.
     ///
     /// # Errors
     /// The library failed.
     pub fn warm_up(&mut self, case: Case) -> Outcome<()> {
+        let misaligned = usize::from(self.arguments.misalignment);
+        self.buffers.misalign(misaligned * case.datatype.bytes());
         self.prepare(case)?;
         let sizes = match self.traffic {
             Traffic::Bytes(_) => self.sizes(),

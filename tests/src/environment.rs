@@ -24,8 +24,10 @@ pub struct Wishes {
     pub matrix_scale: Option<f64>,
     /// `NCCL_TESTS_ALLTOALLV_SPREAD`: 0 (all pairs alike) to 1 (by distance of the ranks).
     pub spread: Option<f64>,
-    /// `NCCL_TESTS_SPLIT`, or `AND` and the value of `NCCL_TESTS_SPLIT_MASK`.
+    /// `AND` and the value of `NCCL_TESTS_SPLIT_MASK`, or `NCCL_TESTS_SPLIT`.
     pub split: Option<String>,
+    /// `NCCL_TESTS_DEVICE`: the device of the first rank of every process; the others have those behind it.
+    pub first_device: Option<usize>,
 }
 
 /// Reads the variables that nccl-tests reads.
@@ -42,7 +44,8 @@ pub fn wishes() -> Result<Wishes, String> {
         matrix_file: std::env::var_os("NCCL_TESTS_ALLTOALLV_MATRIX_FILE"),
         matrix_scale: number("NCCL_TESTS_ALLTOALLV_MATRIX_SCALE")?,
         spread: number("NCCL_TESTS_ALLTOALLV_SPREAD")?,
-        split: text("NCCL_TESTS_SPLIT").or(mask),
+        split: mask.or(text("NCCL_TESTS_SPLIT")),
+        first_device: device()?,
     })
 }
 
@@ -72,6 +75,15 @@ pub fn relevant() -> Vec<String> {
         .collect();
     variables.sort();
     variables
+}
+
+/// Of nccl-tests, -1 stands for none.
+fn device() -> Result<Option<usize>, String> {
+    const NAME: &str = "NCCL_TESTS_DEVICE";
+    text(NAME)
+        .filter(|value| value.trim() != "-1")
+        .map(|value| value.trim().parse().map_err(|_| format!("{NAME}={value:?} is no device")))
+        .transpose()
 }
 
 fn text(name: &str) -> Option<String> {

@@ -104,7 +104,8 @@ impl Session<'_> {
         };
         self.possible(&group)?;
         let on_device = self.arguments.device == DeviceKind::Cuda;
-        let gpu = on_device.then(|| gpu::Device::open(self.first_here + thread)).transpose();
+        let first_device = self.wishes.first_device.unwrap_or(self.first_here);
+        let gpu = on_device.then(|| gpu::Device::open(first_device + thread)).transpose();
         let gpu = gpu.map_err(library)?;
         let devices = self.devices(world, color as usize, thread, gpu.as_ref()).map_err(library)?;
         let members = [world, &group];

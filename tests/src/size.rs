@@ -1,12 +1,14 @@
 //! Sizes on the command line, and the sequence of sizes of a run.
 
-/// Parses `32M`: a whole number and at most one of `K`, `M`, `G` (powers of 1024, either case),
-/// optionally followed by `B` or `iB`.
+/// Parses `32M` or `1.5M`: a number and at most one of `K`, `M`, `G` (powers of 1024, either case),
+/// optionally followed by `B` or `iB`. Fractions of a byte are dropped.
 ///
 /// # Errors
 /// Says what is allowed.
 pub fn parse(text: &str) -> Result<usize, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    const ALLOWED: &str = "allowed: a number such as 8 or 1.5, optionally with K, M or G";
+    let is_digit = |character: char| character.is_ascii_digit() || character == '.';
+    let digits = text.len() - text.trim_start_matches(is_digit).len();
     let (number, unit) = text.split_at(digits);
     let unit = unit.trim_start().to_ascii_uppercase();
     let letter = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit);
@@ -15,11 +17,24 @@ pub fn parse(text: &str) -> Result<usize, String> {
         "K" => 10,
         "M" => 20,
         "G" => 30,
-        _ => return Err("allowed: a whole number, optionally with K, M or G".to_owned()),
+        _ => return Err(ALLOWED.to_owned()),
     };
-    let number: usize =
-        number.parse().map_err(|_| "allowed: a whole number, optionally with K, M or G")?;
+    if number.contains('.') {
+        let number: f64 = number.parse().map_err(|_| ALLOWED)?;
+        return Ok(scaled(number, 1 << shift));
+    }
+    let number: usize = number.parse().map_err(|_| ALLOWED)?;
     number.checked_mul(1 << shift).ok_or_else(|| "the size is too large".to_owned())
+}
+
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "units are powers of two, fractions are dropped on purpose, and what is too large becomes the largest"
+)]
+fn scaled(number: f64, unit: usize) -> usize {
+    (number * unit as f64) as usize
 }
 
 /// From which size to which, and how to get from one to the next.
@@ -76,10 +91,15 @@ mod tests {
             ("32MB", 32 << 20),
             ("2GiB", 2 << 30),
             ("1 K", 1024),
+            ("1.5M", 3 << 19),
+            (".5K", 512),
+            ("0.3K", 307),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
-        for text in ["", "M", "-1", "1.5M", "3T", "8x", "99999999999999999999", "99999999999G"] {
+        for text in
+            ["", "M", "-1", ".", "1.5.2M", "3T", "8x", "99999999999999999999", "99999999999G"]
+        {
             assert!(parse(text).is_err(), "{text}");
         }
     }

@@ -107,6 +107,7 @@ fn devices_are_named_and_shared_out() {
 #[test]
 fn threads_are_ranks_too() {
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -o all -u 3");
+    right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -u 3 -d int8");
     right(ALL_REDUCE, "-t 2 -b 1K -e 64K -f 8 -n 3 -z 1");
 }
 

@@ -219,7 +219,7 @@ fn ranks_with_processors_of_their_own_compare_the_ways_to_combine() {
 fn threads_groups_registration_and_odd_addresses_are_right() {
     for (program, line) in [
         (ALL_REDUCE, "-t 3 -b 4 -e 64K -f 16 -n 2 -m 3 -d all -o avg"),
-        (ALL_REDUCE, "-t 2 -g 2 -b 1K -e 64K -f 8 -n 3 -u 3 -z 1 -a 3"),
+        (ALL_REDUCE, "-t 2 -g 2 -b 1K -e 64K -f 8 -n 3 -u 3 -z 1 -a 3 -d all"),
         (
             ALL_REDUCE,
             "--ranks 2 -t 2 -b 1K -e 4K -f 2 -n 3 -z 3 -m 2 -C 1 -S 1 -I 1 -K 1 -M 1 -R 1 -c 2",
