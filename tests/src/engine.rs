@@ -248,7 +248,8 @@ impl<'a> Engine<'a> {
         let timing = self.timed(&plan)?;
         let wall_s = self.averaged(timing.wall_s)?;
         let processor_s = self.averaged(timing.processor_s)?;
-        let iterations = self.longest(timing.iterations)?;
+        let by_process = self.by_process(&timing.iterations)?;
+        let iterations = longest(&by_process);
         let (wrong, overwritten) = self.checked(case, &plan)?;
         self.settle(&plan)?;
         #[allow(clippy::cast_precision_loss, reason = "bytes are far below 2^53")]
@@ -265,6 +266,7 @@ impl<'a> Engine<'a> {
             overwritten,
             summary: asked.then(|| Summary::of(&iterations[skipped..])),
             iterations,
+            by_process,
         })
     }
 
@@ -336,14 +338,15 @@ impl<'a> Engine<'a> {
         Ok(result[0])
     }
 
-    /// For every iteration, the time of the rank that took longest.
-    fn longest(&self, mut times: Vec<f64>) -> Outcome<Vec<f64>> {
-        if !times.is_empty() {
-            self.world
-                .all_reduce_in_place(&mut times, ReduceOp::Max)
-                .map_err(|error| self.failure(error))?;
+    /// For every process and iteration, the time of its rank that took longest.
+    fn by_process(&self, times: &[f64]) -> Outcome<Vec<Vec<f64>>> {
+        if times.is_empty() {
+            return Ok(Vec::new());
         }
-        Ok(times)
+        let mut all = vec![0.0; times.len() * self.world.size() as usize];
+        self.world.all_gather(times, &mut all).map_err(|error| self.failure(error))?;
+        let ranks: Vec<&[f64]> = all.chunks(times.len()).collect();
+        Ok(ranks.chunks(self.arguments.local_ranks()).map(longest).collect())
     }
 
     fn barrier(&self) -> Outcome<()> {
@@ -390,6 +393,15 @@ impl<'a> Engine<'a> {
     fn failure(&self, error: ccl::Error) -> Failure {
         Failure::Library { rank: self.world.rank().0, error }
     }
+}
+
+/// For every iteration, the time of who took longest.
+fn longest<T: AsRef<[f64]>>(times: &[T]) -> Vec<f64> {
+    let mut most = times.first().map_or_else(Vec::new, |first| first.as_ref().to_vec());
+    for others in times {
+        most.iter_mut().zip(others.as_ref()).for_each(|(most, other)| *most = most.max(*other));
+    }
+    most
 }
 
 fn counts(

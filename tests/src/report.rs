@@ -15,7 +15,7 @@ use crate::table::{Device, Measurement, Row, is_slow, version_code};
 use crate::{environment, stopwatch};
 
 /// Version of the format.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// How many names are tried for the file.
 const MOST_NAMES: usize = 1000;
@@ -65,6 +65,7 @@ struct Config {
     graph: u32,
     blocking_collectives: &'static str,
     per_iter_timing: &'static str,
+    per_iter_skip: usize,
     parallel_init: &'static str,
     devices: Vec<DeviceLine>,
 }
@@ -169,6 +170,7 @@ impl Report {
 
     /// Adds a row.
     pub fn row(&mut self, row: &Row, arguments: &Arguments, name: &str) {
+        let per_iteration = |measurement| per_iteration(measurement, arguments.skipped);
         let body = |measurement| Body::of(measurement, arguments.processor_time == 1);
         self.document.results.push(Line {
             size: row.bytes,
@@ -230,6 +232,7 @@ impl Config {
             graph: 0,
             blocking_collectives: word(arguments.blocking != 0),
             per_iter_timing: word(arguments.per_iteration != 0),
+            per_iter_skip: arguments.skipped,
             parallel_init: word(arguments.parallel_init != 0),
             devices: Vec::new(),
         }
@@ -249,9 +252,9 @@ impl Body {
     }
 }
 
-fn per_iteration(measurement: &Measurement) -> Option<PerIteration> {
-    let summary = measurement.summary.as_ref()?;
-    Some(PerIteration::new(summary, &measurement.iterations))
+fn per_iteration(measurement: &Measurement, skipped: usize) -> Option<PerIteration> {
+    let Measurement { summary, iterations, by_process, .. } = measurement;
+    Some(PerIteration::new(summary.as_ref()?, skipped, iterations, by_process))
 }
 
 /// nccl-tests writes truth as text.

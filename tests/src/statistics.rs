@@ -56,6 +56,7 @@ impl Summary {
 /// The part of the report for the iterations of one form, in microseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct PerIteration {
+    skipped_iterations: usize,
     min_us: f64,
     max_us: f64,
     avg_us: f64,
@@ -65,14 +66,20 @@ pub struct PerIteration {
     stdev_us: f64,
     cv_pct: f64,
     times_us: Vec<f64>,
+    /// If there are several processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    per_process_max_times_us: Option<Vec<Vec<f64>>>,
 }
 
 impl PerIteration {
-    /// `times` are all of them; the summary leaves out the first `skipped`.
+    /// `times` are all of them, and those of each process; the summary leaves out the first `skipped`.
     #[must_use]
-    pub fn new(summary: &Summary, times: &[f64]) -> Self {
+    pub fn new(summary: &Summary, skipped: usize, times: &[f64], by_process: &[Vec<f64>]) -> Self {
         let us = |seconds: f64| seconds * 1e6;
+        let all_us = |times: &[f64]| times.iter().copied().map(us).collect::<Vec<_>>();
+        let processes = || by_process.iter().map(|times| all_us(times)).collect();
         Self {
+            skipped_iterations: skipped,
             min_us: us(summary.least),
             max_us: us(summary.most),
             avg_us: us(summary.mean),
@@ -81,7 +88,8 @@ impl PerIteration {
             p99_us: us(summary.p99),
             stdev_us: us(summary.deviation),
             cv_pct: summary.variation_percent(),
-            times_us: times.iter().copied().map(us).collect(),
+            times_us: all_us(times),
+            per_process_max_times_us: (by_process.len() > 1).then(processes),
         }
     }
 }

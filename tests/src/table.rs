@@ -44,6 +44,8 @@ pub struct Measurement {
     pub overwritten: u64,
     /// Times of single iterations, in seconds, the longest of all ranks; empty if not asked for.
     pub iterations: Vec<f64>,
+    /// Likewise, the longest of the ranks of each process.
+    pub by_process: Vec<Vec<f64>>,
     /// Their summary, if asked for.
     pub summary: Option<Summary>,
 }
@@ -108,15 +110,23 @@ fn modes(arguments: &Arguments) -> Vec<String> {
         ),
         _ => None,
     };
-    let iterations = "# Per-Iteration Report: wall time; i_* uses max over ranks";
+    let skipped = match arguments.skipped {
+        0 => String::new(),
+        skipped => format!("; summary skips first {skipped} iterations"),
+    };
+    let iterations =
+        format!("# Per-Iteration Report: wall time; i_* uses max over ranks{skipped} ");
+    let parallel =
+        "# Parallel Init Enabled: threads enter the communicator concurrently ".to_owned();
     let notes = arguments
         .without_effect()
         .into_iter()
         .map(|flag| format!("# Note: {flag} has no meaning on CPUs and is ignored"));
     let lines = blocking
+        .map(str::to_owned)
         .into_iter()
         .chain((arguments.per_iteration == 1).then_some(iterations))
-        .map(str::to_owned);
+        .chain((arguments.parallel_init == 1).then_some(parallel));
     lines.chain(notes).collect()
 }
 
@@ -324,6 +334,13 @@ mod tests {
             [
                 "# Blocking Enabled: wait after each inner iteration (-m), no barrier ",
                 "# Blocking Enabled: wait and barrier after each outer iteration (-n); time excludes barrier ",
+            ]
+        );
+        assert_eq!(
+            header("x", &arguments("-I 1 -K 3 -p 1"))[3..5],
+            [
+                "# Per-Iteration Report: wall time; i_* uses max over ranks; summary skips first 3 iterations ",
+                "# Parallel Init Enabled: threads enter the communicator concurrently ",
             ]
         );
         let of_rank = Device {

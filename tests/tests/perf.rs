@@ -302,15 +302,21 @@ fn the_candidates_are_explained_and_chosen_by_name() {
 fn the_report_is_json() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("report.json");
-    let line = format!("--ranks 2 -b 1K -e 4K -f 2 -n 2 -I 1 -J {}", file.display());
+    let line = format!("--ranks 2 -b 1K -e 4K -f 2 -n 2 -I 1 -K 1 -J {}", file.display());
     let finished = run(ALL_REDUCE, &line);
     assert!(finished.status.success(), "{}", finished.errors);
     let report: serde_json::Value =
         serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     assert_eq!(report["results"].as_array().unwrap().len(), 3);
     assert_eq!(report["results"][2]["out_of_place"]["nwrong"], 0);
-    let times = &report["results"][0]["in_place_per_iter"]["times_us"];
-    assert_eq!(times.as_array().unwrap().len(), 2);
+    let iterations = &report["results"][0]["in_place_per_iter"];
+    let times =
+        |value: &serde_json::Value| serde_json::from_value::<Vec<f64>>(value.clone()).unwrap();
+    let [first, second] = [0, 1].map(|rank| times(&iterations["per_process_max_times_us"][rank]));
+    let longest: Vec<f64> = first.iter().zip(&second).map(|(one, other)| one.max(*other)).collect();
+    assert_eq!((times(&iterations["times_us"]), longest.len()), (longest, 2));
+    assert_eq!(iterations["skipped_iterations"], 1);
+    assert_eq!((&report["version"], &report["config"]["per_iter_skip"]), (&3.into(), &1.into()));
     assert_eq!(report["config"]["devices"].as_array().unwrap().len(), 2);
 }
 
