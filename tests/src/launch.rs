@@ -23,12 +23,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::error::Failure;
+use crate::testbed::failure::STATUS_OF_SIGNAL;
 
 /// Bytes of what the ranks need to meet.
 pub const MEETING_BYTES: usize = 128;
-
-/// Added to the number of a signal, it makes an exit status, as shells do.
-const STATUS_OF_SIGNAL: i32 = 128;
 
 /// Which process of `--ranks` this is: `index:count:launcher`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

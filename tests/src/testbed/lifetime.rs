@@ -6,7 +6,6 @@
 //! is closed.
 
 use std::io::{self, Read as _};
-use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
 
@@ -16,9 +15,7 @@ use rustix::process::{Signal, getpid, set_parent_process_death_signal};
 
 use super::failure::{Failure, Outcome};
 use super::namespace::own_mounts;
-
-/// Added to the number of a signal, it makes an exit status, as shells do.
-const STATUS_OF_SIGNAL: i32 = 128;
+use super::ranks::status_of;
 
 /// The flag of the process that makes the bed.
 pub const INSIDE: &str = "--inside";
@@ -42,9 +39,7 @@ pub(super) fn run_inside() -> Outcome<u8> {
     // The pipe is taken out so that waiting does not close it.
     let _alive = child.stdin.take();
     let status = child.wait().map_err(|cause| Failure::system("waiting for the bed", cause))?;
-    let signal = || status.signal().map(|signal| STATUS_OF_SIGNAL + signal);
-    let code = status.code().or_else(signal).and_then(|code| u8::try_from(code).ok());
-    Ok(code.unwrap_or(u8::MAX))
+    Ok(status_of(status))
 }
 
 /// Ties this process, the first of its namespace, to the one that started it, and gives it a `/proc`

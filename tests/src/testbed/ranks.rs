@@ -8,7 +8,7 @@ use std::sync::mpsc::Sender;
 use std::thread;
 
 use super::bed::Bed;
-use super::failure::{Failure, Outcome};
+use super::failure::{Failure, Outcome, STATUS_OF_SIGNAL};
 use super::run::Notice;
 use super::shape::{host_name, management_address};
 
@@ -20,9 +20,6 @@ const RAILS: &str = "rail";
 
 /// A longer line is passed on in pieces.
 const LINE_BYTES: u64 = 64 << 10;
-
-/// Added to the number of a signal, it makes an exit status, as shells do.
-const STATUS_OF_SIGNAL: i32 = 128;
 
 /// What is started.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +134,8 @@ fn contains(line: &[u8], text: &[u8]) -> bool {
     text.is_empty() || line.windows(text.len()).any(|part| part == text)
 }
 
-fn status_of(status: ExitStatus) -> u8 {
+/// The exit status that a shell has for a process.
+pub(super) fn status_of(status: ExitStatus) -> u8 {
     let signal = || status.signal().map(|signal| STATUS_OF_SIGNAL + signal);
     status.code().or_else(signal).and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
