@@ -7,15 +7,17 @@ mod benchmarks;
 mod kernels;
 #[path = "../../kernels/tests/cuda/nvrtc.rs"]
 mod nvrtc;
+mod support;
 
 use std::env;
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use benchmarks::{ALL_REDUCE, OTHERS};
+use support::program::{Finished, Running};
+use support::skip;
 
 /// Seconds after which the library gives up, so that a hang is an error.
 const CALL_TIMEOUT: &str = "40";
@@ -25,11 +27,6 @@ fn driver() -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-benchmarks");
     ccl_fakecuda::install(&folder).unwrap();
     folder
-}
-
-/// Past the test harness, so that it is seen.
-fn skip(what: &str) {
-    let _ = writeln!(std::io::stderr(), "skip: {what}");
 }
 
 /// A benchmark on devices, which are those of this machine.
@@ -44,13 +41,14 @@ fn benchmark(program: &str, arguments: &str) -> Command {
     command
 }
 
-fn run(program: &str, arguments: &str, kernels: Option<&Path>) -> Output {
+/// Likewise, where the devices are interpreters.
+fn interpreted(program: &str, arguments: &str, kernels: Option<&Path>) -> Command {
     let mut command = benchmark(program, arguments);
     command.env("LD_LIBRARY_PATH", driver()).env("FAKECUDA_DEVICES", "2");
     // Pieces in every row but the smallest.
     command.env("R2CCL_CUDA_STAGING_BYTES", "32768");
     command.envs(kernels.map(|folder| ("R2CCL_CUDA_KERNELS", folder)));
-    command.output().unwrap()
+    command
 }
 
 /// What it printed, if all results were checked and right.
@@ -59,19 +57,9 @@ fn right(program: &str, arguments: &str) -> String {
 }
 
 fn right_with(program: &str, arguments: &str, kernels: Option<&Path>) -> String {
-    let output = run(program, arguments, kernels);
-    let text = String::from_utf8(output.stdout).unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {arguments}: {text}{errors}");
-    assert!(text.contains("# Out of bounds values : 0 OK\n"), "{program} {arguments}: {text}");
-    let rows = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-    // Behind the last time and bandwidths is the number of wrong elements in place.
-    assert!(rows.clone().count() > 0, "{text}");
-    for row in rows {
-        let wrong = row.split_whitespace().last().unwrap();
-        assert!(["0", "N/A"].contains(&wrong), "{program} {arguments}: {row}");
-    }
-    text
+    let finished = Running::start(&mut interpreted(program, arguments, kernels)).finish();
+    finished.assert_right(&format!("{program} {arguments}"));
+    finished.output
 }
 
 #[test]
@@ -84,11 +72,11 @@ fn all_collectives_are_right_on_devices() {
 #[test]
 fn who_has_no_driver_is_told_by_every_benchmark() {
     for program in OTHERS.into_iter().chain([ALL_REDUCE]) {
-        let output = benchmark(program, "--ranks 2 -b 8 -e 8 -n 1").output().unwrap();
-        if output.status.success() {
+        let mut command = benchmark(program, "--ranks 2 -b 8 -e 8 -n 1");
+        let Finished { status, errors, .. } = Running::start(&mut command).finish();
+        if status.success() {
             return skip("what is said without a CUDA driver: there is one");
         }
-        let errors = String::from_utf8_lossy(&output.stderr);
         assert!(errors.contains("no CUDA driver: there is no libcuda.so.1"), "{program}: {errors}");
     }
 }
@@ -102,6 +90,11 @@ fn devices_are_named_and_shared_out() {
         let line = text.lines().find(|line| line.starts_with(&start)).unwrap();
         assert!(line.contains(&bus), "{line}");
     }
+    let mut moved = interpreted(ALL_REDUCE, "--ranks 2 -b 8 -e 8 -n 1", None);
+    let moved = Running::start(moved.env("NCCL_TESTS_DEVICE", "1")).finish();
+    moved.assert_right("all_reduce_perf with NCCL_TESTS_DEVICE");
+    let lines = moved.output.lines().filter(|line| line.contains("device  1 [0000:02:00.0]"));
+    assert_eq!(lines.count(), 2, "{}", moved.output);
 }
 
 #[test]
@@ -134,9 +127,8 @@ fn a_rail_dies_and_returns_below_devices() {
     // Tests share the processors.
     command.env("SLACK_MS", "20000");
     command.env("FAULTS", "silent:host=0,rail=1,at=100ms,heal=200ms");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let Finished { status, output: text, errors } = Running::start(&mut command).finish();
+    assert!(status.success(), "{text}{errors}");
     assert!(text.contains("# Out of bounds values : 0 OK\n"), "{text}");
     assert!(text.contains("given-up (silence"), "{text}");
     assert!(text.contains("# slowest call out of place: "), "{text}");
@@ -150,9 +142,8 @@ fn shares_of_what_memory_allows_are_told() {
     command.env("LD_LIBRARY_PATH", driver()).env("PROGRAMS", "all_reduce_perf");
     command.env("RANKS", "2").env("SIZES", "-b 1M -e 1M -n 1").env("COPY_GBS", "100");
     command.env("COPIED", "all_gather_perf").env("COPIED_SIZES", "-b 1M -e 1M -n 1");
-    let output = command.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let Finished { status, output: text, errors } = Running::start(&mut command).finish();
+    assert!(status.success(), "{text}{errors}");
     let shares = text.lines().filter(|line| line.contains("of the 25.0 GB/s that memory allows"));
     // Threads and processes, each in three ways.
     assert_eq!(shares.count(), 6, "{text}");

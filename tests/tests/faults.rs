@@ -7,12 +7,13 @@ mod benchmarks;
 mod support;
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use benchmarks::ALL_REDUCE;
 use ccl_tests::testbed::failure::STATUS_UNAVAILABLE;
 use serde_json::Value;
 use support::bed::{Finished, Testbed};
+use support::program::Running;
 
 /// Hosts and rails; a call that hangs says for whom it waits.
 const BED: &str = "--ranks 6 --hosts 3 --rails 2 --rate 500mbit -T 60";
@@ -205,9 +206,9 @@ fn every_cut_has_an_account_and_heals() {
 /// Runs to the end where no testbed is made.
 fn refused(line: &str, variables: &[(&str, &str)]) -> (Option<i32>, String) {
     let mut command = Command::new(ALL_REDUCE);
-    command.args(line.split(' ')).envs(variables.iter().copied()).stdin(Stdio::null());
-    let output = command.output().unwrap();
-    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    command.args(line.split(' ')).envs(variables.iter().copied());
+    let finished = Running::start(&mut command).finish();
+    (finished.status.code(), finished.errors)
 }
 
 #[test]

@@ -4,20 +4,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod benchmarks;
+mod support;
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use benchmarks::{ALL_REDUCE, OTHERS};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal};
+use support::bed::wait_for_end;
+use support::program::{Finished, Running, drain};
 
-/// No run of this file takes nearly as long on an idle machine.
+/// How long the first row of a run may take, and its last words.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 /// Seconds after which the library gives up, so that a hang names the ranks it waited for.
@@ -26,109 +28,20 @@ const CALL_TIMEOUT: &str = "40";
 /// How often something is looked at that cannot be waited for with a deadline.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// A process with its own group, which is killed with the value.
-struct Running {
-    child: Child,
-}
-
-impl Running {
-    fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Self {
-        let mut command = Command::new(program);
-        let foreign = ["R2CCL_", "NCCL_TESTS_", "RANK", "OMPI_", "PMI_", "SLURM_"];
-        let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
-        for name in names.filter(|name| foreign.iter().any(|prefix| name.starts_with(prefix))) {
-            command.env_remove(name);
-        }
-        let child = command
-            .args(arguments.split_whitespace())
-            .args(["-T", CALL_TIMEOUT])
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        Self { child }
+/// Starts a benchmark for which nothing of this environment counts.
+fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Running {
+    let mut command = Command::new(program);
+    let foreign = ["R2CCL_", "NCCL_TESTS_", "RANK", "OMPI_", "PMI_", "SLURM_"];
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    for name in names.filter(|name| foreign.iter().any(|prefix| name.starts_with(prefix))) {
+        command.env_remove(name);
     }
-
-    /// What it printed, and how it ended.
-    fn finish(mut self) -> Finished {
-        let output = drain(self.child.stdout.take().unwrap());
-        let errors = drain(self.child.stderr.take().unwrap());
-        let end = Instant::now() + DEADLINE;
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(Instant::now() < end, "{} hangs", self.child.id());
-            thread::sleep(GLANCE);
-        };
-        let left = end.saturating_duration_since(Instant::now());
-        let text = |from: mpsc::Receiver<String>| from.recv_timeout(left).unwrap();
-        Finished { status, output: text(output), errors: text(errors) }
-    }
-
-    fn pid(&self) -> u32 {
-        self.child.id()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // The group is there as long as one of its processes is, or the first was not waited for.
-        if let Ok(pid) = i32::try_from(self.child.id()) {
-            let group = Pid::from_raw(pid).unwrap();
-            let _ = kill_process_group(group, Signal::KILL);
-        }
-        let _ = self.child.wait();
-    }
-}
-
-struct Finished {
-    status: ExitStatus,
-    output: String,
-    errors: String,
-}
-
-impl Finished {
-    /// The rows of the table as words.
-    fn rows(&self) -> Vec<Vec<&str>> {
-        let rows = self.output.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
-        rows.map(|row| row.split_whitespace().collect()).collect()
-    }
-
-    fn assert_right(&self, what: &str) {
-        assert!(self.status.success(), "{what}: {}\n{}\n{}", self.status, self.output, self.errors);
-        assert!(self.output.contains("# Out of bounds values : 0 OK\n"), "{what}: {}", self.output);
-        assert!(!self.output.contains('\x1b') && !self.errors.contains('\x1b'), "{what}: colours");
-        let rows = self.rows();
-        assert!(!rows.is_empty(), "{what}: {}", self.output);
-        for row in rows {
-            // Size, count, type, perhaps an operation, root; then time, two bandwidths, #wrong, twice.
-            let [.., out_of_place, _, _, _, in_place] = row.as_slice() else {
-                panic!("{what}: {row:?}");
-            };
-            assert_eq!(*out_of_place, "0", "{what}: {row:?}");
-            assert!(["0", "N/A"].contains(in_place), "{what}: {row:?}");
-        }
-    }
-}
-
-/// Reads to the end on a thread of its own, so that a full pipe stops nobody.
-fn drain(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    thread::spawn(move || {
-        let mut text = String::new();
-        let read = from.read_to_string(&mut text);
-        // Nobody listens if the test failed meanwhile.
-        let _ = sender.send(read.map_or_else(|cause| cause.to_string(), |_| text));
-    });
-    receiver
+    command.args(arguments.split_whitespace()).args(["-T", CALL_TIMEOUT]);
+    Running::start(command.envs(variables.iter().copied()))
 }
 
 fn run(program: &str, arguments: &str) -> Finished {
-    Running::start(program, arguments, &[]).finish()
+    start(program, arguments, &[]).finish()
 }
 
 fn name(program: &str) -> &str {
@@ -173,7 +86,7 @@ fn ranks_compare_the_ways_to_move_large_blocks() {
     let log = ("R2CCL_LOG", "ccl=debug");
     let program = OTHERS.into_iter().find(|program| name(program) == "alltoall_perf").unwrap();
     let compare = |variables: &[(&str, &str)]| {
-        let finished = Running::start(program, "--ranks 3 -b 1M -e 1M -n 60", variables).finish();
+        let finished = start(program, "--ranks 3 -b 1M -e 1M -n 60", variables).finish();
         finished.assert_right("alltoall_perf");
         finished.errors
     };
@@ -198,7 +111,7 @@ fn ranks_with_processors_of_their_own_compare_the_ways_to_combine() {
     let processors = thread::available_parallelism().unwrap().get();
     let compared = |ranks: usize| {
         let line = format!("--ranks {ranks} -b 1M -e 1M -n 60");
-        let finished = Running::start(ALL_REDUCE, &line, &[("R2CCL_LOG", "ccl=debug")]).finish();
+        let finished = start(ALL_REDUCE, &line, &[("R2CCL_LOG", "ccl=debug")]).finish();
         finished.assert_right("all_reduce_perf");
         let compares = |line: &str| line.contains("attached: ") && line.contains("ways compared");
         let is_possible = !finished.errors.contains("memory of peers cannot be read");
@@ -270,10 +183,10 @@ fn a_matrix_file_gives_the_counts_of_alltoallv() {
     let file = directory.path().join("matrix");
     fs::write(&file, "0 4096 16\n 32 64 0\n 0 0 8192\n").unwrap();
     let variables = [("NCCL_TESTS_ALLTOALLV_MATRIX_FILE", file.to_str().unwrap())];
-    let finished = Running::start(OTHERS[5], "-t 3 -b 8K -n 2 -d int8", &variables).finish();
+    let finished = start(OTHERS[5], "-t 3 -b 8K -n 2 -d int8", &variables).finish();
     finished.assert_right("alltoallv_perf with a file");
     assert_eq!(finished.rows()[0][..2], ["8208", "0"]);
-    let finished = Running::start(OTHERS[5], "-t 4 -b 8K", &variables).finish();
+    let finished = start(OTHERS[5], "-t 4 -b 8K", &variables).finish();
     assert_eq!(finished.status.code(), Some(3), "{}", finished.errors);
     assert!(finished.errors.contains("4 ranks need 4"), "{}", finished.errors);
 }
@@ -281,7 +194,7 @@ fn a_matrix_file_gives_the_counts_of_alltoallv() {
 #[test]
 fn a_bandwidth_that_is_not_reached_fails() {
     let variables = [("NCCL_TESTS_MIN_BW", "1e9")];
-    let finished = Running::start(ALL_REDUCE, "--ranks 2 -b 1K -e 1K -n 1", &variables).finish();
+    let finished = start(ALL_REDUCE, "--ranks 2 -b 1K -e 1K -n 1", &variables).finish();
     assert_eq!(finished.status.code(), Some(1), "{}", finished.errors);
     let verdict = finished.output.lines().find(|line| line.contains("Avg bus")).unwrap();
     assert!(verdict.ends_with(" FAILED"), "{verdict}");
@@ -334,7 +247,7 @@ fn impossible_arguments_are_refused() {
 /// A run without an end, and the processes of its ranks once the first row is there.
 fn endless(ranks: usize) -> (Running, Vec<PathBuf>) {
     let line = format!("--ranks {ranks} -b 64K -e 64K -n 5 -N 0");
-    let mut running = Running::start(ALL_REDUCE, &line, &[]);
+    let mut running = start(ALL_REDUCE, &line, &[]);
     let mut output = running.child.stdout.take().unwrap();
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
@@ -382,14 +295,8 @@ fn a_rank_that_dies_ends_the_run() {
     let (mut running, ranks) = endless(3);
     let errors = drain(running.child.stderr.take().unwrap());
     kill(&ranks[2]);
-    let end = Instant::now() + DEADLINE;
-    let status = loop {
-        if let Some(status) = running.child.try_wait().unwrap() {
-            break status;
-        }
-        assert!(Instant::now() < end, "the launcher does not notice");
-        thread::sleep(GLANCE);
-    };
+    wait_for_end(running.pid());
+    let status = running.child.wait().unwrap();
     assert_gone(&ranks);
     let errors = errors.recv_timeout(DEADLINE).unwrap();
     assert!(!status.success(), "{status}");
@@ -410,7 +317,7 @@ fn measurements_are_kept_in_a_file_and_checked() {
     let file = folder.path().join("tuning.json");
     let run = |line: &str| {
         let variables = [("R2CCL_TUNING", file.to_str().unwrap())];
-        Running::start(ALL_REDUCE, line, &variables).finish()
+        start(ALL_REDUCE, line, &variables).finish()
     };
     let line = "--ranks 4 --hosts 2 --rails 2 -b 64K -e 1M -f 4 -n 2";
     run(line).assert_right("with measurements that are made now");

@@ -1,8 +1,7 @@
 //! The testbed command as other programs see it.
 
-use std::io::Read;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::Receiver;
 use std::thread;
 use std::time::Duration;
 
@@ -10,12 +9,15 @@ use ccl_tests::testbed::failure::STATUS_UNAVAILABLE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+pub(crate) use super::program::Finished;
+use super::program::drain;
+
 const TESTBED: &str = env!("CARGO_BIN_EXE_testbed");
 
 /// The variable that all processes of one testbed have in common.
 pub(crate) const MARKER: &str = "CCL_TESTS_BED";
 
-/// Every testbed ends itself long before.
+/// Every testbed ends itself long before, and no other program takes nearly as long on an idle machine.
 const DEADLINE: Timespec = Timespec { tv_sec: 300, tv_nsec: 0 };
 
 /// Between two looks at something that is about to happen outside this process.
@@ -27,14 +29,6 @@ pub(crate) struct Testbed {
     pub(crate) child: Child,
     output: Receiver<String>,
     errors: Receiver<String>,
-}
-
-/// A testbed that has ended.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    pub(crate) status: ExitStatus,
-    pub(crate) output: String,
-    pub(crate) errors: String,
 }
 
 impl Testbed {
@@ -76,24 +70,6 @@ impl Drop for Testbed {
     }
 }
 
-impl Finished {
-    /// Requires that a benchmark ended well and that every row of its table is right.
-    pub(crate) fn assert_right(&self, what: &str) {
-        let Self { status, output, errors } = self;
-        assert!(status.success(), "{what}: {status}\n{output}\n{errors}");
-        assert!(output.contains("# Out of bounds values : 0 OK\n"), "{what}: {output}\n{errors}");
-        let mut rows = 0;
-        for row in output.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
-            // Size, count, type, operation, root; then time, two bandwidths and #wrong, twice.
-            let words: Vec<&str> = row.split_whitespace().collect();
-            let [.., out_of_place, _, _, _, in_place] = words[..] else { panic!("{what}: {row}") };
-            assert!(out_of_place == "0" && ["0", "N/A"].contains(&in_place), "{what}: {row}");
-            rows += 1;
-        }
-        assert!(rows > 0, "{what}: {output}");
-    }
-}
-
 /// Waits until a process has ended.
 pub(crate) fn wait_for_end(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process");
@@ -114,16 +90,4 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         assert!(std::time::Instant::now() < end, "{what} does not happen");
         thread::sleep(LOOK_PAUSE);
     }
-}
-
-/// Reads to the end on a thread of its own, so that a full pipe stops nobody.
-fn drain(mut from: impl Read + Send + 'static) -> Receiver<String> {
-    let (sender, receiver) = channel();
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        // What could be read before an error is still worth a look, if anybody looks.
-        let _ = from.read_to_end(&mut bytes);
-        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receiver
 }

@@ -21,6 +21,7 @@ pub(crate) mod bed;
 pub(crate) mod child;
 pub(crate) mod footprint;
 pub(crate) mod job;
+pub(crate) mod program;
 pub(crate) mod roles;
 
 use std::io::Write;
