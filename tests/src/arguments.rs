@@ -57,7 +57,7 @@ pub struct Arguments {
     /// Iterations that are not timed, before the first row
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 1, value_name = "N")]
     pub warm_up: usize,
-    /// How often the whole table is measured; 0: without an end
+    /// How often every part of the table is measured; 0: the first without an end
     #[arg(short = 'N', long = "run_cycles", default_value_t = 1, value_name = "N")]
     pub cycles: usize,
     /// Accepted; ranks always start at the same time

@@ -164,7 +164,7 @@ impl Session<'_> {
         self.traffic.fits(ranks)
     }
 
-    /// Measures all rows, again and again if that is wished.
+    /// Measures all parts of the table, each again and again if that is wished.
     fn table(
         &self,
         engine: &mut Engine<'_>,
@@ -178,24 +178,24 @@ impl Session<'_> {
         if let Some(output) = &output {
             output.progress.print(&table::columns(self.arguments))?;
         }
-        let mut cycle = 0;
-        while self.arguments.cycles == 0 || cycle < self.arguments.cycles {
-            for case in &cases {
-                self.part(engine, *case, output, totals)?;
+        for case in cases {
+            engine.warm_up(case)?;
+            let mut cycle = 0;
+            while self.arguments.cycles == 0 || cycle < self.arguments.cycles {
+                self.cycle(engine, case, output, totals)?;
+                cycle += 1;
             }
-            cycle += 1;
         }
         Ok(())
     }
 
-    fn part(
+    fn cycle(
         &self,
         engine: &mut Engine<'_>,
         case: Case,
         output: &mut Option<Output<'_>>,
         totals: &mut Totals,
     ) -> Outcome<()> {
-        engine.warm_up(case)?;
         for bytes in engine.sizes() {
             if let Some(output) = &output {
                 output.progress.begins(format!("{bytes} bytes, {}", case.datatype.name()));

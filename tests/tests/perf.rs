@@ -168,6 +168,15 @@ fn the_table_is_that_of_nccl_tests() {
 }
 
 #[test]
+fn cycles_repeat_the_rows_of_a_type() {
+    let finished = run(ALL_REDUCE, "-t 2 -b 1K -e 2K -f 2 -n 1 -N 2 -d all");
+    let rows = finished.rows();
+    let seen: Vec<_> = rows[..6].iter().map(|row| (row[0], row[2])).collect();
+    let cycle = |name| [("1024", name), ("2048", name)];
+    assert_eq!(seen, [cycle("int8"), cycle("int8"), cycle("uint8")].concat());
+}
+
+#[test]
 fn the_head_names_all_rails_however_many() {
     let finished = run(ALL_REDUCE, "--ranks 2 --hosts 2 --rails 30 -b 8 -e 8 -n 1");
     finished.assert_right("all_reduce_perf --rails 30");
