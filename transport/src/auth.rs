@@ -8,10 +8,11 @@
 //! initiator → acceptor   preamble: magic, version, length of the hello, nonce
 //! acceptor  → initiator  preamble: magic, version, 0, nonce
 //! initiator → acceptor   hello, HMAC("initiator" ‖ both preambles ‖ hello)
-//! acceptor  → initiator  HMAC("acceptor" ‖ both preambles ‖ hello)
+//! acceptor  → initiator  HMAC("acceptor" ‖ both preambles ‖ hello), or zeros if it is not convinced
 //! ```
 //!
-//! The stranger proves first: whoever does not know the key learns nothing but a nonce. Every
+//! So whoever is refused is told, and the end of a connection is none: a peer that is busy may have given up.
+//! The stranger proves first: whoever does not know the key learns nothing but a nonce, and that it is refused. Every
 //! message has a length that is known before it is read, so nothing beyond the exchange is consumed
 //! from the stream and nobody can make the other side allocate. What follows on the stream is
 //! neither encrypted nor authenticated: this keeps strangers and other jobs out, it does not protect
@@ -32,11 +33,13 @@ use crate::{TransportError, clock};
 pub const MAX_HELLO_BYTES: usize = 4096;
 
 const MAGIC: [u8; 8] = *b"r2cclnet";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 const NONCE_BYTES: usize = 32;
 const PREAMBLE_BYTES: usize = 16 + NONCE_BYTES;
 const PROOF_BYTES: usize = 32;
 const KEY_BYTES: usize = 32;
+/// In the place of a proof, which it is not: the peer has not proved the key.
+const REFUSAL: [u8; PROOF_BYTES] = [0; PROOF_BYTES];
 
 type Preamble = [u8; PREAMBLE_BYTES];
 
@@ -109,8 +112,8 @@ struct Transcript<'a> {
 /// Proves the key to the peer that accepted `stream`, tells it `hello`, and makes it prove the key.
 ///
 /// # Errors
-/// `Refused` if the peer cannot prove the key, closes or does not speak this protocol; `TimedOut` if
-/// it is not done by `deadline`.
+/// `Refused` if one of both cannot prove the key, or the peer does not speak this protocol; `PeerGone` if it closes,
+/// which may be only because it is busy; `TimedOut` if it is not done by `deadline`.
 ///
 /// # Panics
 /// `hello` is longer than [`MAX_HELLO_BYTES`].
@@ -125,7 +128,8 @@ pub fn initiate(
     let mine = preamble(hello.len())?;
     wire.send(&mine)?;
     let theirs: Preamble = wire.receive()?;
-    parse_preamble(&theirs)?;
+    check_magic(&theirs)?;
+    hello_bytes(&theirs)?;
     let transcript = Transcript { initiator: &mine, acceptor: &theirs, hello };
     let proof: [u8; PROOF_BYTES] =
         key.mac(Role::Initiator, &transcript).finalize().into_bytes().into();
@@ -138,8 +142,8 @@ pub fn initiate(
 /// Makes the peer that connected `stream` prove the key, proves it in turn, and returns its hello.
 ///
 /// # Errors
-/// `Refused` if the peer cannot prove the key, closes or does not speak this protocol; `TimedOut` if
-/// it is not done by `deadline`.
+/// `Refused` if one of both cannot prove the key, or the peer does not speak this protocol; `PeerGone` if it closes,
+/// which may be only because it is busy; `TimedOut` if it is not done by `deadline`.
 pub fn accept(
     stream: &TcpStream,
     key: &JobKey,
@@ -147,13 +151,18 @@ pub fn accept(
 ) -> Result<Vec<u8>, TransportError> {
     let mut wire = Wire::new(stream, deadline)?;
     let theirs: Preamble = wire.receive()?;
-    let mut hello = vec![0; parse_preamble(&theirs)?];
+    check_magic(&theirs)?;
     let mine = preamble(0)?;
+    // A peer of another version learns from it that it is one.
     wire.send(&mine)?;
+    let mut hello = vec![0; hello_bytes(&theirs)?];
     wire.receive_into(&mut hello)?;
     let proof: [u8; PROOF_BYTES] = wire.receive()?;
     let transcript = Transcript { initiator: &theirs, acceptor: &mine, hello: &hello };
-    verify(key.mac(Role::Initiator, &transcript), &proof)?;
+    verify(key.mac(Role::Initiator, &transcript), &proof).inspect_err(|_| {
+        // Who has gone needs no answer.
+        let _ = wire.send(&REFUSAL);
+    })?;
     let answer = key.mac(Role::Acceptor, &transcript).finalize().into_bytes();
     wire.send(&answer)?;
     wire.finish()?;
@@ -176,11 +185,15 @@ fn preamble(hello_bytes: usize) -> Result<Preamble, TransportError> {
     Ok(bytes)
 }
 
-/// Checks a preamble and returns the length of the hello that follows.
-fn parse_preamble(bytes: &Preamble) -> Result<usize, TransportError> {
-    if bytes[..8] != MAGIC {
+fn check_magic(preamble: &Preamble) -> Result<(), TransportError> {
+    if preamble[..8] != MAGIC {
         return Err(TransportError::Refused("the peer does not speak this protocol".into()));
     }
+    Ok(())
+}
+
+/// The length of the hello that follows a preamble of this version.
+fn hello_bytes(bytes: &Preamble) -> Result<usize, TransportError> {
     let word =
         |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if word(8) != VERSION {
@@ -267,7 +280,7 @@ impl<'a> Wire<'a> {
 }
 
 fn closed() -> TransportError {
-    TransportError::Refused("the peer closed the connection while it was authenticated".into())
+    TransportError::PeerGone("it closed the connection while it was authenticated".into())
 }
 
 /// Interruptions and elapsed time-outs are tried again: the deadline decides.
@@ -386,7 +399,7 @@ mod tests {
         let mut newer = preamble(0).unwrap();
         newer[8] = 99;
         let http = b"GET / HTTP/1.1\r\nHost: somewhere.example\r\nUser-Agent: curious\r\n\r\n";
-        let words: [&[u8]; 5] = [&[0xa5; 4096], http, &oversized, &newer, b"short"];
+        let words: [&[u8]; 4] = [&[0xa5; 4096], http, &oversized, &newer];
         for word in words {
             let (mut near, far) = pair();
             near.write_all(word).unwrap();
@@ -394,6 +407,34 @@ mod tests {
             let outcome = accept(&far, &key(1), soon());
             assert!(matches!(outcome, Err(TransportError::Refused(_))), "{outcome:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_of_another_version_learns_it() {
+        let (mut near, far) = pair();
+        let mut newer = preamble(0).unwrap();
+        newer[8] = 99;
+        near.write_all(&newer).unwrap();
+        let outcome = accept(&far, &key(1), soon());
+        assert!(matches!(outcome, Err(TransportError::Refused(_))), "{outcome:?}");
+        drop(far);
+        let mut heard = [0; PREAMBLE_BYTES];
+        near.read_exact(&mut heard).unwrap();
+        assert_eq!((&heard[..8], heard[8]), (&MAGIC[..], VERSION as u8));
+    }
+
+    /// A peer that is busy gives connections up, too.
+    #[test]
+    fn the_end_of_a_connection_is_no_refusal() {
+        let (mut near, far) = pair();
+        near.write_all(b"short").unwrap();
+        drop(near);
+        let outcome = accept(&far, &key(1), soon());
+        assert!(matches!(outcome, Err(TransportError::PeerGone(_))), "{outcome:?}");
+        let (near, far) = pair();
+        drop(far);
+        let outcome = initiate(&near, &key(1), b"hello", soon());
+        assert!(matches!(outcome, Err(TransportError::PeerGone(_))), "{outcome:?}");
     }
 
     #[test]

@@ -19,8 +19,6 @@ const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 const PROOF_TIME: Duration = Duration::from_secs(10);
 /// How long a rank that lost the store tries one address.
 const RETURN_TIME: Duration = Duration::from_millis(500);
-/// Refusals before they are believed: a store with more strangers than it has room for may have taken a rank for one.
-const MOST_REFUSALS: u32 = 3;
 /// First and longest pause between rounds of attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -47,7 +45,7 @@ impl Pauses {
 /// Why there is no connection.
 #[derive(Debug)]
 pub(super) enum NoConnection {
-    /// Somebody answered, and one of both sides does not have the key.
+    /// Somebody said so: one of both sides does not have the key, or it is no store.
     Refused(Error),
     /// Nobody answered in time; the text says what happened last.
     Unreachable(String),
@@ -59,12 +57,9 @@ pub(super) fn connect(
     rank: Rank,
     deadline: Instant,
 ) -> Result<TcpStream, NoConnection> {
-    let (mut pauses, mut refusals) = (Pauses::until(deadline), 0);
+    let mut pauses = Pauses::until(deadline);
     loop {
         match attempt(id, rank, deadline) {
-            Err(NoConnection::Refused(_)) if refusals < MOST_REFUSALS && pauses.pause() => {
-                refusals += 1;
-            }
             Err(NoConnection::Unreachable(last)) if !pauses.pause() => {
                 return Err(NoConnection::Unreachable(last));
             }
@@ -126,21 +121,17 @@ fn return_once(id: &UniqueId, rank: Rank, place: SocketAddr, was_met: bool) -> R
         let text = format!("{place}: {cause}");
         if is_end { Return::Ended(text) } else { Return::Unreachable(text) }
     };
-    let mut refusals = 0;
-    loop {
-        let stream = match TcpStream::connect_timeout(&place, RETURN_TIME) {
-            Ok(stream) => stream,
-            Err(cause) => {
-                return failed(&cause, was_met && cause.kind() == ErrorKind::ConnectionRefused);
-            }
-        };
-        match prove(id, &stream, rank, clock::now() + RETURN_TIME) {
-            Ok(()) => return Return::Connected(stream, place),
-            Err(TransportError::TimedOut(_)) => return Return::Silent,
-            Err(TransportError::Refused(_)) if refusals < MOST_REFUSALS => refusals += 1,
-            Err(cause) => return failed(&cause, was_met),
+    let stream = match TcpStream::connect_timeout(&place, RETURN_TIME) {
+        Ok(stream) => stream,
+        Err(cause) => {
+            return failed(&cause, was_met && cause.kind() == ErrorKind::ConnectionRefused);
         }
-        clock::sleep(PAUSES.0);
+    };
+    match prove(id, &stream, rank, clock::now() + RETURN_TIME) {
+        Ok(()) => Return::Connected(stream, place),
+        Err(TransportError::TimedOut(_)) => Return::Silent,
+        Err(cause @ TransportError::PeerGone(_)) => failed(&cause, false),
+        Err(cause) => failed(&cause, was_met),
     }
 }
 

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use ccl_core::settings::Settings;
 use ccl_transport::auth::{self, JobKey};
 use ccl_transport::verbs::{MemoryRegion, RemoteAddress, RemoteKey};
+use ccl_transport::visitors::{self, Visitors};
 use ccl_transport::{TransportError, clock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Error;
 use crate::driver::lock;
-use ccl_transport::visitors::{self, Visitors};
 
 /// The longest message of an exchange, in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -35,9 +35,6 @@ const ATTEMPT_LIMIT: Duration = Duration::from_secs(2);
 const PROOF_LIMIT: Duration = Duration::from_secs(10);
 /// Between two attempts to reach somebody who does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
-/// A peer that is starved for longer than a listener waits is sent away like a stranger, and tries again; one that
-/// has another key is sent away each time.
-const MOST_REFUSALS: u32 = 5;
 /// Between two things that are done while an exchange waits.
 const MEANWHILE_PAUSE: Duration = Duration::from_millis(1);
 
@@ -188,15 +185,16 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Dials `address`, as `host:18515`, until somebody with the key answers, for `limit` at most.
+    /// Dials `address`, as `host:18515`, until somebody with the key answers, for `limit` at most. A peer that closes the
+    /// connection without a word is tried again: this end may have been too slow for it.
     ///
     /// # Errors
     /// [`Error::Deadline`] names the last reason, as that the host is not known or the peer does not accept;
-    /// [`Error::PeerLost`] if the peer has another key, or sends this end away again and again;
-    /// [`Error::InvalidArgument`] if it is no address.
+    /// [`Error::PeerLost`] if the peer has another key, or speaks something else; [`Error::InvalidArgument`] if it is no
+    /// address.
     pub fn connect(address: &str, key: &Key, limit: Duration) -> Result<Self, Error> {
         let deadline = Deadline::after("connect", limit);
-        let (mut reason, mut refusals) = (format!("{address} to answer"), 0);
+        let mut reason = format!("{address} to answer");
         loop {
             let candidates = match look_up(address) {
                 Ok(candidates) => candidates,
@@ -223,9 +221,8 @@ impl Meeting {
                 match auth::initiate(&stream, &key.0, HELLO, until) {
                     Ok(()) => return Self::new(stream, Side::Connecting),
                     Err(TransportError::TimedOut(_)) => reason = format!("{candidate} to accept"),
-                    Err(TransportError::Refused(cause)) if refusals < MOST_REFUSALS => {
-                        refusals += 1;
-                        reason = format!("{candidate}: {cause}");
+                    Err(TransportError::PeerGone(cause)) => {
+                        reason = format!("{candidate}: {cause}")
                     }
                     Err(cause) => return Err(cause.into()),
                 }

@@ -29,9 +29,6 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
 /// Accepted connections that are authenticated at the same time.
 const MAX_HANDSHAKES: usize = 64;
-/// Refusals by a peer before this end believes it: a peer that is overloaded may also have given up
-/// an attempt.
-const MAX_REFUSALS: u32 = 3;
 /// Connections for which the descriptors that programs have at first, 1024, may not do.
 const MANY: usize = 256;
 /// How long to wait before a connection is attempted again.
@@ -196,12 +193,12 @@ impl<'a> Meeting<'a> {
     }
 
     /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
-    /// turn after the others.
+    /// turn after the others; what the peer refuses is refused over all of them.
     fn dial(&self, peer: &PeerPlan) {
-        let mut left: VecDeque<_> = (0..peer.connections.len()).map(|index| (index, 0)).collect();
+        let mut left: VecDeque<_> = (0..peer.connections.len()).collect();
         while !self.is_over.load(Ordering::Acquire)
             && clock::now() < self.deadline
-            && let Some((index, mut refusals)) = left.pop_front()
+            && let Some(index) = left.pop_front()
         {
             let seat = (peer.rank, index);
             match self.introduce(seat, &peer.connections[index]) {
@@ -209,24 +206,23 @@ impl<'a> Meeting<'a> {
                     self.progress().seated.insert(seat, stream);
                 }
                 Err(reason) => {
-                    refusals += u32::from(matches!(reason, TransportError::Refused(_)));
-                    self.note(seat, &reason, refusals >= MAX_REFUSALS);
-                    left.push_back((index, refusals));
+                    self.note(seat, &reason);
+                    left.push_back(index);
                     clock::sleep(RETRY_PAUSE);
                 }
             }
         }
     }
 
-    /// Keeps the reason why a connection is not there, and ends the meeting if it `is_final`.
-    fn note(&self, (rank, index): Seat, reason: &TransportError, is_final: bool) {
+    /// Keeps the reason why a connection is not there, and ends the meeting if it is a refusal.
+    fn note(&self, (rank, index): Seat, reason: &TransportError) {
         let mut progress = self.progress();
         // What fails once the meeting is over fails because it is over.
         if self.is_over.load(Ordering::Acquire) {
             return;
         }
         progress.reasons.entry((rank, index)).or_insert_with(|| reason.to_string());
-        if is_final {
+        if matches!(reason, TransportError::Refused(_)) {
             let text = format!("rank {rank} rail {index}: {reason}");
             progress.failure.get_or_insert(TransportError::Refused(text));
         }
