@@ -1,7 +1,8 @@
-//! Who has connected to a listener and has said nothing yet.
+//! Who has connected to a listener, until somebody turns to him.
 //!
 //! Whoever listens turns to those who speak, so strangers who say nothing delay nobody. They are left in peace, and cost no
-//! thread: a peer may only want to know whether the network answers.
+//! thread: a peer may only want to know whether the network answers. Where there are too many they make room for others. Who
+//! has spoken keeps his place, because he may be a peer.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -17,8 +18,8 @@ pub const FEW: usize = 64;
 #[derive(Debug)]
 pub struct Visitors<P> {
     /// The oldest first.
-    silent: VecDeque<Visitor<P>>,
-    /// One more replaces the oldest.
+    waiting: VecDeque<Visitor<P>>,
+    /// One more replaces the oldest who has said nothing.
     most: usize,
     patience: Duration,
 }
@@ -27,13 +28,28 @@ pub struct Visitors<P> {
 struct Visitor<P> {
     stream: TcpStream,
     place: P,
+    /// Patience with his silence.
     until: Instant,
+    /// Known once somebody has looked.
+    has_spoken: bool,
+}
+
+impl<P> Visitor<P> {
+    fn has_spoken(&mut self) -> bool {
+        self.has_spoken = self.has_spoken || matches!(self.stream.peek(&mut [0]), Ok(1..));
+        self.has_spoken
+    }
 }
 
 impl<P> Visitors<P> {
     /// Nobody yet; then `most` at a time, who may say nothing for `patience`.
     pub fn new(most: usize, patience: Duration) -> Self {
-        Self { silent: VecDeque::new(), most, patience }
+        Self { waiting: VecDeque::new(), most, patience }
+    }
+
+    /// Whether one more finds a place: not while as many have spoken as may wait. Who is not accepted waits in the kernel.
+    pub fn has_room(&mut self) -> bool {
+        self.waiting.len() < self.most || self.oldest_silent().is_some()
     }
 
     /// Somebody has connected at `place`.
@@ -42,43 +58,55 @@ impl<P> Visitors<P> {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        self.silent.push_back(Visitor { stream, place, until: now + self.patience });
-        self.make_room();
+        let until = now + self.patience;
+        self.take_in(Visitor { stream, place, until, has_spoken: false });
     }
 
     /// Those who have come to `other` wait here.
     pub fn append(&mut self, other: &mut Self) {
-        self.silent.append(&mut other.silent);
-        self.make_room();
+        other.waiting.drain(..).for_each(|visitor| self.take_in(visitor));
     }
 
-    fn make_room(&mut self) {
-        let too_many = self.silent.len().saturating_sub(self.most);
-        self.silent.drain(..too_many);
+    fn take_in(&mut self, visitor: Visitor<P>) {
+        if self.waiting.len() >= self.most {
+            self.forget_one();
+        }
+        self.waiting.push_back(visitor);
+    }
+
+    /// Forgets the oldest who has said nothing. `false` if there is none.
+    pub fn forget_one(&mut self) -> bool {
+        let oldest = self.oldest_silent();
+        oldest.and_then(|index| self.waiting.remove(index)).is_some()
+    }
+
+    fn oldest_silent(&mut self) -> Option<usize> {
+        self.waiting.iter_mut().position(|visitor| !visitor.has_spoken())
     }
 
     /// Somebody who has spoken cannot be attended to now.
     pub fn put_back(&mut self, stream: TcpStream, place: P, now: Instant) {
-        self.silent.push_front(Visitor { stream, place, until: now + self.patience });
+        let until = now + self.patience;
+        self.waiting.push_front(Visitor { stream, place, until, has_spoken: true });
     }
 
     /// Readable once a visitor speaks or leaves.
     pub fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.silent.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN))
+        self.waiting.iter().map(|visitor| PollFd::new(&visitor.stream, PollFlags::IN))
     }
 
     /// When the patience with the first of them is over.
     pub fn deadline(&self) -> Option<Instant> {
-        self.silent.iter().map(|visitor| visitor.until).min()
+        self.waiting.iter().map(|visitor| visitor.until).min()
     }
 
     /// The next one who has spoken. Forgets who has left, or has said nothing for too long.
     pub fn next_speaker(&mut self, now: Instant) -> Option<(TcpStream, P)> {
         let mut index = 0;
-        while let Some(visitor) = self.silent.get(index) {
+        while let Some(visitor) = self.waiting.get(index) {
             match visitor.stream.peek(&mut [0]) {
                 Ok(1..) => {
-                    let visitor = self.silent.remove(index)?;
+                    let visitor = self.waiting.remove(index)?;
                     return Some((visitor.stream, visitor.place));
                 }
                 Err(cause)
@@ -87,7 +115,7 @@ impl<P> Visitors<P> {
                 {
                     index += 1;
                 }
-                Ok(_) | Err(_) => drop(self.silent.remove(index)),
+                Ok(_) | Err(_) => drop(self.waiting.remove(index)),
             }
         }
         None
@@ -133,5 +161,28 @@ mod tests {
         assert_eq!((visitors.polled().count(), others.polled().count()), (3, 0));
         assert!(visitors.next_speaker(now + 2 * PATIENCE).is_none());
         assert_eq!(visitors.polled().count(), 0);
+    }
+
+    #[test]
+    fn who_has_spoken_keeps_his_place() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut visitors = Visitors::new(3, PATIENCE);
+        let mut came: Vec<_> = (0..3).map(|name| come(&listener, &mut visitors, name)).collect();
+        came[0].write_all(b"x").unwrap();
+        came[2].write_all(b"x").unwrap();
+        assert!(visitors.has_room(), "the second is silent");
+        came.push(come(&listener, &mut visitors, 3));
+        came[3].write_all(b"x").unwrap();
+        assert!(!visitors.has_room() && !visitors.forget_one());
+        // Somebody may speak between the look and the arrival of another.
+        came.push(come(&listener, &mut visitors, 4));
+        assert!(visitors.forget_one() && !visitors.has_room());
+        let now = clock::now() + 2 * PATIENCE;
+        let (stream, first) = visitors.next_speaker(now).unwrap();
+        assert!(visitors.has_room());
+        visitors.put_back(stream, first, now);
+        assert!(!visitors.has_room());
+        let heard = [0; 3].map(|_| visitors.next_speaker(now).unwrap().1);
+        assert_eq!(heard, [0, 2, 3]);
     }
 }

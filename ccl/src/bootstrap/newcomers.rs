@@ -1,7 +1,7 @@
 //! Who has connected to the store, until it is known whether it is a rank.
 //!
 //! Whoever speaks proves the key, which goes back and forth, in a short-lived thread of its own. Whoever says nothing has
-//! none, and makes room for others. So strangers delay nobody.
+//! none, and makes room for others. So strangers delay nobody, and ranks that come at once wait for each other.
 
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
@@ -22,14 +22,21 @@ use super::server::PATIENCE;
 
 /// How long a newcomer may take to speak, and then to prove that it knows the key.
 const PROOF_TIME: Duration = Duration::from_secs(30);
-/// Newcomers that prove it at the same time; the others wait.
-const MAX_PROVING: usize = 256;
-/// Newcomers that have said nothing yet; one more replaces the oldest.
-const MAX_SILENT: usize = 256;
 /// Pause after the kernel had no descriptor or no thread for a newcomer.
 const SHORTAGE_PAUSE: Duration = Duration::from_millis(20);
 /// How long that may last before it counts as a failure.
 const SHORTAGE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How many newcomers there may be.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// That prove the key at the same time; the others wait.
+    proving: usize,
+    /// That wait. One more replaces the oldest that has said nothing, or stays in the kernel.
+    waiting: usize,
+}
+
+const LIMITS: Limits = Limits { proving: 256, waiting: 256 };
 
 /// Who is let in.
 pub(super) struct Admission {
@@ -53,7 +60,8 @@ struct Shortage {
 
 pub(super) struct Newcomers {
     admission: Arc<Admission>,
-    silent: Visitors<()>,
+    limits: Limits,
+    waiting: Visitors<()>,
     proving: usize,
     wake: Arc<OwnedFd>,
     sender: Sender<Newcomer>,
@@ -64,12 +72,17 @@ pub(super) struct Newcomers {
 
 impl Newcomers {
     pub(super) fn new(admission: Admission) -> Result<Self, Error> {
+        Self::with(admission, LIMITS)
+    }
+
+    fn with(admission: Admission, limits: Limits) -> Result<Self, Error> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|cause| Error::system("eventfd", cause))?;
         let (sender, proved) = channel();
         Ok(Self {
             admission: Arc::new(admission),
-            silent: Visitors::new(MAX_SILENT, PROOF_TIME),
+            limits,
+            waiting: Visitors::new(limits.waiting, PROOF_TIME),
             proving: 0,
             wake: Arc::new(wake),
             sender,
@@ -89,7 +102,7 @@ impl Newcomers {
         let mut fds = vec![PollFd::new(&*self.wake, PollFlags::IN)];
         if self.has_room(now) {
             fds.push(PollFd::new(door, PollFlags::IN));
-            fds.extend(self.silent.polled());
+            fds.extend(self.waiting.polled());
         }
         fds
     }
@@ -129,13 +142,16 @@ impl Newcomers {
     }
 
     fn has_room(&self, now: Instant) -> bool {
-        self.proving < MAX_PROVING && self.pause_ends().is_none_or(|until| now >= until)
+        self.proving < self.limits.proving && self.pause_ends().is_none_or(|until| now >= until)
     }
 
     fn accept(&mut self, door: &TcpListener, now: Instant) -> Result<(), Lack> {
-        for _ in 0..MAX_SILENT {
+        for _ in 0..self.limits.waiting {
+            if !self.waiting.has_room() {
+                return Ok(());
+            }
             match door.accept() {
-                Ok((stream, _)) => self.silent.add(stream, (), now),
+                Ok((stream, _)) => self.waiting.add(stream, (), now),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
                 Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
@@ -147,8 +163,8 @@ impl Newcomers {
 
     /// Turns to those who have spoken.
     fn attend(&mut self, now: Instant) -> Result<(), Lack> {
-        while self.proving < MAX_PROVING
-            && let Some((stream, ())) = self.silent.next_speaker(now)
+        while self.proving < self.limits.proving
+            && let Some((stream, ())) = self.waiting.next_speaker(now)
         {
             self.prove(stream, now)?;
         }
@@ -174,7 +190,7 @@ impl Newcomers {
                 Ok(())
             }
             Err(cause) => {
-                self.silent.put_back(stream, (), now);
+                self.waiting.put_back(stream, (), now);
                 Err(("start a thread for a newcomer", cause))
             }
         }
@@ -236,14 +252,48 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use ccl_transport::TransportError;
+
     use super::*;
+
+    const FEW: Limits = Limits { proving: 2, waiting: 4 };
+
+    fn key() -> JobKey {
+        JobKey::from_bytes([0; 32])
+    }
+
+    fn door_of(limits: Limits) -> (TcpListener, Newcomers) {
+        let door = TcpListener::bind("127.0.0.1:0").unwrap();
+        door.set_nonblocking(true).unwrap();
+        let admission = Admission { key: key(), communicator: 7 };
+        (door, Newcomers::with(admission, limits).unwrap())
+    }
+
+    fn soon() -> Instant {
+        clock::now() + Duration::from_secs(20)
+    }
+
+    /// Proves the key, once, in a thread of its own.
+    fn come(stream: TcpStream, rank: u32) -> thread::JoinHandle<Result<(), TransportError>> {
+        let hello = message::encode(&Hello { communicator: 7, rank }).unwrap();
+        thread::spawn(move || {
+            auth::initiate(&stream, &key(), &hello[message::LENGTH_BYTES..], soon())
+        })
+    }
+
+    /// The ranks that are let in, once there are so many.
+    fn receive(newcomers: &mut Newcomers, door: &TcpListener, count: usize) -> Vec<u32> {
+        let (mut admitted, deadline) = (Vec::new(), soon());
+        while admitted.len() < count && clock::now() < deadline {
+            admitted.extend(newcomers.receive(door, clock::now()));
+            clock::sleep(Duration::from_millis(1));
+        }
+        admitted.iter().map(|(_, hello)| hello.rank).collect()
+    }
 
     #[test]
     fn a_shortage_is_a_failure_when_it_lasts_and_none_once_it_is_over() {
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        door.set_nonblocking(true).unwrap();
-        let admission = Admission { key: JobKey::from_bytes([0; 32]), communicator: 0 };
-        let mut newcomers = Newcomers::new(admission).unwrap();
+        let (door, mut newcomers) = door_of(LIMITS);
         let start = clock::now();
         let late = start + SHORTAGE_LIMIT + SHORTAGE_PAUSE;
         for now in [start, start + SHORTAGE_LIMIT, late] {
@@ -260,30 +310,47 @@ mod tests {
     /// They take all the room there is, and a rank comes in all the same.
     #[test]
     fn strangers_who_say_nothing_keep_nobody_out() {
-        let door = TcpListener::bind("127.0.0.1:0").unwrap();
-        door.set_nonblocking(true).unwrap();
-        let key = JobKey::from_bytes([0; 32]);
-        let admission = Admission { key: key.clone(), communicator: 7 };
-        let mut newcomers = Newcomers::new(admission).unwrap();
+        let (door, mut newcomers) = door_of(FEW);
         let address = door.local_addr().unwrap();
         let mut strangers = Vec::new();
-        let mut admitted = Vec::new();
-        for _ in 0..MAX_SILENT + MAX_PROVING {
+        for _ in 0..FEW.waiting + FEW.proving {
             strangers.push(TcpStream::connect(address).unwrap());
-            admitted.extend(newcomers.receive(&door, clock::now()));
+            assert!(newcomers.receive(&door, clock::now()).is_empty());
         }
-        let hello = message::encode(&Hello { communicator: 7, rank: 3 }).unwrap();
-        let deadline = clock::now() + Duration::from_secs(20);
-        let rank = thread::spawn(move || {
-            let stream = TcpStream::connect(address).unwrap();
-            auth::initiate(&stream, &key, &hello[message::LENGTH_BYTES..], deadline)
-        });
-        while admitted.is_empty() && clock::now() < deadline {
-            clock::sleep(Duration::from_millis(1));
-            admitted.extend(newcomers.receive(&door, clock::now()));
-        }
+        let rank = come(TcpStream::connect(address).unwrap(), 3);
+        assert_eq!(receive(&mut newcomers, &door, 1), [3]);
         assert_eq!(rank.join().unwrap(), Ok(()));
-        assert_eq!(admitted.len(), 1);
-        assert_eq!(admitted[0].1.rank, 3);
+    }
+
+    /// Waits until so many have spoken at a door where nobody was accepted.
+    fn await_words(door: &TcpListener, count: usize) {
+        let here = format!(":{:04X}", door.local_addr().unwrap().port());
+        let has_spoken = |line: &&str| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let [_, local, _, state, queues, ..] = fields[..] else { return false };
+            local.ends_with(&here) && state == "01" && !queues.ends_with(":00000000")
+        };
+        let (table, deadline) = (|| std::fs::read_to_string("/proc/net/tcp").unwrap(), soon());
+        while table().lines().filter(has_spoken).count() < count {
+            assert!(clock::now() < deadline, "{}", table());
+            clock::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// None of them is taken for a stranger: each proves the key once.
+    #[test]
+    fn ranks_that_come_at_once_all_come_in() {
+        let (door, mut newcomers) = door_of(FEW);
+        let address = door.local_addr().unwrap();
+        let all = 0..20;
+        let ranks: Vec<_> =
+            all.clone().map(|rank| come(TcpStream::connect(address).unwrap(), rank)).collect();
+        await_words(&door, ranks.len());
+        let mut admitted = receive(&mut newcomers, &door, ranks.len());
+        admitted.sort_unstable();
+        assert!(admitted.iter().copied().eq(all), "{admitted:?}");
+        for rank in ranks {
+            assert_eq!(rank.join().unwrap(), Ok(()));
+        }
     }
 }

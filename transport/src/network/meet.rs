@@ -257,7 +257,9 @@ impl<'a> Meeting<'a> {
         listeners: &[TcpListener],
         scope: &'scope Scope<'scope, '_>,
     ) -> Result<(), TransportError> {
-        let mut visitors = Visitors::new(visitors::FEW, HANDSHAKE_LIMIT);
+        let dialling = self.peers.iter().filter(|peer| !peer.dials);
+        let guests: usize = dialling.map(|peer| peer.connections.len()).sum();
+        let mut visitors = Visitors::new(guests + visitors::FEW, HANDSHAKE_LIMIT);
         while !self.is_complete() && clock::now() < self.deadline {
             let room = MAX_HANDSHAKES.saturating_sub(self.guests());
             if room == 0 {
@@ -267,6 +269,9 @@ impl<'a> Meeting<'a> {
             await_guests(listeners, &visitors);
             let now = clock::now();
             for (rail, listener) in listeners.iter().enumerate() {
+                if !visitors.has_room() {
+                    break;
+                }
                 match listener.accept() {
                     Ok((stream, from)) => {
                         self.progress().closed = None;
@@ -279,7 +284,7 @@ impl<'a> Meeting<'a> {
             }
             let spoken = std::iter::from_fn(|| visitors.next_speaker(now));
             for (stream, (from, rail)) in spoken.take(room) {
-                // It fails only if descriptors are used up, and then the guest comes again.
+                // It fails only if descriptors are used up, and then the guest comes again: nobody has refused it.
                 let Ok(handshake) = Handshake::begin(self, &stream, Maker::Guest) else {
                     continue;
                 };
@@ -439,42 +444,4 @@ impl Drop for Handshake<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hello_survives_the_wire() {
-        let hello = Hello {
-            communicator: u64::MAX - 5,
-            from: Rank(7),
-            to: Rank(1 << 20),
-            index: 3,
-            incarnation: 9,
-            medium: Medium::Verbs,
-        };
-        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
-        assert_eq!(Hello::decode(&hello.encode()[1..]), None);
-        let mut strange = hello.encode();
-        strange[24] = 9;
-        assert_eq!(Hello::decode(&strange), None, "a medium that there is not");
-    }
-
-    #[test]
-    fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
-        let here: SocketAddr = "127.0.0.1:1".parse().unwrap();
-        let contact = Contact {
-            binding: Binding { address: here.ip(), interface: None },
-            address: here,
-            medium: Medium::Tcp,
-        };
-        let connections = vec![contact];
-        let peers = [PeerPlan { rank: Rank(1), dials: false, peer_rails: 1, connections }];
-        let key = JobKey::from_passphrase("a test");
-        let deadline = clock::now() + 3 * RETRY_PAUSE;
-        // A socket that does not listen is readable and accepts nobody.
-        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
-        let meeting = Meeting::new(Rank(0), 7, &key, &peers, deadline);
-        let error = meeting.hold(&[socket.unwrap().into()]).unwrap_err();
-        assert!(error.to_string().contains("rank 0 cannot accept it"), "{error}");
-    }
-}
+mod tests;

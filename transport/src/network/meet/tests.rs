@@ -1,0 +1,77 @@
+//! Meetings over loopback.
+
+use super::*;
+
+#[test]
+fn a_hello_survives_the_wire() {
+    let hello = Hello {
+        communicator: u64::MAX - 5,
+        from: Rank(7),
+        to: Rank(1 << 20),
+        index: 3,
+        incarnation: 9,
+        medium: Medium::Verbs,
+    };
+    assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+    assert_eq!(Hello::decode(&hello.encode()[1..]), None);
+    let mut strange = hello.encode();
+    strange[24] = 9;
+    assert_eq!(Hello::decode(&strange), None, "a medium that there is not");
+}
+
+/// What one rank reaches another by, over one rail for each of the addresses.
+fn plan(rank: u32, dials: bool, addresses: &[SocketAddr]) -> PeerPlan {
+    let contact = |address: &SocketAddr| Contact {
+        binding: Binding { address: [127, 0, 0, 1].into(), interface: None },
+        address: *address,
+        medium: Medium::Tcp,
+    };
+    let connections = addresses.iter().map(contact).collect();
+    PeerPlan { rank: Rank(rank), dials, peer_rails: addresses.len(), connections }
+}
+
+fn listeners<const N: usize>() -> ([TcpListener; N], [SocketAddr; N]) {
+    let listeners = [0; N].map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
+    let addresses = listeners.each_ref().map(|listener| listener.local_addr().unwrap());
+    listeners.iter().for_each(|listener| listener.set_nonblocking(true).unwrap());
+    (listeners, addresses)
+}
+
+fn key() -> JobKey {
+    JobKey::from_passphrase("a test")
+}
+
+fn soon() -> Instant {
+    clock::now() + Duration::from_secs(60)
+}
+
+#[test]
+fn more_peers_come_at_once_than_can_be_heard() {
+    let peers = u32::try_from(MAX_HANDSHAKES + 2 * visitors::FEW).unwrap();
+    let (listeners, addresses) = listeners::<3>();
+    let (key, deadline) = (key(), soon());
+    let come = |rank| {
+        let peers = [plan(0, true, &addresses)];
+        Meeting::new(Rank(rank), 7, &key, &peers, deadline).hold(&[]).map(|met| met.len())
+    };
+    let plans: Vec<PeerPlan> = (1..=peers).map(|rank| plan(rank, false, &addresses)).collect();
+    std::thread::scope(|scope| {
+        let come = &come;
+        let coming: Vec<_> = (1..=peers).map(|rank| scope.spawn(move || come(rank))).collect();
+        let met = Meeting::new(Rank(0), 7, &key, &plans, deadline).hold(&listeners);
+        assert_eq!(met.unwrap().len(), 3 * plans.len());
+        assert!(coming.into_iter().all(|peer| peer.join().unwrap() == Ok(3)));
+    });
+}
+
+#[test]
+fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
+    let peers = [plan(1, false, &["127.0.0.1:1".parse().unwrap()])];
+    let key = key();
+    let deadline = clock::now() + 3 * RETRY_PAUSE;
+    // A socket that does not listen is readable and accepts nobody.
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+    let meeting = Meeting::new(Rank(0), 7, &key, &peers, deadline);
+    let error = meeting.hold(&[socket.unwrap().into()]).unwrap_err();
+    assert!(error.to_string().contains("rank 0 cannot accept it"), "{error}");
+}
