@@ -122,7 +122,9 @@ impl Newcomers {
     /// Lets in who is at the door, and returns who has proved the key.
     pub(super) fn receive(&mut self, door: &TcpListener, now: Instant) -> Vec<(TcpStream, Hello)> {
         if self.has_room(now) {
-            match self.accept(door, now).and_then(|()| self.attend(now)) {
+            let accepted = self.accept(door, now);
+            // Those who have come are attended to even if nobody else can come: that ends what they use.
+            match accepted.and(self.attend(now)) {
                 Ok(()) => self.shortage = None,
                 Err((call, cause)) => self.lack(call, &cause, now),
             }
@@ -154,7 +156,9 @@ impl Newcomers {
                 Ok((stream, _)) => self.waiting.add(stream, (), now),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
+                Err(cause)
+                    if descriptors::are_short(&cause)
+                        && (descriptors::raise_limit() || self.waiting.forget_one()) => {}
                 Err(cause) => return Err(("accept a connection", cause)),
             }
         }
@@ -352,5 +356,17 @@ mod tests {
         for rank in ranks {
             assert_eq!(rank.join().unwrap(), Ok(()));
         }
+    }
+
+    #[test]
+    fn who_has_come_is_heard_while_nobody_else_can_come() {
+        let (open, mut newcomers) = door_of(FEW);
+        let rank = come(TcpStream::connect(open.local_addr().unwrap()).unwrap(), 3);
+        let (stream, _) = open.accept().unwrap();
+        newcomers.waiting.add(stream, (), clock::now());
+        // A socket that does not listen accepts nobody.
+        let shut = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        assert_eq!(receive(&mut newcomers, &shut.unwrap().into(), 1), [3]);
+        assert_eq!(rank.join().unwrap(), Ok(()));
     }
 }
