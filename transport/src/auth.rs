@@ -123,11 +123,29 @@ pub fn initiate(
     hello: &[u8],
     deadline: Instant,
 ) -> Result<(), TransportError> {
+    initiate_if_heard(stream, key, hello, deadline, deadline)
+}
+
+/// The same, if the peer has turned to this end by `heard_by`.
+///
+/// # Errors
+/// As [`initiate`]; `TimedOut` if the peer has not.
+///
+/// # Panics
+/// As [`initiate`].
+pub fn initiate_if_heard(
+    stream: &TcpStream,
+    key: &JobKey,
+    hello: &[u8],
+    heard_by: Instant,
+    deadline: Instant,
+) -> Result<(), TransportError> {
     assert!(hello.len() <= MAX_HELLO_BYTES, "a hello of {} bytes", hello.len());
-    let mut wire = Wire::new(stream, deadline)?;
+    let mut wire = Wire::new(stream, heard_by.min(deadline))?;
     let mine = preamble(hello.len())?;
     wire.send(&mine)?;
     let theirs: Preamble = wire.receive()?;
+    wire.deadline = deadline;
     check_magic(&theirs)?;
     hello_bytes(&theirs)?;
     let transcript = Transcript { initiator: &mine, acceptor: &theirs, hello };

@@ -23,7 +23,7 @@ use crate::verbs::soft::socket::{self, Binding};
 use crate::visitors::{self, Visitors};
 use crate::{TransportError, clock, descriptors};
 
-/// How long a stranger may take to say that it is none.
+/// How long the other end may take to say that it is no stranger.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// How long one attempt to connect may take, so that the end of the meeting is noticed.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
@@ -110,6 +110,8 @@ pub(super) struct Meeting<'a> {
     key: &'a JobKey,
     peers: &'a [PeerPlan],
     deadline: Instant,
+    /// How long a peer may take to turn to a connection before another rail has its turn.
+    hearing: Duration,
     progress: Mutex<Progress>,
     is_over: AtomicBool,
     was_stranger_reported: AtomicBool,
@@ -150,6 +152,7 @@ impl<'a> Meeting<'a> {
             key,
             peers,
             deadline,
+            hearing: HANDSHAKE_LIMIT,
             progress: Mutex::default(),
             is_over: AtomicBool::new(false),
             was_stranger_reported: AtomicBool::new(false),
@@ -233,7 +236,8 @@ impl<'a> Meeting<'a> {
         (rank, index): Seat,
         Contact { binding, address, medium }: &Contact,
     ) -> Result<TcpStream, TransportError> {
-        let left = self.deadline.saturating_duration_since(clock::now());
+        let now = clock::now();
+        let left = self.deadline.saturating_duration_since(now);
         if left.is_zero() {
             return Err(TransportError::TimedOut(format!("connect to {address}")));
         }
@@ -247,7 +251,11 @@ impl<'a> Meeting<'a> {
             medium: *medium,
         };
         let _handshake = Handshake::begin(self, &stream, Maker::Myself)?;
-        auth::initiate(&stream, self.key, &hello.encode(), self.deadline)?;
+        let heard_by = now + self.hearing;
+        // A peer that has turned to this end has its own limit, which is over before this one: what it takes for
+        // connected is not given up here.
+        let deadline = self.deadline.min(heard_by + 2 * HANDSHAKE_LIMIT);
+        auth::initiate_if_heard(&stream, self.key, &hello.encode(), heard_by, deadline)?;
         Ok(stream)
     }
 

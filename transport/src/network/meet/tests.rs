@@ -64,6 +64,32 @@ fn more_peers_come_at_once_than_can_be_heard() {
     });
 }
 
+/// One rail takes the connection, and nobody turns to it until the other rail is connected.
+#[test]
+fn a_rail_that_says_nothing_does_not_hold_up_the_others() {
+    let ([silent, speaking], addresses) = listeners::<2>();
+    let (key, deadline) = (key(), soon());
+    let await_guest = |listener: &TcpListener| {
+        while clock::now() < deadline {
+            if let Ok((stream, _)) = listener.accept()
+                && auth::accept(&stream, &key, deadline).is_ok()
+            {
+                return true;
+            }
+            clock::sleep(Duration::from_millis(1));
+        }
+        false
+    };
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| await_guest(&speaking) && await_guest(&silent));
+        let peers = [plan(0, true, &addresses)];
+        let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
+        meeting.hearing = Duration::from_millis(20);
+        assert_eq!(meeting.hold(&[]).unwrap().len(), 2);
+        assert!(accepting.join().unwrap());
+    });
+}
+
 #[test]
 fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
     let peers = [plan(1, false, &["127.0.0.1:1".parse().unwrap()])];
