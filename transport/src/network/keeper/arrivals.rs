@@ -13,7 +13,7 @@ use super::super::medium::Medium;
 use super::super::meet::Hello;
 use super::greeter::Verdict;
 use super::worker::Worker;
-use crate::{TransportError, visitors};
+use crate::{TransportError, descriptors, visitors};
 
 /// How long not to accept when the system has no descriptors left.
 const CLOSED_PAUSE: Duration = Duration::from_millis(100);
@@ -22,7 +22,7 @@ impl Worker {
     /// Accepts whoever has come, and turns to those who have spoken.
     pub(super) fn receive(&mut self, now: Instant) {
         self.closed_until = self.closed_until.filter(|until| *until > now);
-        if self.closed_until.is_none() {
+        if self.accepts() {
             for rail in 0..self.rails.len() {
                 self.accept(rail, now);
             }
@@ -36,16 +36,22 @@ impl Worker {
         }
     }
 
+    /// Whether whoever comes is accepted. While nobody can be heard they wait in the kernel.
+    pub(super) fn accepts(&self) -> bool {
+        self.closed_until.is_none() && self.greeter.room() > 0
+    }
+
     fn accept(&mut self, rail: usize, now: Instant) {
         for _ in 0..visitors::FEW {
+            if !self.visitors.has_room() {
+                return;
+            }
             match self.rails[rail].listener.accept() {
                 Ok((stream, from)) => self.visitors.add(stream, (from, rail), now),
                 Err(cause) => {
-                    let is_exhausted = matches!(
-                        cause.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    );
-                    if is_exhausted {
+                    let lacks_memory =
+                        matches!(cause.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM));
+                    if descriptors::are_short(&cause) || lacks_memory {
                         self.closed_until = Some(now + CLOSED_PAUSE);
                     }
                     // Else nobody is there, or whoever was has left.

@@ -328,7 +328,7 @@ impl Worker {
         if let Some(events) = self.nics.descriptor() {
             polled.push(PollFd::from_borrowed_fd(events, PollFlags::IN));
         }
-        if self.closed_until.is_none() {
+        if self.accepts() {
             polled.extend(self.rails.iter().map(|rail| PollFd::new(&rail.listener, PollFlags::IN)));
         }
         if self.greeter.room() > 0 {
@@ -345,7 +345,8 @@ impl Worker {
     fn alarm(&self, now: Instant) -> Option<Instant> {
         let look = self.nics.needs_looks().then_some(self.next_look);
         let turn = self.prompter.as_ref().and_then(|prompter| prompter.alarm(now));
-        let visitors = self.visitors.deadline().into_iter();
+        // While nobody can be heard nobody is forgotten either.
+        let visitors = self.visitors.deadline().filter(|_| self.greeter.room() > 0).into_iter();
         visitors.chain(look).chain(turn).chain(self.closed_until).chain(self.next_dial()).min()
     }
 }
@@ -358,5 +359,57 @@ fn timespec(duration: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::sync::mpsc::channel;
+
+    use super::super::super::events::Log;
+    use super::*;
+    use crate::auth::JobKey;
+
+    /// A keeper without links that has not begun, and where it listens.
+    fn worker() -> (Worker, SocketAddr) {
+        let address = RailAddress {
+            name: "nic0".into(),
+            address: [127, 1, 12, 1].into(),
+            interface: None,
+            capacity: 1.0,
+        };
+        let listener = socket::listen(&binding(&address)).unwrap();
+        let here = listener.local_addr().unwrap();
+        let key = JobKey::from_passphrase("a test");
+        let (sender, orders) = channel();
+        let bell = Arc::new(Bell::new().unwrap());
+        let greeter = Greeter::new(key.clone(), sender, Arc::clone(&bell));
+        let mail = Mail { orders, bell, vigil: Arc::default() };
+        let identity = Identity { me: Rank(0), communicator: 7, key };
+        let outside = Outside { media: Media::tcp(1), witness: Arc::new(Log), part: None };
+        let rails = vec![(address, listener)];
+        (Worker::new(identity, rails, Vec::new(), (mail, greeter), outside).unwrap(), here)
+    }
+
+    /// As many as can be heard have begun to speak and do not go on, and one says nothing for too long.
+    #[test]
+    fn a_keeper_that_can_hear_nobody_more_sleeps() {
+        let (mut worker, here) = worker();
+        let come = || TcpStream::connect(here).unwrap();
+        let _silent = come();
+        let mut guests: Vec<_> = (0..worker.greeter.room()).map(|_| come()).collect();
+        guests.iter_mut().for_each(|guest| guest.write_all(b"r2cc").unwrap());
+        let deadline = clock::now() + Duration::from_secs(60);
+        while worker.greeter.room() > 0 {
+            assert!(clock::now() < deadline);
+            worker.receive(clock::now());
+        }
+        let late = clock::now() + 2 * HANDSHAKE_LIMIT;
+        worker.next_look = late + LOOK_EVERY;
+        guests.push(come());
+        worker.receive(late);
+        assert_eq!(worker.visitors.polled().count(), 1, "one more stays in the kernel");
+        assert!(worker.alarm(late).is_none_or(|alarm| alarm > late));
     }
 }
