@@ -34,7 +34,7 @@ use crate::plans::Planner;
 
 use attached::Attached;
 use direct::Direct;
-use ending::{History, NEWS_PATIENCE};
+use ending::{History, LastHope};
 pub(crate) use ending::{Limits, Watch};
 use pauses::Pauses;
 
@@ -351,8 +351,7 @@ impl Engine {
         let (me, history) = (self.me, &self.history);
         let is_message = task.stamp.signature.collective == Collective::PointToPoint;
         let calls = (!is_message).then_some(self.calls);
-        // Who left may have sent before that; then it arrives within the patience.
-        let mut hopeless: Option<(Instant, Error)> = None;
+        let mut last_hope = LastHope::default();
         let error = |failure| limits.error_for(failure, me, task.stamp, history);
         let mut run = self.executor.resume(task, loans);
         loop {
@@ -376,12 +375,9 @@ impl Engine {
                     return if run.finished() { Ok(()) } else { Err(Error::clone(fault).into()) };
                 }
                 let now = clock::now();
-                match (&hopeless, limits.hopeless(calls, &run.peers_waited_for())) {
-                    (None, Some(error)) => hopeless = Some((now + NEWS_PATIENCE, error)),
-                    (Some((end, error)), Some(_)) if now >= *end => {
-                        return Err(error.clone().into());
-                    }
-                    _ => {}
+                let hopeless = limits.hopeless(calls, &run.peers_waited_for());
+                if let Some(error) = last_hope.look(now, hopeless) {
+                    return Err(error.into());
                 }
                 let waited = now - *waits_since.get_or_insert(now);
                 if waited >= CONFIRM_AFTER {

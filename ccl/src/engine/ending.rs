@@ -1,7 +1,7 @@
 //! What ends a call before it is done, and how that is explained.
 
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
@@ -17,6 +17,24 @@ const REMEMBERED_CALLS: usize = 64;
 
 /// How long a broken link waits for the news of why it broke.
 pub(super) const NEWS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Hope for what they have sent who left: it arrives within the patience.
+#[derive(Debug, Default)]
+pub(super) struct LastHope(Option<(Instant, Error)>);
+
+impl LastHope {
+    /// Takes why the call can never end, if it looks so now; returns that once it has looked so for too long.
+    pub(super) fn look(&mut self, now: Instant, hopeless: Option<Error>) -> Option<Error> {
+        match (&self.0, hopeless) {
+            (_, None) => self.0 = None,
+            (Some((end, known)), Some(error)) if *known == error => {
+                return (now >= *end).then_some(error);
+            }
+            (_, Some(error)) => self.0 = Some((now + NEWS_PATIENCE, error)),
+        }
+        None
+    }
+}
 
 /// The stamps of the latest calls.
 #[derive(Debug)]
@@ -151,4 +169,24 @@ fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &Hist
         _ => (ours.sequence, numbered(ours), numbered(theirs)),
     };
     Error::Disagreement { sequence, rank: me, call, other: peer, other_call }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hope_for_another_rank_begins_anew() {
+        let start = clock::now();
+        let left = |rank| Some(Error::PeerLost { rank: Rank(rank), reason: "it left".into() });
+        let mut hope = LastHope::default();
+        let mut look = |halves: u32, error| hope.look(start + NEWS_PATIENCE / 2 * halves, error);
+        assert_eq!(look(0, left(1)), None);
+        // What the first had sent has come.
+        assert_eq!(look(1, None), None);
+        assert_eq!(look(5, left(1)), None);
+        assert_eq!(look(6, left(2)), None);
+        assert_eq!(look(7, left(2)), None);
+        assert_eq!(look(8, left(2)), left(2));
+    }
 }
