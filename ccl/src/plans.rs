@@ -9,7 +9,7 @@ use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::epoch::Commit;
 use ccl_core::error::Error;
-use ccl_core::ids::{Epoch, Rank};
+use ccl_core::ids::{Epoch, Node, Rank};
 use ccl_core::layout::{Layout, Ragged};
 use ccl_core::program::{Program, lower};
 use ccl_core::settings::{AlgorithmChoice, CrossMemoryAttach, Settings};
@@ -54,6 +54,8 @@ pub(crate) struct Planner {
     introduced: Topology,
     /// The topology of the epoch.
     topology: Topology,
+    /// The hosts that reach no other in this epoch, of several.
+    cut_off: Vec<Node>,
     epoch: Epoch,
     /// Epochs that begin with a later collective, in order. Ranks can be ahead of each other by few
     /// collectives, and epochs in between are rare, so that these are few.
@@ -96,6 +98,7 @@ impl Planner {
             me,
             introduced: topology.clone(),
             topology,
+            cut_off: Vec::new(),
             epoch: Epoch(0),
             ahead: VecDeque::new(),
             model,
@@ -142,7 +145,7 @@ impl Planner {
     #[cold]
     fn go_ahead(&mut self, sequence: u64) {
         while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
-            self.topology = with_health(&self.introduced, &commit.table);
+            (self.topology, self.cut_off) = with_health(&self.introduced, &commit.table);
             self.epoch = commit.epoch;
             self.model = model(&self.topology, &self.settings, self.tuning.as_ref());
             // No call goes back to the epoch before.
@@ -286,6 +289,10 @@ impl Planner {
     /// How many seconds a message takes between this rank and another, or itself.
     pub(crate) fn predict_message(&self, peer: Rank, bytes: usize) -> f64 {
         let near = self.topology.together(self.me, peer);
+        let is_cut_off = |rank| self.cut_off.contains(&self.topology.node_of(rank));
+        if !near && (is_cut_off(self.me) || is_cut_off(peer)) {
+            return f64::INFINITY;
+        }
         let link = if near { self.model.local } else { self.model.network };
         let capacity = |rank| self.topology.capacity(self.topology.node_of(rank));
         let rate = match near {
@@ -331,7 +338,8 @@ impl Planner {
                 *request
             }
         };
-        Ok(explain(&explore(&request, &self.topology, &self.model, forced)?))
+        let choice = explore(&request, &self.topology, &self.model, forced)?;
+        Ok(explain(&self.in_sight_of_the_cut_off(choice)))
     }
 
     /// Ranks in different epochs must not take each other's plans for their own, even where they are
@@ -366,6 +374,7 @@ impl Planner {
     fn choose(&self, request: &Request) -> Result<Choice, Error> {
         let forced = forced(&self.settings, request.collective);
         let choice = choose(request, &self.topology, &self.model, forced)?;
+        let choice = self.in_sight_of_the_cut_off(choice);
         tracing::debug!(
             collective = request.collective.name(),
             count = request.count,
@@ -374,6 +383,17 @@ impl Planner {
             "plan"
         );
         Ok(choice)
+    }
+
+    /// A collective needs all hosts: where one reaches no other it ends never, whatever the plan.
+    fn in_sight_of_the_cut_off(&self, mut choice: Choice) -> Choice {
+        if let Some(Node(host)) = self.cut_off.first() {
+            let estimates = choice.candidates.iter_mut().map(|candidate| &mut candidate.estimate);
+            estimates.for_each(|estimate| estimate.seconds = f64::INFINITY);
+            let why = format!("; but host {host} has lost all its rails, and every plan needs one");
+            choice.reason.push_str(&why);
+        }
+        choice
     }
 }
 

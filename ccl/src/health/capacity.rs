@@ -4,21 +4,28 @@ use ccl_core::epoch::Table;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::topology::{Host, RailCapacity, Topology};
 
-/// `introduced`, with the rails as they are in `table`.
+/// `introduced`, with the rails as they are in `table`, and the hosts that reach no other.
 ///
 /// The ranks of a host share its NICs: a rail that is bad for one of them is not counted on, and it is as
 /// fast as for the slowest. A host without any good rail is planned for as if all were good: no plan
 /// helps it, and the links decide what becomes of it.
-pub(crate) fn with_health(introduced: &Topology, table: &Table) -> Topology {
+pub(crate) fn with_health(introduced: &Topology, table: &Table) -> (Topology, Vec<Node>) {
     let node_of = (0..introduced.ranks()).map(|rank| introduced.node_of(Rank(rank))).collect();
-    let hosts = (0..introduced.nodes()).map(|node| host(introduced, Node(node), table)).collect();
-    Topology::new(node_of, hosts)
+    let (mut hosts, mut cut_off) = (Vec::new(), Vec::new());
+    for node in (0..introduced.nodes()).map(Node) {
+        let (cores, mut rails) = (introduced.cores(node), seen(introduced, node, table));
+        if rails.iter().all(|rail| !rail.up) && introduced.nodes() > 1 {
+            rails = introduced.rails(node).to_vec();
+            cut_off.push(node);
+        }
+        hosts.push(Host { rails, cores });
+    }
+    (Topology::new(node_of, hosts), cut_off)
 }
 
-fn host(introduced: &Topology, node: Node, table: &Table) -> Host {
-    let cores = introduced.cores(node);
-    let nominal = introduced.rails(node);
-    let mut rails = nominal.to_vec();
+/// The rails of a host as all its ranks have them.
+fn seen(introduced: &Topology, node: Node, table: &Table) -> Vec<RailCapacity> {
+    let mut rails = introduced.rails(node).to_vec();
     for row in introduced.ranks_of(node).iter().filter_map(|rank| table.row(*rank)) {
         for (rail, seen) in rails.iter_mut().zip(&row.rails) {
             *rail = RailCapacity {
@@ -27,8 +34,7 @@ fn host(introduced: &Topology, node: Node, table: &Table) -> Host {
             };
         }
     }
-    let hopeless = rails.iter().all(|rail| !rail.up);
-    Host { rails: if hopeless { nominal.to_vec() } else { rails }, cores }
+    rails
 }
 
 #[cfg(test)]
@@ -37,7 +43,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(rails: &[(f64, bool)]) -> Row {
+    fn row(rails: &[(f64, bool)]) -> Row {
         let rail = |(bytes_per_second, up): &(f64, bool)| RailCapacity {
             bytes_per_second: *bytes_per_second,
             up: *up,
@@ -45,25 +51,35 @@ mod tests {
         Row { version: 1, rails: rails.iter().map(rail).collect() }
     }
 
-    fn capacities(rows: &[(u32, Row)]) -> Vec<f64> {
+    fn planned_for(rows: &[(u32, Row)]) -> (Topology, Vec<Node>) {
         let host = Host { rails: vec![RailCapacity::up(2.0), RailCapacity::up(4.0)], cores: 1 };
         let topology = Topology::new(vec![Node(0), Node(0), Node(1)], vec![host.clone(), host]);
         let mut table = Table::default();
         rows.iter().for_each(|(rank, row)| table.learn(Rank(*rank), row));
-        with_health(&topology, &table).capacities()
+        with_health(&topology, &table)
+    }
+
+    fn capacities(rows: &[(u32, Row)]) -> Vec<f64> {
+        planned_for(rows).0.capacities()
     }
 
     #[test]
     fn a_host_has_what_all_its_ranks_have() {
         assert_eq!(capacities(&[]), [6.0, 6.0]);
-        assert_eq!(capacities(&[(1, seen(&[(2.0, false), (4.0, true)]))]), [4.0, 6.0]);
-        assert_eq!(capacities(&[(2, seen(&[(2.0, true), (1.0, true)]))]), [6.0, 3.0]);
-        let one = (0, seen(&[(2.0, false), (4.0, true)]));
-        assert_eq!(capacities(&[one, (1, seen(&[(2.0, true), (3.0, true)]))]), [3.0, 6.0]);
+        assert_eq!(capacities(&[(1, row(&[(2.0, false), (4.0, true)]))]), [4.0, 6.0]);
+        assert_eq!(capacities(&[(2, row(&[(2.0, true), (1.0, true)]))]), [6.0, 3.0]);
+        let one = (0, row(&[(2.0, false), (4.0, true)]));
+        assert_eq!(capacities(&[one, (1, row(&[(2.0, true), (3.0, true)]))]), [3.0, 6.0]);
     }
 
     #[test]
-    fn a_host_without_rails_is_planned_for_as_before() {
-        assert_eq!(capacities(&[(2, seen(&[(2.0, false), (4.0, false)]))]), [6.0, 6.0]);
+    fn a_host_without_rails_is_planned_for_as_before_and_is_known() {
+        let (topology, cut_off) = planned_for(&[(2, row(&[(2.0, false), (4.0, false)]))]);
+        assert_eq!((topology.capacities(), cut_off), (vec![6.0, 6.0], vec![Node(1)]));
+        // Of two ranks of a host each has lost another rail.
+        let half = [[false, true], [true, false]].map(|up| row(&[(2.0, up[0]), (4.0, up[1])]));
+        let [one, other] = half;
+        assert_eq!(planned_for(&[(0, one), (1, other)]).1, [Node(0)]);
+        assert_eq!(planned_for(&[]).1, []);
     }
 }

@@ -1,3 +1,4 @@
+use ccl_core::epoch::{Row, Table};
 use ccl_core::ids::{Node, Rail};
 use ccl_core::topology::{Host, RailCapacity};
 
@@ -53,6 +54,30 @@ fn an_algorithm_that_is_asked_for_gives_way_when_rails_are_lost() {
         assert!(planner.plan(&request, false).is_ok());
         assert_eq!(planner.overruled, told);
     }
+}
+
+/// Then nothing helps, and the plan is as before.
+#[test]
+fn what_takes_a_host_without_rails_takes_for_ever() {
+    let rails = vec![RailCapacity::up(1e9); 2];
+    let host = Host { rails: rails.clone(), cores: 1 };
+    let topology = Topology::new([0, 1, 1].map(Node).to_vec(), vec![host; 2]);
+    let mut planner = Planner::new(Rank(2), topology, Settings::default());
+    let collective = Collective::AllReduce;
+    let request = Request { collective, count: 1 << 16, ..Request::BARRIER };
+    let healthy = planner.plan(&request, false).unwrap();
+    assert!(planner.predict(&request).unwrap().is_finite());
+    let lost = rails.iter().map(|rail| RailCapacity { up: false, ..*rail }).collect();
+    let mut table = Table::default();
+    table.learn(Rank(0), &Row { version: 1, rails: lost });
+    planner.expect(Commit { epoch: Epoch(1), first: 2, table });
+    planner.advance(2);
+    assert_eq!(planner.predict(&request), Ok(f64::INFINITY));
+    assert_eq!(planner.predict_message(Rank(0), 0), f64::INFINITY);
+    assert!(planner.predict_message(Rank(1), 0).is_finite());
+    let explained = planner.explain(&request).unwrap();
+    assert!(explained.contains("host 0 has lost all its rails"), "{explained}");
+    assert_eq!(planner.plan(&request, false).unwrap().program, healthy.program);
 }
 
 /// They run a barrier, so they must mean the same one.
