@@ -147,7 +147,8 @@ pub fn explain(choice: &Choice) -> String {
     table
 }
 
-/// The candidates with their prices, cheapest first. Equally fast ones stay in the order of their names.
+/// The candidates with their prices, cheapest first. Where all need rails that are not there they stand as if these were;
+/// equally fast ones stay in the order of their names.
 ///
 /// A candidate whose hops alone, with the bytes at the lower bound, take longer than another one is left
 /// out, which saves going through its rounds.
@@ -177,11 +178,12 @@ fn price_all(scene: &Scene<'_>, forced: Option<&str>, extent: Extent) -> Vec<(Ca
         best = best.min(estimate.seconds);
         priced.push((place, Candidate { name, estimate }, plan));
     }
-    let key =
-        |(place, candidate, _): &(usize, Candidate, Plan)| (candidate.estimate.seconds, *place);
-    priced.sort_by(|a, b| {
-        let ((seconds, place), (other_seconds, other_place)) = (key(a), key(b));
-        seconds.total_cmp(&other_seconds).then(place.cmp(&other_place))
+    priced.sort_by(|(place, one, _), (other_place, other, _)| {
+        let (one, other) = (one.estimate, other.estimate);
+        let once_whole = |it: Estimate| it.latency_seconds + it.bandwidth_seconds;
+        let by_seconds = one.seconds.total_cmp(&other.seconds);
+        let by_rest = once_whole(one).total_cmp(&once_whole(other));
+        by_seconds.then(by_rest).then(place.cmp(other_place))
     });
     priced.into_iter().map(|(_, candidate, plan)| (candidate, plan)).collect()
 }

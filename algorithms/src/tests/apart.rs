@@ -81,6 +81,25 @@ fn where_no_plan_can_go_round_the_reason_says_so() {
     }
 }
 
+/// Then the choice is what is best once a rail is back.
+#[test]
+fn where_no_plan_can_go_round_large_calls_are_not_sent_to_everybody() {
+    let topology = hosts(4, &[&[0, 1], &[1, 0]]);
+    let model = CostModel::default_for(&topology);
+    let choose = |bytes: usize| {
+        let request = request(Collective::AllReduce, bytes / 4, Rank(0));
+        choose(&request, &topology, &model, None).unwrap()
+    };
+    let (small, large) = (choose(64), choose(1 << 30));
+    assert_ne!(small.name, large.name, "{}", explain(&large));
+    let once_whole = |choice: &Choice, name: &str| {
+        let found = choice.candidates.iter().find(|candidate| candidate.name == name);
+        found.map(|one| one.estimate.latency_seconds + one.estimate.bandwidth_seconds).unwrap()
+    };
+    let best = once_whole(&large, large.name);
+    assert!(large.candidates.iter().all(|other| best <= once_whole(&large, other.name)));
+}
+
 #[test]
 fn an_algorithm_that_cannot_be_had_is_not_insisted_on() {
     let [topology, _] = apart(1);
