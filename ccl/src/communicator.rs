@@ -185,10 +185,12 @@ impl Communicator {
         let wishes = gather("wishes", split::wish(color, key).as_bytes())?;
         let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
         let place = members.iter().position(|member| *member == core.rank);
-        let begin = || Place::create(&config.settings);
-        let meeting = (place == Some(0)).then(begin).transpose();
-        // Whatever the error is, the others wait for the id.
-        let meeting = meeting.inspect_err(|error| core.fail(error))?;
+        let begin = |place: usize| {
+            plans::check(&config.settings)?;
+            (place == 0).then(|| Place::create(&config.settings)).transpose()
+        };
+        // Whatever the error is, the others wait for the id, or for this rank.
+        let meeting = place.map_or(Ok(None), begin).inspect_err(|error| core.fail(error))?;
         let bytes = meeting.as_ref().map_or_else(Vec::new, |it| it.id().to_bytes().to_vec());
         let ids = gather("ids", &bytes)?;
         let (Some(place), Some(first)) = (place, members.first()) else { return Ok(None) };

@@ -63,3 +63,20 @@ fn a_rank_that_cannot_begin_its_part_of_a_split_tells_the_others_why() {
     assert!(matches!(errors[1], Error::Aborted { rank: Rank(0), .. }), "{:?}", errors[1]);
     assert!(errors[1].to_string().contains("nowhere0"), "{}", errors[1]);
 }
+
+#[test]
+fn a_member_of_a_split_that_asks_for_what_there_is_not_tells_the_others() {
+    let errors = ranks(2, &config(), |communicator| {
+        let mut impossible = config();
+        // Else the other would wait for its member for so long.
+        impossible.settings.bootstrap_timeout = DEADLINE;
+        if communicator.rank() == Rank(1) {
+            let settings = Settings::parse([("R2CCL_ALGO", "tow_shot")]).unwrap().settings;
+            impossible.settings.algorithms = settings.algorithms;
+        }
+        communicator.split(Some(0), 0, Some(&impossible)).unwrap_err()
+    });
+    assert!(matches!(errors[0], Error::Aborted { rank: Rank(1), .. }), "{:?}", errors[0]);
+    assert!(errors[0].to_string().contains("tow_shot"), "{}", errors[0]);
+    assert!(matches!(errors[1], Error::InvalidArgument(_)), "{:?}", errors[1]);
+}
