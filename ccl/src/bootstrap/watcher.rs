@@ -3,7 +3,8 @@
 //! It sleeps in poll(2). When nothing has been heard for a while it looks for the store at its other
 //! addresses, in a thread of its own that may wait for them, and goes on with the session there; the
 //! old connection stays open until that has worked, because its end would look like the end of this
-//! rank. The store is gone if its kernel says so, or if no address leads anywhere for long enough.
+//! rank. The store is gone if its kernel says so, or if for long enough no address leads anywhere, or no connection on
+//! which it was asked to go on is answered.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -116,7 +117,7 @@ pub(super) struct Watcher {
     search: Option<Receiver<Return>>,
     search_at: Instant,
     pause: Duration,
-    /// Since when no address has led anywhere.
+    /// Since when no address has led anywhere, or where one has, the store has not answered.
     away_since: Option<Instant>,
 }
 
@@ -340,14 +341,16 @@ impl Watcher {
                 self.away_since = None;
                 Ok(())
             }
-            Return::Unreachable(cause) => {
-                let since = *self.away_since.get_or_insert(now);
-                match now.saturating_duration_since(since) > PATIENCE {
-                    true => Err(format!("no address has led to it for {PATIENCE:?}: {cause}")),
-                    false => Ok(()),
-                }
-            }
+            Return::Unreachable(cause) => match self.is_away_too_long(now) {
+                true => Err(format!("no address has led to it for {PATIENCE:?}: {cause}")),
+                false => Ok(()),
+            },
         }
+    }
+
+    fn is_away_too_long(&mut self, now: Instant) -> bool {
+        let since = *self.away_since.get_or_insert(now);
+        now.saturating_duration_since(since) > PATIENCE
     }
 
     fn resume_on(
@@ -359,6 +362,12 @@ impl Watcher {
         if let Err(cause) = prepare(&stream) {
             tracing::warn!(%cause, "a control connection cannot be prepared");
             return Ok(());
+        }
+        // Each attempt leaves a connection at both ends, so there must not be more and more.
+        if self.is_away_too_long(now) && matches!(self.line, Line::Resuming(_)) {
+            return Err(format!(
+                "it has let this rank in for {PATIENCE:?}, and not gone on: {place}"
+            ));
         }
         match std::mem::replace(&mut self.line, Line::Resuming(stream)) {
             Line::Open(before) | Line::Resuming(before) => self.before.push(before),
@@ -440,4 +449,34 @@ impl Watcher {
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use ccl_core::settings::Settings;
+
+    use super::*;
+
+    #[test]
+    fn a_store_that_lets_a_rank_in_and_does_not_go_on_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let id = UniqueId::at_fixed_port(&[here.ip()], here.port(), "job", &Settings::default());
+        let dial = || TcpStream::connect(here).unwrap();
+        let (post, heard) = (Arc::new(Post::new().unwrap()), Arc::new(Heard::new()));
+        let mut watcher = Watcher::new(&id, Rank(1), dial(), &post, &heard).unwrap();
+        let start = clock::now();
+        let mut attempt = |after| watcher.resume_on(dial(), here, start + after);
+        let attempts = PATIENCE.as_secs() / SILENCE.as_secs();
+        for number in 0..=attempts {
+            let after = SILENCE * u32::try_from(number).unwrap();
+            assert_eq!(attempt(after), Ok(()), "attempt {number}");
+        }
+        let end = attempt(PATIENCE + SILENCE).unwrap_err();
+        assert!(end.contains(&here.to_string()), "{end}");
+        watcher.hear_something();
+        assert_eq!(watcher.resume_on(dial(), here, start + 2 * PATIENCE), Ok(()));
+    }
 }
