@@ -5,6 +5,7 @@
 //! and whichever stream uses the slot next waits for that. Pieces are done in the order of their
 //! numbers. Every piece gets its number written, whatever becomes of it: no stream is left waiting.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use ccl_core::error::Error;
 use ccl_kernels::cuda::gpu::{self, DeviceRegion, Event, Gpu, Pinned, Stream};
 
 use super::direct::overdue;
-use super::error::error as from_device;
+use super::error::{described, error as from_device};
 use super::pieces::{Piece, Stretch};
 use super::sentinel::Sentinel;
 use super::uneven::{Aside, Census};
@@ -32,6 +33,8 @@ pub(crate) struct Staging {
     slots: [Pinned; SLOTS],
     /// One word: the number of the last piece that is over.
     over: Pinned,
+    /// Numbers behind that which are over, too.
+    early: Mutex<BTreeSet<u32>>,
     /// The numbers of the last calls to which streams have come, and that have ended on them: written by the streams.
     seen: Pinned,
     sentinel: Sentinel,
@@ -47,6 +50,7 @@ impl Staging {
         Ok(Self {
             slots,
             over: pin(size_of::<u32>())?,
+            early: Mutex::default(),
             seen: pin(2 * size_of::<u32>())?,
             sentinel: Sentinel::new(gpu).map_err(from_device)?,
             failure: Mutex::default(),
@@ -134,7 +138,8 @@ impl Gate {
     }
 }
 
-/// The time between a stream's coming to a call and its going on. Dropping it lets the stream go on.
+/// The time between a stream's coming to a call and its going on. Dropping it lets the stream go on, once the turns in
+/// front of it were dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
     staging: Arc<Staging>,
@@ -162,16 +167,20 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        advance(self.staging.over.word(0), self.number);
+        advance(self.staging.over.word(0), &mut lock(&self.staging.early), self.number);
     }
 }
 
-/// Brings a word to a number, counting around, unless it has come further: turns may be dropped in another order than streams come to them,
-/// where a call cannot be put on its stream.
-fn advance(word: &AtomicU32, number: u32) {
-    let next = |over: u32| (!is_past(over, number)).then_some(number);
-    // An error is a word that has come further.
-    let _ = word.fetch_update(Ordering::Release, Ordering::Relaxed, next);
+/// Brings a word on by the number of a turn that is over, counting around, and by those that were over `early`. Where a call
+/// cannot be put on its stream its turn is dropped before the ones in front of it are over: their streams would go on with
+/// results that are not there.
+fn advance(word: &AtomicU32, early: &mut BTreeSet<u32>, number: u32) {
+    early.insert(number);
+    let mut over = word.load(Ordering::Relaxed);
+    while early.remove(&over.wrapping_add(1)) {
+        over = over.wrapping_add(1);
+    }
+    word.store(over, Ordering::Release);
 }
 
 /// Whether a word has come to a number, counting around.
@@ -308,9 +317,21 @@ impl Issue {
         memory: [Option<DeviceRegion<'_>>; N],
     ) -> Result<(Turn, [Option<DeviceRegion<'static>>; N]), gpu::Error> {
         let turn = self.turn(stream)?;
+        let held = self.hold_for(&turn, stream, memory);
+        // The turn ends here, and nobody must take that for a result.
+        let held = held.inspect_err(|error| turn.keep(&described(error)))?;
+        Ok((turn, held))
+    }
+
+    fn hold_for<const N: usize>(
+        &mut self,
+        turn: &Turn,
+        stream: &Stream,
+        memory: [Option<DeviceRegion<'_>>; N],
+    ) -> Result<[Option<DeviceRegion<'static>>; N], gpu::Error> {
         let held = stream.hold_until(&self.staging.over, 0, turn.number, memory)?;
         self.last = Some(Arc::new(stream.mark()?));
-        Ok((turn, held))
+        Ok(held)
     }
 
     /// Lets the stream wait for the result, and copy it out.
@@ -331,15 +352,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_over_stays_over_whoever_says_it_last() {
-        let word = AtomicU32::new(u32::MAX - 1);
+    fn a_turn_is_over_once_those_in_front_of_it_are() {
+        let (word, mut early) = (AtomicU32::new(u32::MAX - 1), BTreeSet::new());
         let after = |number| {
-            advance(&word, number);
+            advance(&word, &mut early, number);
             word.load(Ordering::Relaxed)
         };
         assert_eq!(
-            [u32::MAX, u32::MAX - 1, 2, 0, 1, 2, 3].map(after),
-            [u32::MAX, u32::MAX, 2, 2, 2, 2, 3]
+            [u32::MAX, 2, 1, 0, 3, 5, 4].map(after),
+            [u32::MAX, u32::MAX, u32::MAX, 2, 3, 3, 5]
         );
+        assert_eq!(early, BTreeSet::new());
     }
 }

@@ -22,6 +22,7 @@ use super::legs::{Area, Circle, Leg, Memory, Position, legs};
 use super::parts::{Cast, Form, Work};
 use super::{Direct, Watch};
 use crate::cuda::deadline::Deadline;
+use crate::cuda::error::described;
 use crate::cuda::staging::{Issue, Staging};
 use crate::cuda::wire::{self, Wire};
 use crate::driver::lock;
@@ -122,29 +123,9 @@ impl Direct {
         lock(&self.paths).count_columns(&columns.wire);
         let mut turns: Vec<Turn> = Vec::new();
         for leg in legs {
-            let place = |area: Option<Area>| area.and_then(|area| columns.place(memory, area));
-            let (input, output) = (place(leg.input), place(leg.output));
-            let turn = match leg.circle {
-                Circle::Host(form) => {
-                    let work = columns.inside(leg, form, (input, output));
-                    let name = request.collective.name();
-                    let members = Arc::clone(&columns.members);
-                    let exchange = Arc::clone(&columns.exchange);
-                    Turn::Host(self.kernels(exchange, (name, members), (stream, issue), || {
-                        let grounds = work.grounds(|region| self.mapped(region));
-                        work.push(stream, &grounds)?;
-                        Ok((Protocol::Push, None))
-                    })?)
-                }
-                Circle::Column { pitch } => {
-                    let (turn, [input, output]) = issue.hold(stream, [input, output])?;
-                    let ranks = columns.position.hosts * columns.position.places;
-                    let call = wire::Call::new(leg.request, number, (input, output), ranks);
-                    let call = wire::Call { pitch, called: *request, ..call };
-                    let wire = Arc::clone(&columns.wire);
-                    Turn::Column(wire::Job { turn, wire, call })
-                }
-            };
+            let turn = self.leg((columns, leg), (request, number), memory, (stream, issue));
+            // The turns before end with it, and nobody must take that for results.
+            let turn = turn.inspect_err(|error| self.staging.keep(&described(error)))?;
             match (turns.last_mut(), turn) {
                 // They are watched as one.
                 (Some(Turn::Host(before)), Turn::Host(watch)) => before.ended = watch.ended,
@@ -153,6 +134,38 @@ impl Direct {
         }
         let staging = Arc::clone(&self.staging);
         Ok(Job { columns: Arc::clone(columns), staging, turns })
+    }
+
+    fn leg(
+        &self,
+        (columns, leg): (&Arc<Columns>, &Leg),
+        (request, number): (&Request, u64),
+        memory: [Option<DeviceRegion<'_>>; 2],
+        (stream, issue): (&Stream, &mut Issue),
+    ) -> Result<Turn, gpu::Error> {
+        let place = |area: Option<Area>| area.and_then(|area| columns.place(memory, area));
+        let (input, output) = (place(leg.input), place(leg.output));
+        Ok(match leg.circle {
+            Circle::Host(form) => {
+                let work = columns.inside(leg, form, (input, output));
+                let name = request.collective.name();
+                let members = Arc::clone(&columns.members);
+                let exchange = Arc::clone(&columns.exchange);
+                Turn::Host(self.kernels(exchange, (name, members), (stream, issue), || {
+                    let grounds = work.grounds(|region| self.mapped(region));
+                    work.push(stream, &grounds)?;
+                    Ok((Protocol::Push, None))
+                })?)
+            }
+            Circle::Column { pitch } => {
+                let (turn, [input, output]) = issue.hold(stream, [input, output])?;
+                let ranks = columns.position.hosts * columns.position.places;
+                let call = wire::Call::new(leg.request, number, (input, output), ranks);
+                let call = wire::Call { pitch, called: *request, ..call };
+                let wire = Arc::clone(&columns.wire);
+                Turn::Column(wire::Job { turn, wire, call })
+            }
+        })
     }
 }
 
