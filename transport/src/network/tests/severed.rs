@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use super::*;
 
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 fn terms() -> Terms {
     Terms { patience: PATIENCE, ..Terms::default() }
@@ -67,7 +67,7 @@ fn who_is_spared_outlives_its_patience() {
 /// Each would be waited for until it is known that nobody answers, which takes half a second or more.
 #[test]
 fn who_has_left_many_peers_that_answer_nothing_waits_for_none() {
-    const PEERS: u32 = 30;
+    const PEERS: u32 = 40;
     let mut links: Vec<_> = (0..PEERS)
         .map(|_| {
             let silent = endpoint(0, &[1.0]).instrument(breaking(&[Some(24)], true));
@@ -79,7 +79,7 @@ fn who_has_left_many_peers_that_answer_nothing_waits_for_none() {
             (near, far)
         })
         .collect();
-    let limit = clock::now() + Duration::from_secs(5);
+    let limit = clock::now() + Duration::from_secs(15);
     assert!(links.iter_mut().all(|(near, _)| !near.leave()), "nobody confirms anything");
     links.iter_mut().for_each(|(_, far)| {
         far.leave();
