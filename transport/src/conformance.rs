@@ -25,6 +25,9 @@ pub fn check(make: &mut dyn FnMut() -> Pair) {
     a_tile_stays_until_it_is_released(make());
     random_traffic_arrives(make());
     unstaged_tiles_arrive(make());
+    a_peer_within_reach_may_be_spared(make());
+    staged_tiles_are_never_in_doubt(make());
+    what_was_sent_before_leaving_arrives(make());
 }
 
 fn stamp(sequence: u32) -> Stamp {
@@ -208,4 +211,38 @@ fn unstaged_tiles_arrive((mut a, mut b): Pair) {
         links[1].confirm();
         links[0].returned() == u64::from(TILES)
     });
+}
+
+/// Who spares a link over which it sends all the same loses nothing.
+fn a_peer_within_reach_may_be_spared((mut a, mut b): Pair) {
+    for tile in 0..20 {
+        until("send", &mut [&mut a, &mut b], |links| try_send(links[0], tile, 60));
+        assert!(!a.is_out_of_reach() && !b.is_out_of_reach());
+        a.spare();
+        b.spare();
+        until("receive", &mut [&mut a, &mut b], |links| try_receive(links[1], tile, 60));
+    }
+}
+
+/// Peers that read the memory of a rank are told that it renounces; what they have copies of stays what it is.
+fn staged_tiles_are_never_in_doubt((mut a, mut b): Pair) {
+    assert!(!a.has_renounced() && !b.has_renounced());
+    until("send", &mut [&mut a, &mut b], |links| try_send(links[0], 1, 60));
+    until("arrival", &mut [&mut a, &mut b], |links| links[1].peek().is_some());
+    a.renounce();
+    assert!(!a.has_renounced() && (b.has_renounced() || !b.lends()));
+    assert_eq!(b.check_loan(), Ok(()));
+    until("receive", &mut [&mut a, &mut b], |links| try_receive(links[1], 1, 60));
+}
+
+fn what_was_sent_before_leaving_arrives((mut a, mut b): Pair) {
+    until("send", &mut [&mut a, &mut b], |links| try_send(links[0], 0, 60));
+    let more = (1..3).take_while(|tile| try_send(&mut a, *tile, 60)).count();
+    until("leave", &mut [&mut b], |links| {
+        links[0].confirm();
+        a.leave()
+    });
+    for tile in (0..3).take(1 + more) {
+        until("receive", &mut [&mut b], |links| try_receive(links[0], tile, 60));
+    }
 }

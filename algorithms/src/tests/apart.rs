@@ -3,8 +3,19 @@
 use super::*;
 use crate::degraded::Fabric;
 
-/// Hosts with so many ranks and these rails each: a rail of 0 does not work.
+/// Hosts with so many ranks and these rails each: a rail of 0 does not work. The ranks of a host follow each other.
 fn hosts(ranks: usize, rails: &[&[u8]]) -> Topology {
+    let nodes = (0..).map(Node).take(rails.len());
+    placed(nodes.flat_map(|node| std::iter::repeat_n(node, ranks)).collect(), rails)
+}
+
+/// The same, with ranks that are dealt to the hosts in turn.
+fn dealt(ranks: usize, rails: &[&[u8]]) -> Topology {
+    let nodes: Vec<Node> = (0..).map(Node).take(rails.len()).collect();
+    placed(nodes.repeat(ranks), rails)
+}
+
+fn placed(nodes: Vec<Node>, rails: &[&[u8]]) -> Topology {
     let host = |rails: &&[u8]| Host {
         rails: rails
             .iter()
@@ -12,8 +23,6 @@ fn hosts(ranks: usize, rails: &[&[u8]]) -> Topology {
             .collect(),
         cores: 8,
     };
-    let nodes = (0..).map(Node).take(rails.len());
-    let nodes = nodes.flat_map(|node| std::iter::repeat_n(node, ranks)).collect();
     Topology::new(nodes, rails.iter().map(host).collect())
 }
 
@@ -135,15 +144,18 @@ fn all_collectives_but_one_go_round_hosts_without_a_common_rail() {
             shapes.push(shape);
         }
     }
-    for (shape, ranks) in shapes.iter().flat_map(|shape| [1, 2].map(|ranks| (shape, ranks))) {
-        let topology = hosts(ranks, shape);
+    let with_ranks = |shape: &Vec<&[u8]>| {
+        let in_order = [1, 2, 3].map(|ranks| hosts(ranks, shape));
+        in_order.into_iter().chain([2, 3].map(|ranks| dealt(ranks, shape)))
+    };
+    for topology in shapes.iter().flat_map(with_ranks) {
         let model = CostModel::default_for(&topology);
         for collective in requested().filter(|one| *one != Collective::AllToAllV) {
             for root in roots(collective, topology.ranks()).step_by(2) {
                 let request = request(collective, 1000, Rank(root));
                 let choice = choose(&request, &topology, &model, None).unwrap();
                 let case =
-                    || format!("{collective:?} of {shape:?}, root {root}: {}", choice.reason);
+                    || format!("{collective:?} of {topology:?}, root {root}: {}", choice.reason);
                 assert_eq!(joined(&choice, &request, &topology), [], "{}", case());
                 let layout = Layout::new(&request, topology.ranks(), choice.partition.clone());
                 assert_eq!(verify(&*choice.schedule, &layout), Ok(()), "{}", case());
