@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use ccl_transport::nics::Listeners;
 use ccl_transport::verbs::soft::socket;
+use ccl_transport::visitors::{self, Visitors};
 use ccl_transport::{TransportError, auth, clock};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -18,7 +19,6 @@ use super::super::Error;
 use super::super::domain::Wiring;
 use super::super::meeting::timespec;
 use super::stock::{Purpose, Stock};
-use ccl_transport::visitors::{self, Visitors};
 
 /// How long one connection may take.
 const LIMIT: Duration = Duration::from_secs(1);
