@@ -1,0 +1,72 @@
+//! What no thread may do, and no text may say.
+
+use ccl_emulator::{Access, Memory, Module, Reason};
+
+use crate::world::{fault, kernel};
+
+#[test]
+fn accesses_outside_are_found() {
+    let store = |offset: &str| kernel("", &format!("st.global.u32 [%d1+{offset}], %r0;"));
+    let found = fault(&store("4"), 64);
+    assert_eq!((found.thread, found.line), (63, 12));
+    assert!(found.instruction.starts_with("st.global.u32"), "{found}");
+    assert!(matches!(found.reason, Reason::OutOfBounds { access: Access::Store, bytes: 4, .. }));
+    assert_eq!(fault(&store("-4"), 64).thread, 0);
+    let found = fault(&store("2"), 4);
+    assert!(matches!(found.reason, Reason::Misaligned { .. }), "{found}");
+    let wide = kernel("", "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%d1];");
+    let found = fault(&wide, 2);
+    assert!(matches!(found.reason, Reason::Misaligned { bytes: 16, .. }), "{found}");
+    let parameter = kernel("", "cvta.param.u64 %d2, p; st.u32 [%d2], %r0;");
+    assert!(matches!(fault(&parameter, 1).reason, Reason::OutOfBounds { .. }));
+    let found = fault(&kernel("", "ld.shared.u32 %r1, [512];"), 1);
+    assert!(matches!(found.reason, Reason::OutOfBounds { .. }), "{found}");
+}
+
+#[test]
+fn deadlocks_are_found_and_described() {
+    let spin =
+        kernel("", "$L: ld.volatile.global.u32 %r1, [%d0]; setp.eq.u32 %p1, %r1, 0; @%p1 bra $L;");
+    let found = fault(&spin, 40);
+    let Reason::Deadlock(description) = &found.reason else { panic!("{found}") };
+    assert!(description.contains("everybody spins"), "{description}");
+    assert!(description.contains("40 threads"), "{description}");
+    let vote =
+        kernel("", "setp.eq.u32 %p1, %r0, 0; @%p1 bar.sync 0; vote.sync.any.pred %p2, %p1, -1;");
+    let found = fault(&vote, 32);
+    let Reason::Deadlock(description) = &found.reason else { panic!("{found}") };
+    assert!(description.contains("1 threads, thread 0 first"), "{description}");
+    assert!(description.contains("at a barrier"), "{description}");
+    assert!(description.contains("for its warp"), "{description}");
+}
+
+#[test]
+fn other_mistakes_are_found() {
+    assert_eq!(fault(&kernel("", "trap;"), 1).reason, Reason::Trap);
+    let member = kernel("", "vote.sync.any.pred %p1, %p1, 1;");
+    assert_eq!(fault(&member, 2).reason, Reason::NotAMember);
+    let barrier = kernel("", "bar.sync 16;");
+    assert_eq!(fault(&barrier, 1).reason, Reason::OutOfRange(16));
+    let external = kernel(".extern .func f();", "call f;");
+    assert_eq!(fault(&external, 1).reason, Reason::UndefinedFunction("f".to_owned()));
+    let deep = kernel(".func f() { .local .b8 x[1000]; call f; ret; }", "call f;");
+    assert_eq!(fault(&deep, 1).reason, Reason::StackOverflow);
+}
+
+#[test]
+fn what_is_not_known_is_refused_with_its_line() {
+    let memory = Memory::new();
+    for (body, reason) in [
+        ("add.ftz.f32 %f1, %f1, %f1;", "unknown instruction add.ftz.f32"),
+        ("tex.2d.v4.f32.f32 %f1, %f1;", "unknown instruction"),
+        ("ld.global.secret.u32 %r1, [%d0];", "unknown instruction"),
+        ("mov.u32 %r99, 1;", "no register %r99"),
+        ("mov.u32 %r1, nothing;", "no name nothing"),
+        ("bra $NOWHERE;", "no label $NOWHERE"),
+        ("call nobody;", "no function nobody"),
+    ] {
+        let error = Module::load(&kernel("", body), &memory).expect_err(body);
+        assert!(error.reason.contains(reason), "{error}");
+        assert_eq!(error.line, 12, "{body}");
+    }
+}
