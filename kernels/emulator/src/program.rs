@@ -79,7 +79,8 @@ pub(crate) enum Effect {
     },
     ActiveMask(Slot),
     Clock(Slot),
-    Fence,
+    /// Everything that was seen before is seen so far before what follows.
+    Fence(Scope),
     Nothing,
 }
 
@@ -115,6 +116,17 @@ impl From<Motion> for Operation {
     }
 }
 
+/// How far order reaches. Every stream of a machine is a device of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The block. Its threads see each other's stores at once, so it orders nothing.
+    Block,
+    /// The blocks of the device.
+    Device,
+    /// Everybody.
+    System,
+}
+
 /// How addresses become generic ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Window {
@@ -144,8 +156,8 @@ pub(crate) struct Vector {
     pub(crate) elements: Box<[Option<Slot>]>,
     pub(crate) element_bytes: u8,
     pub(crate) signed: bool,
-    /// Whether everything of the block is seen before it.
-    pub(crate) releases: bool,
+    /// Who sees everything of the block before it, if anybody does.
+    pub(crate) releases: Option<Scope>,
     pub(crate) piece_elements: u8,
     /// Which of the pieces this instruction moves; all of them if none is named.
     pub(crate) piece: Option<u8>,
@@ -179,8 +191,8 @@ pub(crate) struct Atomic {
     pub(crate) address: Address,
     pub(crate) change: Change,
     pub(crate) bytes: usize,
-    /// Whether everything of the block is seen before it.
-    pub(crate) releases: bool,
+    /// Who sees everything of the block before it, if anybody does.
+    pub(crate) releases: Option<Scope>,
     pub(crate) to: Option<Slot>,
     pub(crate) operands: [Slot; 2],
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::names::Symbol;
-use super::{Decoder, Jump, Result, split_type};
+use super::{Decoder, Jump, Result, memory, split_type};
 use crate::arithmetic::integer;
 use crate::error::LoadError;
 use crate::program::{
@@ -41,9 +41,14 @@ impl<'a> Decoder<'a> {
             ["ret", ..] => Motion::Return.into(),
             ["exit"] => Motion::Exit.into(),
             ["trap"] => Motion::Trap.into(),
-            // Threads of a block see each other's stores anyway.
-            ["membar", "cta"] | ["fence", .., "cta"] => Effect::Nothing.into(),
-            ["membar", ..] | ["fence", ..] => Effect::Fence.into(),
+            ["membar", scope @ ("cta" | "gl" | "sys")]
+            | ["fence", "sc" | "acq_rel" | "release", scope]
+            | ["fence", scope @ ("cta" | "cluster" | "gpu" | "sys")] => {
+                match memory::scope(scope) {
+                    Some(scope) => Effect::Fence(scope).into(),
+                    None => return Ok(false),
+                }
+            }
             ["nanosleep", "u32"] => Motion::Pause.into(),
             ["prefetch" | "prefetchu" | "griddepcontrol" | "pmevent" | "discard", ..] => {
                 Effect::Nothing.into()

@@ -161,7 +161,7 @@ impl Effect {
             Self::FrameAddress { to, .. } | Self::ActiveMask(to) | Self::Clock(to) => {
                 see(to, Role::Written);
             }
-            Self::Fence | Self::Nothing => {}
+            Self::Fence(_) | Self::Nothing => {}
         }
     }
 }

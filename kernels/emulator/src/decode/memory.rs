@@ -3,14 +3,15 @@
 use super::names::Symbol;
 use super::{Decoder, Result};
 use crate::arithmetic::{float, integer};
-use crate::program::{Address, Atomic, Change, Effect, Slot, Vector, Window};
+use crate::program::{Address, Atomic, Change, Effect, Scope, Slot, Vector, Window};
 use crate::syntax::{Operand, Statement};
 use crate::types::Type;
 
 /// What is atomic, and what a vector is made of when it may be torn.
 const PIECE_BYTES: usize = 8;
 
-/// Who else sees an access when, and what it leaves in caches. Of this only releases matter here.
+/// Who else sees an access when, and what it leaves in caches. Of this only releases, and how far they reach,
+/// matter here.
 const ORDERS: [&str; 26] = [
     "weak",
     "volatile",
@@ -44,16 +45,28 @@ fn is_order(part: &str) -> bool {
     ORDERS.contains(&part) || part.starts_with("L2::")
 }
 
-/// Whether other blocks see everything before they see this.
-fn releases(parts: &[&str]) -> bool {
-    parts.contains(&"release") || parts.contains(&"acq_rel")
+/// The scope of that name, in instructions and in fences. A cluster is a block: there are no larger ones.
+pub(super) fn scope(name: &str) -> Option<Scope> {
+    Some(match name {
+        "cta" | "cluster" => Scope::Block,
+        "gpu" | "gl" => Scope::Device,
+        "sys" => Scope::System,
+        _ => return None,
+    })
+}
+
+/// Who sees everything before they see this; without a scope it is the device.
+fn releases(parts: &[&str]) -> Option<Scope> {
+    let is_release = parts.contains(&"release") || parts.contains(&"acq_rel");
+    let named = parts.iter().find_map(|part| scope(part));
+    is_release.then(|| named.unwrap_or(Scope::Device))
 }
 
 /// What the parts of a `ld` or `st` say.
 struct Form {
     window: Option<Window>,
     elements: usize,
-    releases: bool,
+    releases: Option<Scope>,
     of: Type,
 }
 

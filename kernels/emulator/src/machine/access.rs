@@ -3,7 +3,7 @@
 use super::turn::{Trouble, Turn};
 use super::warp::{Group, Mask, lanes};
 use crate::error::{Access, Reason};
-use crate::program::{Address, Atomic, Change, Vector, Window};
+use crate::program::{Address, Atomic, Change, Scope, Vector, Window};
 
 impl Turn<'_> {
     /// What an address in a window lacks to a generic one.
@@ -89,7 +89,7 @@ impl Turn<'_> {
             for piece in self.pieces(vector, lane).map(usize::from) {
                 let at = address + (piece * piece_bytes) as u64;
                 let value = self.reach.load(lane, at, piece_bytes).unwrap_or_default();
-                let value = self.pending.seen(at, piece_bytes, value);
+                let value = self.unseen.seen(at, piece_bytes, value);
                 let to = &vector.elements[piece * piece_elements..][..piece_elements];
                 for (index, to) in to.iter().enumerate() {
                     let Some(to) = to else { continue };
@@ -114,9 +114,11 @@ impl Turn<'_> {
     ) -> Result<(), Trouble> {
         self.draw_order(vector, active, 0);
         self.changed = self.executed;
-        if vector.releases {
-            self.pending.flush(&mut self.reach);
+        if let Some(scope) = vector.releases {
+            self.unseen.order(&mut self.reach, scope);
         }
+        // Who releases for some only is seen by the others like any other store.
+        let is_late = self.weak && vector.releases != Some(Scope::System);
         let bits = u32::from(vector.element_bytes) * 8;
         let piece_elements = usize::from(vector.piece_elements);
         let piece_bytes = piece_elements * usize::from(vector.element_bytes);
@@ -131,8 +133,8 @@ impl Turn<'_> {
                     value |= element << (64 - bits) >> (64 - bits) << (index as u32 * bits);
                 }
                 let at = address + (piece * piece_bytes) as u64;
-                if self.weak && !vector.releases && self.reach.is_registered(at) {
-                    self.pending.push(&mut self.reach, at, piece_bytes, value);
+                if is_late && self.reach.is_registered(at) {
+                    self.unseen.push(&mut self.reach, at, piece_bytes, value);
                 } else {
                     self.reach.store(lane, at, piece_bytes, value).unwrap_or_default();
                 }
@@ -147,13 +149,13 @@ impl Turn<'_> {
         group: Group,
         active: Mask,
     ) -> Result<(), Trouble> {
-        if atomic.releases {
-            self.pending.flush(&mut self.reach);
+        if let Some(scope) = atomic.releases {
+            self.unseen.order(&mut self.reach, scope);
         }
         for lane in lanes(active) {
             let address = self.address(&atomic.address, group.base, lane);
             let bytes = atomic.bytes;
-            self.pending.flush_at(&mut self.reach, address, bytes);
+            self.unseen.flush_at(&mut self.reach, address, bytes);
             let access = Access::Atomic;
             let wrong = |reason| Trouble { lane, place: group.place, reason };
             if address & (bytes as u64 - 1) != 0 {

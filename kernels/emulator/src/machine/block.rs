@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ccl_core::random::Random;
 
-use super::pending::Pending;
+use super::pending::{Pending, Unseen};
 use super::turn::{Stop, Surroundings, Trouble, Turn};
 use super::warp::{Mask, Warp, lanes};
 use crate::arithmetic::WIDTH;
@@ -51,6 +51,8 @@ pub(crate) struct Block {
 pub(crate) struct Means<'a> {
     pub(crate) ranges: &'a [Range],
     pub(crate) random: &'a mut Random,
+    /// Stores that other devices do not see yet.
+    pub(crate) device: &'a mut Pending,
     pub(crate) torn: bool,
     pub(crate) split: bool,
     pub(crate) weak: bool,
@@ -93,10 +95,11 @@ impl Block {
             pending: Pending::default(),
             living: threads,
         };
-        let mut random = Random::new(0);
+        let (mut random, mut device) = (Random::new(0), Pending::default());
         let mut means = Means {
             ranges: &[],
             random: &mut random,
+            device: &mut device,
             torn: false,
             split: false,
             weak: false,
@@ -110,7 +113,7 @@ impl Block {
         block
     }
 
-    /// The stores that nobody else has seen when the block has ended.
+    /// The stores that no other block has seen when this one has ended.
     pub(crate) fn into_pending(self) -> Pending {
         self.pending
     }
@@ -151,7 +154,7 @@ impl Block {
             torn: means.torn,
             split: means.split,
             weak: means.weak,
-            pending: &mut self.pending,
+            unseen: Unseen { block: &mut self.pending, device: &mut *means.device },
             executed: means.executed,
             changed: means.changed,
         }

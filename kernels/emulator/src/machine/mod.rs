@@ -20,9 +20,9 @@ use thiserror::Error;
 
 use crate::error::{Fault, Reason};
 use crate::memory::{Memory, Range, Reach, Words};
-use crate::program::Kernel;
+use crate::program::{Kernel, Scope};
 use block::{Block, Grid, Means};
-use pending::Pending;
+use pending::{Pending, Unseen};
 use turn::Trouble;
 
 /// Instructions of a turn where turns are in order, and at most where they are random.
@@ -51,8 +51,9 @@ pub struct Options {
     pub torn: bool,
     /// Threads of a warp part without a reason now and then.
     pub split: bool,
-    /// Ordinary stores arrive late and in any order at other blocks, until a thread of the block
-    /// executes a fence or a release. Loads are never stale.
+    /// Ordinary stores arrive late and in any order at other blocks, and later at other streams, each of
+    /// which is a device of its own, until a thread of the block executes a fence or a release that reaches so far.
+    /// Loads are never stale.
     pub weak: bool,
     /// How many threads there can be at once; blocks beyond wait until others have ended.
     pub resident_threads: u32,
@@ -127,8 +128,9 @@ struct Running {
     blocks: u32,
     next_block: u32,
     ended: u32,
-    /// Stores of blocks that have ended; all arrive before the kernel has.
+    /// Stores of blocks that have ended, and those that all blocks see; all arrive before the kernel has ended.
     late: Vec<Pending>,
+    device: Pending,
 }
 
 /// Runs kernels of several streams at once, the kernels of one stream one after the other.
@@ -301,10 +303,12 @@ impl Machine {
             Schedule::InOrder => TURN,
             Schedule::Random(_) => 1 + self.random.below(TURN),
         };
-        let Some((_, block)) = self.blocks[index].as_mut() else { return Ok(()) };
+        let Some((stream, block)) = self.blocks[index].as_mut() else { return Ok(()) };
+        let Some(running) = self.running.get_mut(stream) else { return Ok(()) };
         let mut means = Means {
             ranges,
             random: &mut self.random,
+            device: &mut running.device,
             torn: self.options.torn,
             split: self.options.split,
             weak: self.options.weak,
@@ -345,17 +349,25 @@ impl Machine {
         if running.ended == running.blocks {
             let none = Words::new(0);
             let mut reach = Reach::registered(ranges, &none);
-            running.late.iter_mut().for_each(|late| late.flush(&mut reach));
+            let Running { late, device, .. } = running;
+            for block in late {
+                Unseen { block, device: &mut *device }.order(&mut reach, Scope::Device);
+            }
+            pending::flush(device, &mut reach);
             self.running.remove(&stream);
         }
     }
 
-    /// Some stores of blocks that have ended arrive.
+    /// Some stores arrive: those of blocks that have ended at other blocks, those of devices at others.
     fn drift(&mut self, ranges: &[Range]) {
         let none = Words::new(0);
         let mut reach = Reach::registered(ranges, &none);
-        for late in self.running.values_mut().flat_map(|running| &mut running.late) {
-            late.drift(&mut reach, &mut self.random);
+        for Running { late, device, .. } in self.running.values_mut() {
+            for block in late {
+                let mut unseen = Unseen { block, device: &mut *device };
+                unseen.drift(&mut reach, &mut self.random);
+            }
+            pending::drift(device, &mut reach, &mut self.random);
         }
     }
 
@@ -432,6 +444,7 @@ impl Running {
             dynamic_shared_bytes: launch.shared_bytes,
             parameters,
         });
-        Self { grid, blocks, next_block: 0, ended: 0, late: Vec::new() }
+        let (late, device) = (Vec::new(), Pending::default());
+        Self { grid, blocks, next_block: 0, ended: 0, late, device }
     }
 }

@@ -1,13 +1,15 @@
-//! Stores that other blocks do not see yet.
+//! Stores that others do not see yet.
 //!
 //! The memory model of PTX promises nothing about when and in which order ordinary stores arrive
-//! elsewhere. Here the threads of a block see each other's stores at once; others see them in any
-//! order, one by one, or all of them when a thread of the block executes a fence or a release. So a
-//! flag can overtake data unless something orders them. Loads are never stale.
+//! elsewhere. Here the threads of a block see each other's stores at once; the other blocks of the device
+//! see them in any order, one by one, and after them other devices and the host do. A fence or a release lets all of
+//! them arrive as far as it reaches. So a flag can overtake data unless something orders them for whoever looks at
+//! the flag. Loads are never stale.
 
 use ccl_core::random::Random;
 
 use crate::memory::Reach;
+use crate::program::Scope;
 
 /// Stores that wait at most; then the oldest arrives.
 const MOST: usize = 512;
@@ -31,21 +33,19 @@ impl Store {
     }
 }
 
-/// The stores of a block that wait, the oldest first.
+/// Stores that wait at one place, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct Pending(Vec<Store>);
 
 impl Pending {
-    /// A store of up to 8 bytes, which the block may make.
-    pub(crate) fn push(&mut self, reach: &mut Reach<'_>, address: u64, bytes: usize, value: u64) {
-        self.0.push(Store { address, bytes, value });
-        if self.0.len() > MOST {
-            self.arrive(reach, 0);
-        }
+    /// Puts a store at the end; the one that there is no room for any more.
+    fn push(&mut self, store: Store) -> Option<Store> {
+        self.0.push(store);
+        (self.0.len() > MOST).then(|| self.0.remove(0))
     }
 
-    /// What the block sees where memory holds `value`.
-    pub(crate) fn seen(&self, address: u64, bytes: usize, value: u64) -> u64 {
+    /// What is seen where it would be `value` without the stores that wait.
+    fn seen(&self, address: u64, bytes: usize, value: u64) -> u64 {
         let mut seen = value.to_le_bytes();
         for store in self.0.iter().filter(|store| store.overlaps(address, bytes)) {
             for (index, byte) in store.value.to_le_bytes()[..store.bytes].iter().enumerate() {
@@ -58,36 +58,133 @@ impl Pending {
         u64::from_le_bytes(seen)
     }
 
-    /// Everything arrives.
-    pub(crate) fn flush(&mut self, reach: &mut Reach<'_>) {
-        for store in std::mem::take(&mut self.0) {
-            write(reach, store);
+    fn take_all(&mut self) -> Vec<Store> {
+        std::mem::take(&mut self.0)
+    }
+
+    /// Takes a store that must arrive before these bytes are as the stores want them; none if they are.
+    fn take_at(&mut self, address: u64, bytes: usize) -> Option<Store> {
+        let index = self.0.iter().position(|store| store.overlaps(address, bytes))?;
+        Some(self.take(index))
+    }
+
+    /// Takes some store, in any order but that of one place; none if it is not yet time.
+    fn take_any(&mut self, random: &mut Random) -> Option<Store> {
+        let is_time = !self.0.is_empty() && !random.percent(DELAY_PERCENT);
+        is_time.then(|| self.take(random.index(self.0.len())))
+    }
+
+    /// Takes a store, or an older one that must arrive before it.
+    fn take(&mut self, mut index: usize) -> Store {
+        loop {
+            let Store { address, bytes, .. } = self.0[index];
+            let older = self.0[..index].iter().position(|store| store.overlaps(address, bytes));
+            match older {
+                Some(older) => index = older,
+                None => return self.0.remove(index),
+            }
+        }
+    }
+}
+
+/// What the stores of a block pass before everybody sees them.
+#[derive(Debug)]
+pub(crate) struct Unseen<'a> {
+    /// Only the block sees these.
+    pub(crate) block: &'a mut Pending,
+    /// Only the blocks of the device see these.
+    pub(crate) device: &'a mut Pending,
+}
+
+impl Unseen<'_> {
+    /// A store of up to 8 bytes, which the block may make.
+    pub(crate) fn push(&mut self, reach: &mut Reach<'_>, address: u64, bytes: usize, value: u64) {
+        if let Some(oldest) = self.block.push(Store { address, bytes, value }) {
+            arrive(self.device, reach, oldest);
+        }
+    }
+
+    /// What the block sees where memory holds `value`.
+    pub(crate) fn seen(&self, address: u64, bytes: usize, value: u64) -> u64 {
+        self.block.seen(address, bytes, self.device.seen(address, bytes, value))
+    }
+
+    /// Everything that the block has seen arrives as far as the order reaches.
+    pub(crate) fn order(&mut self, reach: &mut Reach<'_>, scope: Scope) {
+        if scope == Scope::Block {
+            return;
+        }
+        for store in self.block.take_all() {
+            arrive(self.device, reach, store);
+        }
+        if scope == Scope::System {
+            flush(self.device, reach);
         }
     }
 
     /// Everything arrives that an access of these bytes would meet.
     pub(crate) fn flush_at(&mut self, reach: &mut Reach<'_>, address: u64, bytes: usize) {
-        while let Some(index) = self.0.iter().position(|store| store.overlaps(address, bytes)) {
-            self.arrive(reach, index);
+        while let Some(store) = self.block.take_at(address, bytes) {
+            arrive(self.device, reach, store);
+        }
+        while let Some(store) = self.device.take_at(address, bytes) {
+            write(reach, store);
         }
     }
 
-    /// Some stores arrive, in any order but that of one place.
+    /// Some stores arrive at the other blocks of the device.
     pub(crate) fn drift(&mut self, reach: &mut Reach<'_>, random: &mut Random) {
-        while !self.0.is_empty() && !random.percent(DELAY_PERCENT) {
-            let drawn = random.index(self.0.len());
-            let Store { address, bytes, .. } = self.0[drawn];
-            let first = self.0.iter().position(|store| store.overlaps(address, bytes));
-            self.arrive(reach, first.unwrap_or(drawn));
+        while let Some(store) = self.block.take_any(random) {
+            arrive(self.device, reach, store);
         }
     }
+}
 
-    fn arrive(&mut self, reach: &mut Reach<'_>, index: usize) {
-        write(reach, self.0.remove(index));
+/// Some stores that a device has seen arrive everywhere.
+pub(crate) fn drift(device: &mut Pending, reach: &mut Reach<'_>, random: &mut Random) {
+    while let Some(store) = device.take_any(random) {
+        write(reach, store);
+    }
+}
+
+/// All stores that a device has seen arrive everywhere.
+pub(crate) fn flush(device: &mut Pending, reach: &mut Reach<'_>) {
+    for store in device.take_all() {
+        write(reach, store);
+    }
+}
+
+/// A store arrives at all blocks of a device.
+fn arrive(device: &mut Pending, reach: &mut Reach<'_>, store: Store) {
+    if let Some(oldest) = device.push(store) {
+        write(reach, oldest);
     }
 }
 
 fn write(reach: &mut Reach<'_>, store: Store) {
     // Memory that was unregistered meanwhile is nobody's any more.
     let _ = reach.store(0, store.address, store.bytes, store.value);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Buffer, Memory, Words};
+
+    #[test]
+    fn stores_at_one_place_arrive_in_their_order() {
+        let memory = Memory::new();
+        let buffer = Buffer::new(&memory, 8, 0);
+        let (ranges, none, start) = (memory.ranges(), Words::new(0), buffer.address());
+        let mut reach = Reach::registered(&ranges, &none);
+        let (block, device) = (&mut Pending::default(), &mut Pending::default());
+        let mut unseen = Unseen { block, device };
+        unseen.push(&mut reach, start, 4, 1);
+        unseen.push(&mut reach, start, 8, 2 << 32 | 2);
+        unseen.push(&mut reach, start + 4, 4, 3);
+        // The second has both halves, so the first goes before it.
+        unseen.flush_at(&mut reach, start + 4, 4);
+        unseen.order(&mut reach, Scope::System);
+        assert_eq!(buffer.read(), [2, 0, 0, 0, 3, 0, 0, 0]);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use ccl_core::random::Random;
 
-use super::pending::Pending;
+use super::pending::Unseen;
 use super::warp::{Group, Mask, Warp, lanes};
 use crate::arithmetic::Lanes;
 use crate::error::Reason;
@@ -59,7 +59,7 @@ pub(crate) struct Turn<'a> {
     pub(crate) split: bool,
     /// Whether stores may arrive late, and those that have not arrived.
     pub(crate) weak: bool,
-    pub(crate) pending: &'a mut Pending,
+    pub(crate) unseen: Unseen<'a>,
     /// Instructions that were run, and after how many of them something changed.
     pub(crate) executed: u64,
     pub(crate) changed: u64,
@@ -91,7 +91,7 @@ impl<'a> Turn<'a> {
 
     /// Some stores arrive at other blocks.
     pub(crate) fn drift(&mut self) {
-        self.pending.drift(&mut self.reach, self.random);
+        self.unseen.drift(&mut self.reach, self.random);
     }
 
     /// Until the group parts or meets others (`None`), or the warp must stop.
@@ -225,8 +225,8 @@ impl<'a> Turn<'a> {
             Effect::Clock(to) => {
                 lanes(active).for_each(|lane| self.warp.set(lane, *to, self.executed));
             }
-            Effect::Fence => {
-                self.pending.flush(&mut self.reach);
+            Effect::Fence(scope) => {
+                self.unseen.order(&mut self.reach, *scope);
                 fence(Ordering::SeqCst);
             }
             Effect::Nothing => {}

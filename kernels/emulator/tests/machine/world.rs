@@ -20,9 +20,10 @@ add.s64 %d1, %d0, %d1;
     )
 }
 
+/// Memory of some words, zeroed.
 pub(crate) struct World {
-    pub(crate) memory: Arc<Memory>,
-    pub(crate) buffer: Buffer,
+    memory: Arc<Memory>,
+    buffer: Buffer,
 }
 
 impl World {
@@ -39,20 +40,30 @@ impl World {
         block: u32,
         options: Options,
     ) -> Result<u64, Fault> {
-        let module = Module::load(source, &self.memory).unwrap_or_else(|error| panic!("{error}"));
+        self.run_all(&[source], grid, block, options)
+    }
+
+    /// Runs the kernel of each text, on a stream of its own.
+    pub(crate) fn run_all(
+        &self,
+        sources: &[&str],
+        grid: u32,
+        block: u32,
+        options: Options,
+    ) -> Result<u64, Fault> {
         let mut machine = Machine::new(&self.memory, options);
-        machine
-            .launch(
-                0,
-                Launch {
-                    kernel: module.kernel("k").expect("a kernel k"),
-                    grid: [grid, 1, 1],
-                    block: [block, 1, 1],
-                    shared_bytes: 256,
-                    arguments: self.buffer.address().to_le_bytes().to_vec(),
-                },
-            )
-            .expect("it can be launched");
+        for (stream, source) in (0..).zip(sources) {
+            let module = Module::load(source, &self.memory);
+            let module = module.unwrap_or_else(|error| panic!("{error}"));
+            let launch = Launch {
+                kernel: module.kernel("k").expect("a kernel k"),
+                grid: [grid, 1, 1],
+                block: [block, 1, 1],
+                shared_bytes: 256,
+                arguments: self.buffer.address().to_le_bytes().to_vec(),
+            };
+            machine.launch(stream, launch).expect("it can be launched");
+        }
         machine.run()
     }
 
