@@ -227,7 +227,7 @@ pub(crate) struct Barrier {
 }
 
 /// From whom a shuffled value comes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Up,
     Down,
@@ -247,6 +247,17 @@ pub(crate) enum Exchange {
     Reduce(Binary),
     Match,
     Elect,
+}
+
+impl Exchange {
+    /// Whether threads of which one brings this and one that have come for the same.
+    pub(crate) fn is_same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Shuffle(own), Self::Shuffle(other)) => own == other,
+            (Self::Reduce(own), Self::Reduce(other)) => std::ptr::fn_addr_eq(own, other),
+            (own, other) => std::mem::discriminant(&own) == std::mem::discriminant(&other),
+        }
+    }
 }
 
 /// An instruction for which the threads of a warp wait for each other.

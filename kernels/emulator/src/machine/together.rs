@@ -12,7 +12,7 @@ impl<'a> Turn<'a> {
         while left != 0 {
             let first = left.trailing_zeros() as usize;
             let members = self.members(first)?;
-            let here = self.waiting_for(members, left)?;
+            let here = self.waiting_with(first, members, left)?;
             left &= !here;
             if members & !self.warp.ended & !here == 0 {
                 self.exchange(here);
@@ -42,11 +42,16 @@ impl<'a> Turn<'a> {
         Ok(members)
     }
 
-    /// Those who wait for the same threads.
-    fn waiting_for(&self, members: Mask, among: Mask) -> Result<Mask, Trouble> {
+    /// Those who wait for the same threads as the first, and for the same exchange.
+    fn waiting_with(&self, first: usize, members: Mask, among: Mask) -> Result<Mask, Trouble> {
+        let exchange = |lane| self.instruction(lane).map(|instruction| instruction.exchange);
+        let is_same = |lane| match (exchange(first), exchange(lane)) {
+            (Some(first), Some(own)) => own.is_same(first),
+            _ => false,
+        };
         let mut waiting = 0;
         for lane in lanes(among & members) {
-            if self.members(lane)? == members {
+            if self.members(lane)? == members && is_same(lane) {
                 waiting |= 1 << lane;
             }
         }

@@ -1,8 +1,8 @@
 //! What no thread may do, and no text may say.
 
-use ccl_emulator::{Access, Memory, Module, Reason};
+use ccl_emulator::{Access, Memory, Module, Options, Reason};
 
-use crate::world::{fault, kernel};
+use crate::world::{World, fault, kernel};
 
 #[test]
 fn accesses_outside_are_found() {
@@ -38,6 +38,30 @@ fn deadlocks_are_found_and_described() {
     assert!(description.contains("1 threads, thread 0 first"), "{description}");
     assert!(description.contains("at a barrier"), "{description}");
     assert!(description.contains("for its warp"), "{description}");
+}
+
+#[test]
+fn threads_that_bring_each_other_different_things_do_not_meet() {
+    let both = |low: &str, high: &str| {
+        let text =
+            "setp.lt.u32 %p1, %r0, 16; @%p1 bra $LOW; {high} bra $END; $LOW: {low} $END: ret;";
+        kernel("", &text.replace("{low}", low).replace("{high}", high))
+    };
+    let vote = "vote.sync.any.pred %p2, %p1, -1;";
+    for (low, high) in [
+        (vote, "bar.warp.sync -1;"),
+        (vote, "vote.sync.all.pred %p2, %p1, -1;"),
+        ("shfl.sync.up.b32 %r2, %r1, 1, 0, -1;", "shfl.sync.down.b32 %r2, %r1, 1, 31, -1;"),
+        ("redux.sync.min.u32 %r2, %r1, -1;", "redux.sync.max.u32 %r2, %r1, -1;"),
+    ] {
+        let found = fault(&both(low, high), 32);
+        let Reason::Deadlock(description) = &found.reason else { panic!("{found}") };
+        assert!(description.contains("32 threads, thread 0 first"), "{description}");
+        assert!(description.contains("for its warp"), "{description}");
+    }
+    // The same instruction may stand in several places.
+    let world = World::new(1);
+    world.run(&both(vote, vote), 1, 32, Options::default()).expect("they meet");
 }
 
 #[test]
