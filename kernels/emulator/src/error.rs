@@ -78,6 +78,14 @@ pub enum Reason {
     /// The thread is not among those for which it waits.
     #[error("the thread is not in its own mask of members")]
     NotAMember,
+    /// It came to a barrier to which its warp must come together, and another thread of the warp is elsewhere.
+    #[error("thread {thread} of the same warp is at line {line}")]
+    Apart {
+        /// Number of the other thread in its block, x first.
+        thread: u32,
+        /// Line of the instruction at which that one is.
+        line: u32,
+    },
     /// An index into a table of branches that it does not have, or a number that is no barrier.
     #[error("{0} is out of range")]
     OutOfRange(u64),

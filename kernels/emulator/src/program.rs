@@ -219,6 +219,8 @@ pub(crate) enum Tally {
 pub(crate) struct Barrier {
     pub(crate) number: Slot,
     pub(crate) threads: Option<Slot>,
+    /// The threads of a warp come to it together, or not at all.
+    pub(crate) is_aligned: bool,
     pub(crate) waits: bool,
     pub(crate) tally: Tally,
     pub(crate) to: Slot,

@@ -170,6 +170,7 @@ fn code(fault: &Fault) -> Code {
         | Reason::UndefinedFunction(_)
         | Reason::StackOverflow
         | Reason::NotAMember
+        | Reason::Apart { .. }
         | Reason::OutOfRange(_) => Code::LaunchFailed,
     }
 }

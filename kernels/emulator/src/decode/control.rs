@@ -133,6 +133,7 @@ impl<'a> Decoder<'a> {
 
     /// `bar.sync 0;`, `barrier.sync.aligned 1, 64;`, `bar.red.popc.u32 d, 0, p;`
     fn barrier(&mut self, statement: &Statement<'_>) -> Result<bool> {
+        let is_aligned = statement.opcode[0] == "bar" || statement.opcode.contains(&"aligned");
         let parts: Vec<&str> = statement.opcode[1..]
             .iter()
             .copied()
@@ -157,7 +158,7 @@ impl<'a> Decoder<'a> {
             [number, threads] => (self.source(number)?, Some(self.source(threads)?)),
             _ => return Ok(false),
         };
-        let barrier = Barrier { number, threads, waits, tally, to, predicate };
+        let barrier = Barrier { number, threads, is_aligned, waits, tally, to, predicate };
         self.emit(Motion::Barrier(Box::new(barrier)));
         Ok(true)
     }

@@ -60,6 +60,9 @@ pub(crate) struct Means<'a> {
     pub(crate) changed: u64,
 }
 
+/// What went wrong, and in which warp: not always in the one whose turn it is.
+type OfWarp = (usize, Trouble);
+
 /// How a turn of a warp ended.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
@@ -166,7 +169,7 @@ impl Block {
         warp: usize,
         budget: u64,
         means: &mut Means<'_>,
-    ) -> Result<Outcome, Trouble> {
+    ) -> Result<Outcome, OfWarp> {
         let outcome = self.run_turn(warp, budget, means)?;
         if means.weak {
             let grid = Arc::clone(&self.grid);
@@ -180,7 +183,7 @@ impl Block {
         warp: usize,
         budget: u64,
         means: &mut Means<'_>,
-    ) -> Result<Outcome, Trouble> {
+    ) -> Result<Outcome, OfWarp> {
         let grid = Arc::clone(&self.grid);
         let end = means.executed + budget;
         let mut outcome = Outcome::default();
@@ -189,7 +192,7 @@ impl Block {
             let stop = turn.run(end - turn.executed);
             let (executed, changed) = (turn.executed, turn.changed);
             (means.executed, means.changed) = (executed, changed);
-            match stop? {
+            match stop.map_err(|trouble| (warp, trouble))? {
                 Stop::Budget | Stop::Pause => break,
                 Stop::Blocked => {
                     outcome.blocked = true;
@@ -208,7 +211,7 @@ impl Block {
                     if outcome.finished {
                         break;
                     }
-                    outcome.released |= self.release_all(means);
+                    outcome.released |= self.release_all(means)?;
                 }
             }
         }
@@ -222,7 +225,7 @@ impl Block {
         barrier: &Barrier,
         who: Mask,
         means: &mut Means<'_>,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, OfWarp> {
         for lane in lanes(who) {
             let state = &mut self.warps[warp];
             let number = state.value(lane, barrier.number) as u32 as usize;
@@ -233,16 +236,16 @@ impl Block {
             }
             let Some(arrivals) = self.barriers.get_mut(number) else {
                 let reason = Reason::OutOfRange(number as u64);
-                return Err(Trouble { lane, place: state.places[lane] - 1, reason });
+                return Err((warp, Trouble { lane, place: state.places[lane] - 1, reason }));
             };
             arrivals.threads += 1;
             arrivals.holds += holds as u32;
         }
-        Ok(self.release_all(means))
+        self.release_all(means)
     }
 
     /// Opens all barriers to which everybody has come.
-    fn release_all(&mut self, means: &mut Means<'_>) -> bool {
+    fn release_all(&mut self, means: &mut Means<'_>) -> Result<bool, OfWarp> {
         let mut released = false;
         for number in 0..BARRIERS {
             let arrivals = self.barriers[number];
@@ -250,13 +253,32 @@ impl Block {
                 continue;
             }
             for warp in 0..self.warps.len() {
+                self.check_alignment(warp, number)?;
                 self.release(warp, number, arrivals);
             }
             self.barriers[number] = Arrivals::default();
             means.changed = means.executed;
             released = true;
         }
-        released
+        Ok(released)
+    }
+
+    /// Whether all threads of a warp, or none, wait at a barrier that asks for it.
+    fn check_alignment(&self, warp: usize, number: usize) -> Result<(), OfWarp> {
+        let state = &self.warps[warp];
+        let is_here = |lane: &usize| {
+            self.barrier(warp, *lane).is_some_and(|barrier| {
+                barrier.is_aligned && state.value(*lane, barrier.number) as u32 as usize == number
+            })
+        };
+        let Some(lane) = lanes(state.at_barrier).find(is_here) else { return Ok(()) };
+        let place = state.places[lane];
+        let is_elsewhere =
+            |other: &usize| state.at_barrier >> other & 1 == 0 || state.places[*other] != place;
+        let Some(other) = lanes(!state.ended).find(is_elsewhere) else { return Ok(()) };
+        let (line, _) = self.place(warp, other);
+        let reason = Reason::Apart { thread: (warp * WIDTH + other) as u32, line };
+        Err((warp, Trouble { lane, place: place - 1, reason }))
     }
 
     /// How many threads a barrier is for: what those who wait there say, or all that live.
@@ -308,19 +330,24 @@ impl Block {
 
     /// Where some of the living threads are: warp, thread, line, what they wait for.
     pub(crate) fn places(&self) -> impl Iterator<Item = (usize, u32, &'static str)> {
-        let code = &self.grid.kernel.module.code;
         self.warps.iter().enumerate().flat_map(move |(index, warp)| {
             lanes(!warp.ended).map(move |lane| {
-                let bit = 1 << lane;
-                let waiting = warp.at_barrier & bit != 0;
-                let place = warp.places[lane] as usize - usize::from(waiting);
-                let what = match () {
-                    () if waiting => "at a barrier",
-                    () if warp.together & bit != 0 => "for its warp",
-                    () => "running",
-                };
-                (index * WIDTH + lane, code[place].line, what)
+                let (line, what) = self.place(index, lane);
+                (index * WIDTH + lane, line, what)
             })
         })
+    }
+
+    /// The line at which a living thread is, and what it waits for there.
+    fn place(&self, warp: usize, lane: usize) -> (u32, &'static str) {
+        let (warp, bit) = (&self.warps[warp], 1 << lane);
+        let waiting = warp.at_barrier & bit != 0;
+        let place = warp.places[lane] as usize - usize::from(waiting);
+        let what = match () {
+            () if waiting => "at a barrier",
+            () if warp.together & bit != 0 => "for its warp",
+            () => "running",
+        };
+        (self.grid.kernel.module.code[place].line, what)
     }
 }

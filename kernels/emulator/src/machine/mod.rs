@@ -319,7 +319,7 @@ impl Machine {
         (self.executed, self.changed) = (means.executed, means.changed);
         let outcome = match outcome {
             Ok(outcome) => outcome,
-            Err(trouble) => return Err(self.fault(index, warp, trouble)),
+            Err((warp, trouble)) => return Err(self.fault(index, warp, trouble)),
         };
         if outcome.finished {
             self.end_block(index, ranges);

@@ -65,6 +65,29 @@ fn threads_that_bring_each_other_different_things_do_not_meet() {
 }
 
 #[test]
+fn warps_come_to_aligned_barriers_together() {
+    let parted = |barrier: &str| {
+        let text =
+            "and.b32 %r1, %r0, 31; setp.lt.u32 %p1, %r1, 16; @%p1 bra $LOW; {barrier} bra $END;
+            $LOW: {barrier} $END: ret;";
+        kernel("", &text.replace("{barrier}", barrier))
+    };
+    for barrier in ["bar.sync 0;", "barrier.sync.aligned 0;", "bar.red.or.pred %p2, 0, %p1;"] {
+        let found = fault(&parted(barrier), 64);
+        assert!(matches!(found.reason, Reason::Apart { .. }), "{found}");
+    }
+    let world = World::new(1);
+    world.run(&parted("barrier.sync 0;"), 1, 64, Options::default()).expect("it is not aligned");
+    // Halves of two warps are as many as one warp.
+    let halves = kernel(
+        "",
+        "and.b32 %r1, %r0, 31; setp.lt.u32 %p1, %r1, 16; @%p1 bar.sync 1, 32; bar.sync 0;",
+    );
+    let found = fault(&halves, 64);
+    assert_eq!(found.reason, Reason::Apart { thread: 16, line: 12 }, "{found}");
+}
+
+#[test]
 fn other_mistakes_are_found() {
     assert_eq!(fault(&kernel("", "trap;"), 1).reason, Reason::Trap);
     let member = kernel("", "vote.sync.any.pred %p1, %p1, 1;");
