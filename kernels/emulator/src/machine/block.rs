@@ -30,6 +30,8 @@ pub(crate) struct Grid {
 struct Arrivals {
     threads: u32,
     holds: u32,
+    /// For how many it is, if one of them said so; otherwise for all that live.
+    expected: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -230,6 +232,7 @@ impl Block {
             let state = &mut self.warps[warp];
             let number = state.value(lane, barrier.number) as u32 as usize;
             let holds = state.value(lane, barrier.predicate) & 1;
+            let expected = barrier.threads.map(|threads| state.value(lane, threads) as u32);
             if !barrier.waits {
                 state.at_barrier &= !(1 << lane);
                 state.ready |= 1 << lane;
@@ -240,6 +243,7 @@ impl Block {
             };
             arrivals.threads += 1;
             arrivals.holds += holds as u32;
+            arrivals.expected = arrivals.expected.or(expected);
         }
         self.release_all(means)
     }
@@ -249,7 +253,8 @@ impl Block {
         let mut released = false;
         for number in 0..BARRIERS {
             let arrivals = self.barriers[number];
-            if arrivals.threads == 0 || arrivals.threads < self.expected(number) {
+            let expected = arrivals.expected.unwrap_or(self.living);
+            if arrivals.threads == 0 || arrivals.threads < expected {
                 continue;
             }
             for warp in 0..self.warps.len() {
@@ -279,18 +284,6 @@ impl Block {
         let (line, _) = self.place(warp, other);
         let reason = Reason::Apart { thread: (warp * WIDTH + other) as u32, line };
         Err((warp, Trouble { lane, place: place - 1, reason }))
-    }
-
-    /// How many threads a barrier is for: what those who wait there say, or all that live.
-    fn expected(&self, number: usize) -> u32 {
-        let told = self.warps.iter().enumerate().find_map(|(index, warp)| {
-            lanes(warp.at_barrier).find_map(|lane| {
-                let barrier = self.barrier(index, lane)?;
-                let here = warp.value(lane, barrier.number) as u32 as usize == number;
-                here.then(|| Some(warp.value(lane, barrier.threads?) as u32)).flatten()
-            })
-        });
-        told.unwrap_or(self.living)
     }
 
     /// The barrier at which a thread waits.

@@ -213,3 +213,16 @@ fn grids_larger_than_the_machine() {
     world.run(&source, 100, 32, options).expect("all blocks run");
     assert_eq!(world.words(), [100; 100]);
 }
+
+#[test]
+fn who_only_comes_to_a_barrier_opens_it_too() {
+    // Nobody waits the first time; the second time the first ones do not count.
+    let source = kernel(
+        "",
+        "setp.lt.u32 %p1, %r0, 32; @!%p1 bar.arrive 1, 32; bar.sync 0; @%p1 bra $WAIT;
+        mov.u32 %r2, 0; $WORK: add.u32 %r2, %r2, 1; setp.lt.u32 %p2, %r2, 500; @%p2 bra $WORK;
+        st.volatile.global.u32 [%d0], %r2; bar.arrive 1, 64; exit;
+        $WAIT: bar.sync 1, 64; ld.volatile.global.u32 %r3, [%d0]; st.global.u32 [%d1+4], %r3;",
+    );
+    assert_eq!(result(&source, 1, 64, 33), [500; 33]);
+}
