@@ -173,7 +173,10 @@ impl Drop for Buffer {
     }
 }
 
-/// Zeroed memory of a machine's own, from a multiple of 256 bytes on.
+/// What memory and registers hold before they are written.
+pub(crate) const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+
+/// Memory of a machine's own, from a multiple of 256 bytes on.
 #[derive(Debug)]
 pub(crate) struct Words {
     _memory: Box<[AtomicU64]>,
@@ -182,9 +185,19 @@ pub(crate) struct Words {
 }
 
 impl Words {
+    /// Zeros.
     pub(crate) fn new(bytes: usize) -> Self {
+        Self::filled(bytes, 0)
+    }
+
+    /// What a thread or a block finds that nobody has written.
+    pub(crate) fn unwritten(bytes: usize) -> Self {
+        Self::filled(bytes, GARBAGE)
+    }
+
+    fn filled(bytes: usize, word: u64) -> Self {
         let words = if bytes == 0 { 0 } else { bytes.div_ceil(8) + 32 };
-        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(word)).collect();
         let start = (memory.as_ptr().expose_provenance() as u64).next_multiple_of(256);
         Self { _memory: memory, start, end: start + bytes as u64 }
     }

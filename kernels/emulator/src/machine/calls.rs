@@ -4,6 +4,7 @@ use super::turn::{Surroundings, Trouble, Turn};
 use super::warp::{Caller, Group, Mask, lanes};
 use crate::arithmetic::Lanes;
 use crate::error::Reason;
+use crate::memory::GARBAGE;
 use crate::program::{Call, Function, Motion, Operation, Special};
 
 impl<'a> Turn<'a> {
@@ -19,7 +20,7 @@ impl<'a> Turn<'a> {
         let base = group.base + caller.slots;
         let slots = (base + callee.slots) as usize;
         if self.warp.registers.len() < slots {
-            self.warp.registers.resize(slots, [0; 32]);
+            self.warp.registers.resize(slots, [GARBAGE; 32]);
         }
         let caller_frame_bytes = caller.frame_bytes as u32;
         self.warp.put(Group { place: group.place + 1, ..group }, 1);

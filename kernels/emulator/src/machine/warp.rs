@@ -7,13 +7,11 @@
 use ccl_core::random::Random;
 
 use crate::arithmetic::{Lanes, WIDTH};
+use crate::memory::GARBAGE;
 use crate::program::{Function, Place, Slot};
 
 /// Instructions that some threads of a warp may run while others of it could.
 const PATIENCE: u32 = 1024;
-
-/// What registers hold before they are written.
-const GARBAGE: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// Where a called function returns to.
 #[derive(Clone, Copy, Debug)]

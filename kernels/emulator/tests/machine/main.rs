@@ -27,6 +27,19 @@ fn threads_part_and_meet() {
 const GARBAGE: u32 = 0xa5a5_a5a5;
 
 #[test]
+fn what_nobody_has_written_is_garbage() {
+    let source = kernel(
+        ".shared .align 4 .b8 s[4];
+        .func (.param .b32 out) unwritten() { .reg .b32 %r<2>; st.param.b32 [out], %r1; ret; }",
+        ".local .align 4 .b8 mine[4]; ld.shared.u32 %r1, [s]; ld.local.u32 %r2, [mine];
+        { .param .b32 a; call (a), unwritten; ld.param.b32 %r3, [a]; }
+        ld.shared.u32 %r4, [s+16]; add.s64 %d1, %d0, 12; st.global.u32 [%d1], %r4;
+        st.global.u32 [%d0], %r1; st.global.u32 [%d0+4], %r2; st.global.u32 [%d0+8], %r3;",
+    );
+    assert_eq!(result(&source, 1, 1, 4), [GARBAGE; 4]);
+}
+
+#[test]
 fn registers_that_are_needed_for_a_moment_share_room() {
     // %r9 is written by nobody and %r8 by some threads, both after others have been needed; %r3 and %r4 go round a loop.
     let source = kernel(
