@@ -7,6 +7,9 @@ use crate::types::Type;
 
 type Result<T> = std::result::Result<T, LoadError>;
 
+/// Elements of a variable at most, and registers of a family: sums of a few do not overflow.
+const MOST: u32 = 1 << 28;
+
 /// Directives in front of a declaration that only say who may see it.
 const LINKAGE: [&str; 5] = [".visible", ".extern", ".weak", ".common", ".noreturn"];
 
@@ -147,7 +150,7 @@ impl<'a> Parser<'a> {
         let name = loop {
             let word = self.word()?;
             match word {
-                ".align" => align = Some(self.integer()? as usize),
+                ".align" => align = Some(self.alignment()?),
                 ".ptr" | ".attribute" | ".managed" => {}
                 _ if element.is_some() && self::space(word).is_some() => {}
                 _ => match word.strip_prefix('.') {
@@ -165,6 +168,13 @@ impl<'a> Parser<'a> {
         Ok(Variable { name, line, space, element, count, align, initial })
     }
 
+    fn alignment(&mut self) -> Result<usize> {
+        let word = self.word()?;
+        let bytes = number(word).and_then(|bytes| usize::try_from(bytes).ok());
+        let is_possible = |bytes: &usize| bytes.is_power_of_two() && *bytes <= MOST as usize;
+        bytes.filter(is_possible).ok_or_else(|| self.unexpected(word))
+    }
+
     /// What follows the name of a variable: nothing, `[5]` or `[]`.
     fn extent(&mut self) -> Result<Option<usize>> {
         if !self.try_sign('[') {
@@ -173,9 +183,16 @@ impl<'a> Parser<'a> {
         if self.try_sign(']') {
             return Ok(None);
         }
-        let count = self.integer()? as usize;
+        let count = self.count()?;
         self.sign(']')?;
-        Ok(Some(count))
+        Ok(Some(count as usize))
+    }
+
+    /// How many elements or registers there are.
+    fn count(&mut self) -> Result<u32> {
+        let word = self.word()?;
+        let count = number(word).and_then(|count| u32::try_from(count).ok());
+        count.filter(|count| *count <= MOST).ok_or_else(|| self.unexpected(word))
     }
 
     fn initial(&mut self) -> Result<Vec<Initial<'a>>> {
@@ -222,12 +239,12 @@ impl<'a> Parser<'a> {
             }
             match self.word()? {
                 ".maxntid" | ".reqntid" => {
-                    maximum_threads = Some(self.extents());
+                    maximum_threads = Some(self.extents()?);
                 }
                 ".pragma" => self.skip_to(';'),
                 ".noreturn" => {}
                 directive if directive.starts_with('.') => {
-                    self.extents();
+                    self.extents()?;
                 }
                 other => return Err(self.unexpected(other)),
             }
@@ -236,17 +253,19 @@ impl<'a> Parser<'a> {
     }
 
     /// The product of `512, 1, 1`; 1 if there is no number.
-    fn extents(&mut self) -> u32 {
-        let mut product = 1;
+    fn extents(&mut self) -> Result<u32> {
+        let mut product = 1u32;
         while let Some(Token::Word(word)) = self.peek() {
             let Some(value) = number(word) else { break };
             self.at += 1;
-            product *= value as u32;
+            let value = u32::try_from(value).ok();
+            let larger = value.and_then(|value| product.checked_mul(value));
+            product = larger.ok_or_else(|| self.unexpected(word))?;
             if !self.try_sign(',') {
                 break;
             }
         }
-        product
+        Ok(product)
     }
 
     /// `(.param .u64 a, .param .b32 b)`, or nothing.
@@ -337,7 +356,7 @@ impl<'a> Parser<'a> {
             let name = self.word()?;
             let mut count = None;
             if self.try_sign('<') {
-                count = Some(self.integer()? as u32);
+                count = Some(self.count()?);
                 self.sign('>')?;
             }
             items.push(Item::Registers(element, name, count));
@@ -402,7 +421,9 @@ impl<'a> Parser<'a> {
         };
         Ok(match number(word) {
             // The base of an address may be a number.
-            Some(value) if self.peek() != Some(Token::Sign(']')) => Operand::Number(value),
+            Some(value) if self.peek() != Some(Token::Sign(']')) => {
+                Operand::Number(value.wrapping_add_signed(offset))
+            }
             _ => Operand::Name(word, offset),
         })
     }

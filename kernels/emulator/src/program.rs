@@ -247,7 +247,8 @@ pub(crate) enum Exchange {
     Ballot,
     Shuffle(Direction),
     Reduce(Binary),
-    Match,
+    /// By these bits of the values.
+    Match(u64),
     Elect,
 }
 

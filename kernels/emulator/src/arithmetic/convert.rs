@@ -106,7 +106,9 @@ impl Conversion {
             (Some(from), Some(to)) => self.float(to, from.decode(bits & self.element_mask())),
             (Some(from), None) => self.integer_of(from.decode(bits & self.element_mask())),
             (None, Some(to)) => {
-                to.encode(Exact::from(self.integer(bits)), self.rounding, self.finite)
+                let value = self.integer(bits);
+                let value = if self.saturate { value.clamp(0, 1) } else { value };
+                to.encode(Exact::from(value), self.rounding, self.finite)
             }
             (None, None) => self.saturated(self.integer(bits)),
         }
@@ -302,6 +304,11 @@ mod tests {
         assert_eq!(apply("rni.s64.f32", nan, 0), 1 << 63);
         assert_eq!(apply("sat.s8.s32", 300, 0) & 0xff, 127);
         assert_eq!(apply("sat.u8.s32", u64::MAX, 0) & 0xff, 0);
+        assert_eq!(apply("s8.u8", 200, 0) as i64, -56, "extended as the new type");
+        for (value, expected) in [(7, 1.0f32), (-7, 0.0), (1, 1.0)] {
+            let got = apply("rn.sat.f32.s32", i64::from(value) as u64, 0);
+            assert_eq!(got, u64::from(expected.to_bits()));
+        }
         assert_eq!(
             apply("sat.f32.f32", u64::from(7.0f32.to_bits()), 0),
             u64::from(1.0f32.to_bits())

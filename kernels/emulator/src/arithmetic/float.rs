@@ -148,6 +148,13 @@ fn sum_to_odd(a: f64, b: f64) -> f64 {
     to_odd(sum, error)
 }
 
+/// The same where it is rounded down afterwards: a zero that comes of anything but positive zeros is negative.
+fn sum_to_odd_for_down(a: f64, b: f64) -> f64 {
+    let is_negative = a.is_sign_negative() || b.is_sign_negative();
+    let sum = sum_to_odd(a, b);
+    if sum == 0.0 && is_negative { -0.0 } else { sum }
+}
+
 /// `value + error`, rounded to odd, for an error below half a unit of the value.
 fn to_odd(value: f64, error: f64) -> f64 {
     let bits = value.to_bits();
@@ -190,6 +197,8 @@ pub(crate) fn binary(parts: &[&str], of: Type) -> Option<Binary> {
         ("mul", Rounding::NearestEven) => typed!(of, mul),
         ("div", Rounding::NearestEven) => typed!(of, div),
         _ if !of.is_float(32) => None,
+        ("add", Rounding::Down) => directed!(rounding, |a, b| sum_to_odd_for_down(a, b)),
+        ("sub", Rounding::Down) => directed!(rounding, |a, b| sum_to_odd_for_down(a, -b)),
         ("add", _) => directed!(rounding, |a, b| sum_to_odd(a, b)),
         ("sub", _) => directed!(rounding, |a, b| sum_to_odd(a, -b)),
         ("mul", _) => directed!(rounding, |a, b| a * b),
@@ -213,6 +222,9 @@ pub(crate) fn unary(parts: &[&str], of: Type) -> Option<Unary> {
 pub(crate) fn ternary(parts: &[&str], of: Type) -> Option<Ternary> {
     match rounded(parts)? {
         ("fma", Rounding::NearestEven) => typed!(of, fma),
+        ("fma", Rounding::Down) if of.is_float(32) => {
+            directed!(Rounding::Down, |a, b, c| sum_to_odd_for_down(a * b, c))
+        }
         ("fma", rounding) if of.is_float(32) => {
             directed!(rounding, |a, b, c| sum_to_odd(a * b, c))
         }
@@ -331,6 +343,21 @@ mod tests {
                 assert!(neighbours, "{name} {a:x} {b:x}");
             }
         }
+    }
+
+    #[test]
+    fn zeros_that_are_rounded_down_are_negative() {
+        let [one, zero, negative] = [1.0f32, 0.0, -0.0].map(|value| u64::from(value.to_bits()));
+        assert_eq!(two(&["sub", "rm"], "f32", one, one), negative);
+        assert_eq!(two(&["add", "rm"], "f32", zero, negative), negative);
+        assert_eq!(two(&["add", "rm"], "f32", zero, zero), zero);
+        assert_eq!(two(&["sub", "rz"], "f32", one, one), zero);
+        assert_eq!(two(&["sub", "rp"], "f32", one, one), zero);
+        let mut out = [0; 32];
+        let fma = ternary(&["fma", "rm"], of("f32")).expect("fma");
+        let minus = u64::from((-1.0f32).to_bits());
+        fma(&mut out, &[one; 32], &[one; 32], &[minus; 32]);
+        assert_eq!(out[0], negative);
     }
 
     #[test]

@@ -328,7 +328,7 @@ pub(crate) fn convert(to: Type, from: Type) -> Option<Unary> {
         return None;
     }
     // A cut value is extended as its new type says, because its register may be wider.
-    let visible = if to.bits < from.bits { to } else { from };
+    let visible = if to.bits <= from.bits { to } else { from };
     typed!(visible, extend)
 }
 

@@ -15,8 +15,8 @@ impl<'a> Decoder<'a> {
     /// False if it is no instruction of this kind.
     pub(super) fn control(&mut self, statement: &Statement<'_>) -> Result<bool> {
         let operation: Operation = match statement.opcode.as_slice() {
-            ["bra", ..] => return Ok(self.branch(statement)),
-            ["call", ..] => return self.call(statement),
+            ["bra"] | ["bra", "uni"] => return Ok(self.branch(statement)),
+            ["call"] | ["call", "uni"] => return self.call(statement),
             ["bar" | "barrier", "warp", "sync"] => {
                 let [members] = self.sources(&statement.operands)?;
                 self.warp_wide(Exchange::Nothing, None, &[], members)?
@@ -25,20 +25,21 @@ impl<'a> Decoder<'a> {
             ["vote", "sync", mode, "pred" | "b32"] => return self.vote(statement, mode),
             ["shfl", "sync", mode, "b32"] => return self.shuffle(statement, mode),
             ["redux", "sync", ..] => return self.reduce(statement),
-            ["match", "any", "sync", _] => {
-                let [value, members] = self.sources(&statement.operands[1..])?;
-                self.warp_wide(Exchange::Match, statement.operands.first(), &[value], members)?
+            ["match", "any", "sync", width @ ("b32" | "b64")] => {
+                let (to, [value, members]) = self.results(&statement.operands)?;
+                let bits = if *width == "b32" { u64::from(u32::MAX) } else { u64::MAX };
+                self.warp_wide(Exchange::Match(bits), Some(to), &[value], members)?
             }
             ["elect", "sync"] => {
-                let [members] = self.sources(&statement.operands[1..])?;
-                self.warp_wide(Exchange::Elect, statement.operands.first(), &[], members)?
+                let (to, [members]) = self.results(&statement.operands)?;
+                self.warp_wide(Exchange::Elect, Some(to), &[], members)?
             }
             ["activemask", "b32"] => {
                 let Some(to) = statement.operands.first() else { return Ok(false) };
                 Effect::ActiveMask(self.target(to)?).into()
             }
-            ["ret", ..] if self.function.is_kernel => Motion::Exit.into(),
-            ["ret", ..] => Motion::Return.into(),
+            ["ret"] | ["ret", "uni"] if self.function.is_kernel => Motion::Exit.into(),
+            ["ret"] | ["ret", "uni"] => Motion::Return.into(),
             ["exit"] => Motion::Exit.into(),
             ["trap"] => Motion::Trap.into(),
             ["membar", scope @ ("cta" | "gl" | "sys")]
@@ -50,9 +51,14 @@ impl<'a> Decoder<'a> {
                 }
             }
             ["nanosleep", "u32"] => Motion::Pause.into(),
-            ["prefetch" | "prefetchu" | "griddepcontrol" | "pmevent" | "discard", ..] => {
-                Effect::Nothing.into()
-            }
+            ["prefetch", "global" | "local", "L1" | "L2"]
+            | ["prefetch" | "prefetchu", "L1" | "L2"]
+            | ["prefetch", "global", "L2::evict_last" | "L2::evict_normal"]
+            | ["discard", "L2"]
+            | ["discard", "global", "L2"]
+            | ["griddepcontrol", "launch_dependents" | "wait"]
+            | ["pmevent"]
+            | ["pmevent", "mask"] => Effect::Nothing.into(),
             _ => return Ok(false),
         };
         self.emit(operation);
@@ -82,7 +88,11 @@ impl<'a> Decoder<'a> {
         statement: &Statement<'_>,
         tables: &BTreeMap<&str, &'a [&'a str]>,
     ) -> Result<bool> {
-        let [index, Operand::Name(name, 0)] = &*statement.operands else { return Ok(false) };
+        let ([index, Operand::Name(name, 0)], ["brx", "idx"] | ["brx", "idx", "uni"]) =
+            (&*statement.operands, &*statement.opcode)
+        else {
+            return Ok(false);
+        };
         let Some(labels) = tables.get(name) else { return Err(self.wrong(name)) };
         let index = self.source(index)?;
         for (target, label) in labels.iter().enumerate() {
@@ -191,9 +201,8 @@ impl<'a> Decoder<'a> {
             "ballot" => Exchange::Ballot,
             _ => return Ok(false),
         };
-        let [predicate, members] = self.sources(&statement.operands[1..])?;
-        let to = statement.operands.first();
-        let operation = self.warp_wide(exchange, to, &[predicate], members)?;
+        let (to, [predicate, members]) = self.results(&statement.operands)?;
+        let operation = self.warp_wide(exchange, Some(to), &[predicate], members)?;
         self.emit(operation);
         Ok(true)
     }
@@ -206,10 +215,9 @@ impl<'a> Decoder<'a> {
             "idx" => Direction::Index,
             _ => return Ok(false),
         };
-        let [value, lane, limits, members] = self.sources(&statement.operands[1..])?;
-        let to = statement.operands.first();
-        let operation =
-            self.warp_wide(Exchange::Shuffle(direction), to, &[value, lane, limits], members)?;
+        let (to, [value, lane, limits, members]) = self.results(&statement.operands)?;
+        let exchange = Exchange::Shuffle(direction);
+        let operation = self.warp_wide(exchange, Some(to), &[value, lane, limits], members)?;
         self.emit(operation);
         Ok(true)
     }
@@ -220,9 +228,8 @@ impl<'a> Decoder<'a> {
         let Some(apply) = integer::binary(&[name], of).filter(|_| of.bits == 32) else {
             return Ok(false);
         };
-        let [value, members] = self.sources(&statement.operands[1..])?;
-        let to = statement.operands.first();
-        let operation = self.warp_wide(Exchange::Reduce(apply), to, &[value], members)?;
+        let (to, [value, members]) = self.results(&statement.operands)?;
+        let operation = self.warp_wide(Exchange::Reduce(apply), Some(to), &[value], members)?;
         self.emit(operation);
         Ok(true)
     }

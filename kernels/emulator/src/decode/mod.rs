@@ -183,30 +183,41 @@ impl<'a> Decoder<'a> {
         Ok(slots)
     }
 
+    /// The operand for the result, and the slots of those behind it.
+    fn results<'o, 't, const N: usize>(
+        &mut self,
+        operands: &'o [Operand<'t>],
+    ) -> Result<(&'o Operand<'t>, [Slot; N])> {
+        let Some((to, from)) = operands.split_first() else {
+            return Err(LoadError::new(self.line, format!("{} operands are expected", N + 1)));
+        };
+        Ok((to, self.sources(from)?))
+    }
+
     fn unary(&mut self, apply: Unary, operands: &[Operand<'_>]) -> Result<()> {
-        let [from] = self.sources(&operands[1..])?;
-        let to = self.target(&operands[0])?;
+        let (to, [from]) = self.results(operands)?;
+        let to = self.target(to)?;
         self.emit(Compute::Unary(apply, to, from));
         Ok(())
     }
 
     fn binary(&mut self, apply: Binary, operands: &[Operand<'_>]) -> Result<()> {
-        let from = self.sources(&operands[1..])?;
-        let to = self.target(&operands[0])?;
+        let (to, from) = self.results(operands)?;
+        let to = self.target(to)?;
         self.emit(Compute::Binary(apply, to, from));
         Ok(())
     }
 
     fn ternary(&mut self, apply: Ternary, operands: &[Operand<'_>]) -> Result<()> {
-        let from = self.sources(&operands[1..])?;
-        let to = self.target(&operands[0])?;
+        let (to, from) = self.results(operands)?;
+        let to = self.target(to)?;
         self.emit(Compute::Ternary(apply, to, from));
         Ok(())
     }
 
     fn quaternary(&mut self, apply: Quaternary, operands: &[Operand<'_>]) -> Result<()> {
-        let from = self.sources(&operands[1..])?;
-        let to = self.target(&operands[0])?;
+        let (to, from) = self.results(operands)?;
+        let to = self.target(to)?;
         self.emit(Compute::Quaternary(apply, to, from));
         Ok(())
     }

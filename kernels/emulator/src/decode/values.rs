@@ -49,13 +49,13 @@ impl<'a> Decoder<'a> {
         };
         match (to, from) {
             (Operand::Vector(parts), _) => {
-                let bits = part_bits(of, parts.len());
+                let Some(bits) = part_bits(of, parts.len()) else { return Ok(false) };
                 let from = self.source(from)?;
                 let to = self.elements(parts)?;
                 self.emit(Effect::Unpack { to, from, bits });
             }
             (_, Operand::Vector(parts)) => {
-                let bits = part_bits(of, parts.len());
+                let Some(bits) = part_bits(of, parts.len()) else { return Ok(false) };
                 let slots: Result<Vec<Slot>> = parts.iter().map(|it| self.source(it)).collect();
                 let to = self.target(to)?;
                 self.emit(Compute::Pack { to, parts: slots?.into(), bits });
@@ -103,33 +103,36 @@ impl<'a> Decoder<'a> {
         } else {
             (self.target(to)?, None)
         };
-        // Nothing that is still read may be written early: the guard, the third operand.
-        let holds = if combine.is_some() || opposite.is_some() { self.names.scratch() } else { to };
+        if opposite.is_none() && combine.is_none() {
+            self.emit(Compute::Binary(apply, to, from));
+            return Ok(true);
+        }
+        let holds = self.names.scratch();
         self.emit(Compute::Binary(apply, holds, from));
+        let mut results = vec![(to, self.combined(holds, combine))];
         if let Some(opposite) = opposite {
-            if self.guard.is_some_and(|guard| guard.predicate == opposite) {
-                return Ok(false);
-            }
             let fails = self.names.scratch();
             self.emit(Compute::Unary(crate::arithmetic::negate(), fails, holds));
-            self.combined(opposite, fails, combine);
+            results.push((opposite, self.combined(fails, combine)));
         }
-        if holds != to {
-            self.combined(to, holds, combine);
+        // The guard is read by all of them, so what writes it comes last.
+        results.sort_by_key(|result| self.guard.is_some_and(|guard| guard.predicate == result.0));
+        for (to, from) in results {
+            self.emit(Compute::Unary(mov(), to, from));
         }
         Ok(true)
     }
 
+    /// A slot with a comparison and what it is combined with, if it is with anything.
     fn combined(
         &mut self,
-        to: Slot,
         holds: Slot,
         combine: Option<(crate::arithmetic::Binary, Slot)>,
-    ) {
-        match combine {
-            Some((apply, third)) => self.emit(Compute::Binary(apply, to, [holds, third])),
-            None => self.emit(Compute::Unary(mov(), to, holds)),
-        }
+    ) -> Slot {
+        let Some((apply, third)) = combine else { return holds };
+        let to = self.names.scratch();
+        self.emit(Compute::Binary(apply, to, [holds, third]));
+        to
     }
 
     pub(super) fn convert(&mut self, statement: &Statement<'_>) -> Result<bool> {
@@ -137,13 +140,15 @@ impl<'a> Decoder<'a> {
         match convert::decode(&statement.opcode[1..], sources) {
             Some(Decoded::Simple(apply)) => self.unary(apply, &statement.operands)?,
             Some(Decoded::Rounding(conversion)) => {
-                let first = self.source(&statement.operands[1])?;
-                let second = match statement.operands.get(2) {
-                    Some(second) => self.source(second)?,
-                    None => first,
+                let (to, from) = match sources {
+                    2 => self.results(&statement.operands)?,
+                    _ => {
+                        let (to, [from]) = self.results(&statement.operands)?;
+                        (to, [from; 2])
+                    }
                 };
-                let to = self.target(&statement.operands[0])?;
-                self.emit(Compute::Convert(Box::new(conversion), to, [first, second]));
+                let to = self.target(to)?;
+                self.emit(Compute::Convert(Box::new(conversion), to, from));
             }
             None => return Ok(false),
         }
@@ -192,6 +197,8 @@ fn binary(parts: &[&str], of: Type) -> Option<crate::arithmetic::Binary> {
     }
 }
 
-fn part_bits(of: Type, parts: usize) -> u32 {
-    of.bits * of.count / parts.max(1) as u32
+/// The bits of each of two or four parts.
+fn part_bits(of: Type, parts: usize) -> Option<u32> {
+    let bits = of.bits * of.count;
+    (matches!(parts, 2 | 4) && bits >= 16).then_some(bits / parts as u32)
 }

@@ -97,9 +97,9 @@ impl<'a> Turn<'a> {
                     out[0]
                 })
             }
-            Exchange::Match => {
+            Exchange::Match(bits) => {
                 let own = brought(lane);
-                let same = lanes(here).filter(|&other| brought(other) == own);
+                let same = lanes(here).filter(|&other| (brought(other) ^ own) & bits == 0);
                 same.fold(0, |mask, other| mask | 1 << other)
             }
             Exchange::Elect => {

@@ -239,3 +239,31 @@ fn who_only_comes_to_a_barrier_opens_it_too() {
     );
     assert_eq!(result(&source, 1, 64, 33), [500; 33]);
 }
+
+#[test]
+fn values_have_the_bits_of_their_type_only() {
+    // -1 as a signed number, and as bits: registers hold them differently.
+    let source = kernel(
+        "",
+        "setp.lt.u32 %p1, %r0, 16; not.b32 %r2, 0; @%p1 neg.s32 %r2, 1;
+        match.any.sync.b32 %r3, %r2, -1; st.global.u32 [%d1], %r3;",
+    );
+    assert_eq!(result(&source, 1, 32, 32), [u32::MAX; 32]);
+}
+
+#[test]
+fn two_predicates_are_written_at_once() {
+    // Each of the two is read as the third operand, and as the guard.
+    let source = kernel(
+        "",
+        "mov.u32 %r8, 0; mov.pred %p1, 0; mov.pred %p2, -1;
+        setp.lt.or.u32 %p1|%p2, 5, 3, %p2; selp.u32 %r1, 1, 0, %p1; add.u32 %r8, %r8, %r1;
+        mov.pred %p1, -1; setp.lt.and.u32 %p1|%p2, 3, 5, %p1; selp.u32 %r1, 10, 0, %p1; add.u32 %r8, %r8, %r1;
+        selp.u32 %r1, 100, 0, %p2; add.u32 %r8, %r8, %r1;
+        mov.pred %p2, -1; @%p2 setp.lt.u32 %p1|%p2, 3, 5; selp.u32 %r1, 1000, 0, %p1; add.u32 %r8, %r8, %r1;
+        mov.pred %p1, -1; @%p1 setp.lt.u32 %p1|%p2, 5, 3; selp.u32 %r1, 10000, 0, %p2; add.u32 %r8, %r8, %r1;
+        mov.u32 %r1, 4+8; mul.lo.u32 %r1, %r1, 100000; add.u32 %r8, %r8, %r1;
+        st.global.u32 [%d0], %r8;",
+    );
+    assert_eq!(result(&source, 1, 1, 1), [1_211_011]);
+}

@@ -107,6 +107,17 @@ fn what_is_not_known_is_refused_with_its_line() {
         ("add.ftz.f32 %f1, %f1, %f1;", "unknown instruction add.ftz.f32"),
         ("tex.2d.v4.f32.f32 %f1, %f1;", "unknown instruction"),
         ("ld.global.secret.u32 %r1, [%d0];", "unknown instruction"),
+        ("membar.secret;", "unknown instruction membar.secret"),
+        ("fence.proxy.async;", "unknown instruction"),
+        ("fence.acq_rel.sys.secret;", "unknown instruction"),
+        ("$L: bra.secret $L;", "unknown instruction"),
+        ("ret.secret;", "unknown instruction"),
+        ("prefetch.secret [%d0];", "unknown instruction"),
+        ("mov.b64 {%d1}, %d2;", "unknown instruction"),
+        ("elect.sync;", "operands are expected"),
+        ("vote.sync.any.pred;", "operands are expected"),
+        ("cvt.u32.u8;", "operands are expected"),
+        ("cvt.rn.f32.s32 %f1;", "unknown instruction"),
         ("mov.u32 %r99, 1;", "no register %r99"),
         ("mov.u32 %r1, nothing;", "no name nothing"),
         ("bra $NOWHERE;", "no label $NOWHERE"),
@@ -115,5 +126,18 @@ fn what_is_not_known_is_refused_with_its_line() {
         let error = Module::load(&kernel("", body), &memory).expect_err(body);
         assert!(error.reason.contains(reason), "{error}");
         assert_eq!(error.line, 12, "{body}");
+    }
+    for declaration in [".maxntid 65536, 65536, 2", ".maxntid 4294967297"] {
+        let text = format!(".version 9.0\n.entry k() {declaration} {{ ret; }}");
+        assert_eq!(Module::load(&text, &memory).expect_err(declaration).line, 2);
+    }
+    for declaration in [
+        ".global .b64 x[0x2000000000000001];",
+        ".global .align 3 .b64 x;",
+        ".global .align 0x8000000000000000 .b64 x;",
+        ".entry k() { .reg .b32 %r<0xffffffff>, %q<2>; }",
+    ] {
+        let text = format!(".version 9.0\n{declaration}");
+        assert_eq!(Module::load(&text, &memory).expect_err(declaration).line, 2);
     }
 }
