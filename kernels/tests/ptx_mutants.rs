@@ -29,6 +29,7 @@ enum Finder {
     Reduces(DataType),
     LowLatency,
     Push,
+    Pull,
     Relays,
     GivingUp,
 }
@@ -37,7 +38,7 @@ enum Finder {
 /// with `$1` for the first of its operands and so on; who finds it.
 type Mutant = (&'static str, &'static str, &'static str, Finder);
 
-use Finder::{Copies, GivingUp, LowLatency, Push, Reduces, Relays};
+use Finder::{Copies, GivingUp, LowLatency, Pull, Push, Reduces, Relays};
 
 #[rustfmt::skip]
 const MUTANTS: [Mutant; 22] = [
@@ -111,29 +112,34 @@ fn replaced(text: &str, begin: &str, template: &str) -> (String, usize) {
     (lines.join("\n"), found)
 }
 
-/// What the finder says about kernels of this text; None if there is no compiler.
-fn find(finder: Finder, change: impl Fn(String) -> String) -> Option<Result<(), String>> {
-    let interpreter = |modules: &[Module]| Interpreter::with_text(modules, 90, &change);
-    let elements = Module::Elements;
-    let all_reduces = |family| {
-        let interpreter = interpreter(&[Module::Copies, elements(Float32)])?;
+impl Finder {
+    /// The modules whose kernels it runs.
+    fn modules(self) -> Vec<Module> {
+        let elements = Module::Elements;
+        match self {
+            Copies | Pull => vec![Module::Copies],
+            Reduces(datatype) => vec![elements(datatype)],
+            LowLatency | Push => vec![Module::Copies, elements(Float32)],
+            Relays => vec![Module::Copies, elements(Uint8), elements(Float32)],
+            GivingUp => vec![elements(Float32)],
+        }
+    }
+
+    /// What it says about the kernels.
+    fn find(self, kernels: &Interpreter) -> Result<(), String> {
         let sum = Operation::Sum;
-        Some(suite::all_reduces(&interpreter, family, Float32, sum, 0..30).map(drop))
-    };
-    Some(match finder {
-        Copies => battery::copies(&interpreter(&[Module::Copies])?, Cases::Every, 1).map(drop),
-        Reduces(datatype) => {
-            let interpreter = interpreter(&[elements(datatype)])?;
-            battery::reduces(&interpreter, datatype, Cases::Few, 2).map(drop)
+        let all_reduces =
+            |family| suite::all_reduces(kernels, family, Float32, sum, 0..30).map(drop);
+        match self {
+            Copies => battery::copies(kernels, Cases::Every, 1).map(drop),
+            Reduces(datatype) => battery::reduces(kernels, datatype, Cases::Few, 2).map(drop),
+            LowLatency => all_reduces(Family::LowLatency),
+            Push => all_reduces(Family::Push),
+            Pull => suite::pulls(kernels, 0..20).map(drop),
+            Relays => suite::relays(kernels, Float32, sum, 20),
+            GivingUp => suite::all_give_up(kernels),
         }
-        LowLatency => all_reduces(Family::LowLatency)?,
-        Push => all_reduces(Family::Push)?,
-        Relays => {
-            let modules = [Module::Copies, elements(Uint8), elements(Float32)];
-            suite::relays(&interpreter(&modules)?, Float32, Operation::Sum, 20)
-        }
-        GivingUp => suite::all_give_up(&interpreter(&[elements(Float32)])?),
-    })
+    }
 }
 
 /// Whether the finder finds what becomes of these instructions; None if there is no compiler.
@@ -147,11 +153,12 @@ fn is_found(name: &str, changes: &[(&str, &str)], finder: Finder) -> Option<bool
         }
         text
     };
-    // A protocol that is broken may break its scene, too.
-    let outcome = catch_unwind(AssertUnwindSafe(|| find(finder, change)));
-    let outcome = outcome.unwrap_or_else(|_| Some(Err("a scene broke".into())))?;
+    // What cannot be loaded has not been found: it ends the test.
+    let kernels = Interpreter::with_text(&finder.modules(), 90, change)?;
     assert!(found.get() > 0, "{name}: no instruction begins so: {changes:?}");
-    Some(outcome.is_err())
+    // A protocol that is broken may break its scene, too.
+    let outcome = catch_unwind(AssertUnwindSafe(|| finder.find(&kernels)));
+    Some(outcome.unwrap_or_else(|_| Err("a scene broke".into())).is_err())
 }
 
 fn skip_all() {
@@ -167,18 +174,29 @@ fn all_are_found() {
     }
 }
 
-/// A fence is taken for a release where it stands before one, so both have to go.
+/// A fence is taken for a release where it stands before one, so neither may order enough.
 #[test]
 fn missing_order_is_found() {
-    const FENCE: (&str, &str) = ("membar.sys;", "");
-    const RELEASE: (&str, &str) =
-        ("st.release.sys.global.u64", "st.relaxed.sys.global.u64 [$1], $2;");
-    for finder in [Push, Relays] {
-        let Some(found) = is_found("no order", &[FENCE, RELEASE], finder) else {
-            return skip_all();
-        };
-        assert!(found, "{finder:?} did not find missing order");
-        for one in [FENCE, RELEASE] {
+    const FENCE: &str = "membar.sys;";
+    const RELEASE: &str = "st.release.sys.global.u64";
+    const NO_FENCE: (&str, &str) = (FENCE, "");
+    const NO_RELEASE: (&str, &str) = (RELEASE, "st.relaxed.sys.global.u64 [$1], $2;");
+    const NARROW_FENCE: (&str, &str) = (FENCE, "membar.gl;");
+    const NARROW_RELEASE: (&str, &str) = (RELEASE, "st.release.gpu.global.u64 [$1], $2;");
+    const NARROWEST_RELEASE: (&str, &str) = (RELEASE, "st.release.cta.global.u64 [$1], $2;");
+    let orders = [
+        [NO_FENCE, NO_RELEASE],
+        [NO_FENCE, NARROW_RELEASE],
+        [NO_FENCE, NARROWEST_RELEASE],
+        [NARROW_FENCE, NO_RELEASE],
+        [NARROW_FENCE, NARROW_RELEASE],
+    ];
+    for finder in [Push, Pull, Relays] {
+        for order in orders {
+            let Some(found) = is_found("no order", &order, finder) else { return skip_all() };
+            assert!(found, "{finder:?} did not find what is missing in {order:?}");
+        }
+        for one in [NO_FENCE, NO_RELEASE] {
             let found = is_found("half of it", &[one], finder);
             assert_eq!(found, Some(false), "{finder:?}: the other half orders");
         }
