@@ -25,7 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::datatype::DataType;
-use ccl_kernels::cuda::gpu::{Buffer, Error, Gpu, Handle, Supply, Target, compile_into};
+use ccl_kernels::cuda::gpu::{Buffer, Error, Gpu, Handle, Supply};
 use ccl_kernels::cuda::{Arithmetic, Family, Module, Operation};
 use cudarc::driver::sys;
 
@@ -63,7 +63,7 @@ fn inside_where(test: &str, devices: usize, settings: &[(&str, &str)], act: impl
         thread::spawn(end_at_the_deadline);
         return act();
     }
-    let Some(kernels) = kernels() else {
+    let Some(kernels) = nvrtc::compiled(&MODULES) else {
         static REPORTED: Once = Once::new();
         let missing = "CUDA devices that are interpreters: pip cannot install NVRTC";
         return REPORTED.call_once(|| skip(missing));
@@ -97,28 +97,6 @@ fn driver() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake-driver");
     ccl_fakecuda::install(&folder).expect("it is built with its tests, beside them");
     folder
-}
-
-/// A folder with PTX of the modules, made now or by an earlier test; None if there is no compiler.
-fn kernels() -> Option<PathBuf> {
-    let folder = nvrtc::folder()?.join("modules");
-    static ONCE: std::sync::Mutex<()> = std::sync::Mutex::new(());
-    let _one_at_a_time = ONCE.lock().expect("nobody panics here");
-    fs::create_dir_all(&folder).expect("the target folder can be written");
-    let is_old = |module: &&Module| {
-        let marker = folder.join(format!("{}.text", module.name()));
-        fs::read_to_string(marker).ok() != Some(module.source())
-    };
-    let old: Vec<Module> = MODULES.iter().filter(is_old).copied().collect();
-    if !old.is_empty() {
-        let compiler = nvrtc::compiler()?;
-        compile_into(&folder, &compiler, &old, &[Target::Ptx(90)]).expect("they compile");
-        for module in old {
-            let marker = folder.join(format!("{}.text", module.name()));
-            fs::write(marker, module.source()).expect("the target folder can be written");
-        }
-    }
-    Some(folder)
 }
 
 /// A device, inside.

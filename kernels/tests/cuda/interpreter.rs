@@ -138,7 +138,7 @@ impl Machine for Interpreter {
 /// What NVRTC makes of a module, now or in an earlier test. None if there is no NVRTC.
 fn ptx(module: Module, architecture: u32) -> Option<String> {
     let mut hasher = DefaultHasher::new();
-    module.source().hash(&mut hasher);
+    nvrtc::origin(module).hash(&mut hasher);
     let folder = nvrtc::folder()?.join("ptx");
     fs::create_dir_all(&folder).expect("the target folder can be written");
     let kept = folder.join(format!("{}-{architecture}-{:016x}", module.name(), hasher.finish()));

@@ -2,12 +2,13 @@
 //! GPU.
 #![allow(dead_code, reason = "every test uses a part of it")]
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use ccl_kernels::cuda::gpu::Compiler;
+use ccl_kernels::cuda::Module;
+use ccl_kernels::cuda::gpu::{Compiler, Target, compile_into};
 
 /// CUDA 13.0: drivers from branch 580 on take its PTX.
 const PACKAGE: &str = "nvidia-cuda-nvrtc==13.0.88";
@@ -30,6 +31,33 @@ pub(crate) fn folder() -> Option<&'static Path> {
 /// The compiler, loaded.
 pub(crate) fn compiler() -> Option<Compiler> {
     Some(Compiler::find(Some(folder()?)).expect("what was installed can be loaded"))
+}
+
+/// A folder with PTX of these modules, and perhaps of others, made now or by an earlier test; None if there is no
+/// compiler.
+pub(crate) fn compiled(modules: &[Module]) -> Option<PathBuf> {
+    let folder = folder()?.join("modules");
+    fs::create_dir_all(&folder).expect("the target folder can be written");
+    // Other tests may want the same at the same time.
+    let lock = File::create(folder.join("lock")).expect("the target folder can be written");
+    lock.lock().expect("nobody keeps it");
+    let marker = |module: Module| folder.join(format!("{}.origin", module.name()));
+    let is_old =
+        |module: &Module| fs::read_to_string(marker(*module)).ok() != Some(origin(*module));
+    let old: Vec<Module> = modules.iter().copied().filter(is_old).collect();
+    if !old.is_empty() {
+        compile_into(&folder, &compiler()?, &old, &[Target::Ptx(90)]).expect("they compile");
+    }
+    for module in old {
+        fs::write(marker(module), origin(module)).expect("the target folder can be written");
+    }
+    Some(folder)
+}
+
+/// All that compiled kernels of a module depend on: the compiler, how it is called, and their text.
+pub(crate) fn origin(module: Module) -> String {
+    let calls = include_str!("../../src/cuda/gpu/compile.rs");
+    [PACKAGE, calls, &module.source()].join("\n")
 }
 
 /// The program ptxas, downloaded in the same way.
