@@ -1,4 +1,4 @@
-//! Events: how often one was recorded, and how often a stream has come to a record.
+//! Events: how often one was recorded, and to which records streams have come.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
@@ -14,11 +14,15 @@ use crate::outside::{self, Mapping};
 pub(crate) const DISABLE_TIMING: u32 = 2;
 pub(crate) const INTERPROCESS: u32 = 4;
 
-const COUNTERS: usize = 2;
+/// Records of an event that streams may not have come to.
+const RECORDS: u64 = 1023;
+/// The number of the last record; and where the numbers of records go that were reached, in turn.
+const COUNTERS: usize = 1 + RECORDS as usize;
+const COUNTER_BYTES: usize = COUNTERS * size_of::<AtomicU64>();
 
 #[derive(Debug)]
 enum Counters {
-    Own([AtomicU64; COUNTERS]),
+    Own(Box<[AtomicU64]>),
     /// In memory that other processes map.
     Shared(Mapping, OwnedFd),
 }
@@ -27,7 +31,8 @@ enum Counters {
 pub(crate) struct Event {
     counters: Counters,
     has_time: bool,
-    reached_at: Mutex<Option<Instant>>,
+    /// The last record that was reached, and when.
+    reached_at: Mutex<Option<(u64, Instant)>>,
     /// Where in a capture it was recorded last.
     pub(crate) captured: Mutex<Option<Captured>>,
 }
@@ -39,10 +44,10 @@ impl Event {
             return Err(Code::InvalidValue);
         }
         let counters = if is_shared {
-            let file = outside::file(COUNTERS * 8)?;
-            Counters::Shared(Mapping::file(&file, COUNTERS * 8)?, file)
+            let file = outside::file(COUNTER_BYTES)?;
+            Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file)
         } else {
-            Counters::Own([AtomicU64::new(0), AtomicU64::new(0)])
+            Counters::Own((0..COUNTERS).map(|_| AtomicU64::new(0)).collect())
         };
         Ok(Self::with(counters, flags & DISABLE_TIMING == 0))
     }
@@ -50,7 +55,7 @@ impl Event {
     /// The event of another process.
     pub(crate) fn open(handle: &Handle) -> Result<Self> {
         let file = handle.open()?;
-        Ok(Self::with(Counters::Shared(Mapping::file(&file, COUNTERS * 8)?, file), false))
+        Ok(Self::with(Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file), false))
     }
 
     fn with(counters: Counters, has_time: bool) -> Self {
@@ -60,7 +65,7 @@ impl Event {
     /// How other processes find it.
     pub(crate) fn handle(&self) -> Result<Handle> {
         match &self.counters {
-            Counters::Shared(_, file) => Handle::of(file, file.as_raw_fd(), COUNTERS * 8, 0),
+            Counters::Shared(_, file) => Handle::of(file, file.as_raw_fd(), COUNTER_BYTES, 0),
             Counters::Own(_) => Err(Code::InvalidHandle),
         }
     }
@@ -72,9 +77,15 @@ impl Event {
         }
     }
 
-    /// Counts a record, and gives its number.
-    pub(crate) fn record(&self) -> u64 {
-        self.counter(0).fetch_add(1, Ordering::SeqCst) + 1
+    /// Counts a record, and gives its number. There must be room for what says that it was reached.
+    pub(crate) fn record(&self) -> Result<u64> {
+        let has_room = |last: u64| self.is_reached((last + 1).saturating_sub(RECORDS));
+        let next = |last: u64| has_room(last).then_some(last + 1);
+        let counted = self.counter(0).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        counted.map(|last| last + 1).map_err(|_| {
+            outside::say(&format!("{RECORDS} records of an event were not reached yet"));
+            Code::OutOfMemory
+        })
     }
 
     /// The number of the last record.
@@ -82,17 +93,24 @@ impl Event {
         self.counter(0).load(Ordering::SeqCst)
     }
 
-    /// A stream has come to a record.
+    /// A stream has come to a record. Others may be reached earlier or later, whenever they were counted.
     pub(crate) fn reach(&self, number: u64) {
-        if let Ok(mut reached_at) = self.reached_at.lock() {
-            *reached_at = Some(crate::settings::now());
+        if let Ok(mut reached_at) = self.reached_at.lock()
+            && reached_at.is_none_or(|(last, _)| last < number)
+        {
+            *reached_at = Some((number, crate::settings::now()));
         }
-        self.counter(1).fetch_max(number, Ordering::SeqCst);
+        self.reached(number).fetch_max(number, Ordering::SeqCst);
         bell::ring();
     }
 
     pub(crate) fn is_reached(&self, number: u64) -> bool {
-        self.counter(1).load(Ordering::SeqCst) >= number
+        self.reached(number).load(Ordering::SeqCst) >= number
+    }
+
+    /// Where the number is written when it is reached.
+    fn reached(&self, number: u64) -> &AtomicU64 {
+        self.counter(1 + (number % RECORDS) as usize)
     }
 
     /// Milliseconds from one event to another.
@@ -103,12 +121,42 @@ impl Event {
         if !self.is_reached(self.recorded()) || !end.is_reached(end.recorded()) {
             return Err(Code::NotReady);
         }
-        let time = |event: &Self| event.reached_at.lock().ok().and_then(|time| *time);
+        let time = |event: &Self| event.reached_at.lock().ok().and_then(|time| time.map(|last| last.1));
         let (Some(start), Some(end)) = (time(self), time(end)) else {
             return Err(Code::InvalidHandle);
         };
         let forward = end.saturating_duration_since(start).as_secs_f32();
         let backward = start.saturating_duration_since(end).as_secs_f32();
         Ok((forward - backward) * 1e3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_reached_one_by_one() {
+        for flags in [0, INTERPROCESS | DISABLE_TIMING] {
+            let event = Event::new(flags).expect("it can be made");
+            let numbers: Vec<u64> = (0..3).map(|_| event.record().expect("room")).collect();
+            event.reach(numbers[2]);
+            assert_eq!([0, 1, 2].map(|index| event.is_reached(numbers[index])), [false, false, true]);
+            event.reach(numbers[0]);
+            assert!(event.is_reached(numbers[0]) && !event.is_reached(numbers[1]));
+        }
+    }
+
+    #[test]
+    fn records_that_nobody_comes_to_need_room() {
+        let event = Event::new(0).expect("it can be made");
+        let first = event.record().expect("room");
+        for _ in 1..RECORDS {
+            let number = event.record().expect("room");
+            event.reach(number);
+        }
+        assert_eq!(event.record(), Err(Code::OutOfMemory));
+        event.reach(first);
+        assert_eq!(event.record(), Ok(first + RECORDS));
     }
 }

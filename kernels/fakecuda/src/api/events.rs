@@ -22,8 +22,9 @@ fn record(event: usize, number: usize) -> Result<()> {
     if is_captured {
         return Ok(());
     }
-    let recorded = event.record();
-    driver::push(&stream, Work::Reach(event, recorded))
+    let recorded = event.record()?;
+    let reach = Work::Reach(Arc::clone(&event), recorded);
+    driver::push(&stream, reach).inspect_err(|_| event.reach(recorded))
 }
 
 /// An event that was not recorded in a capture.
