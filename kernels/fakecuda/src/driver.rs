@@ -57,6 +57,8 @@ pub(crate) struct Objects {
     made: usize,
     pub(crate) allocations: Allocations,
     pub(crate) streams: Table<Arc<Stream>>,
+    /// Streams that were destroyed and still have work.
+    closing: Vec<Arc<Stream>>,
     pub(crate) events: Table<Arc<Event>>,
     pub(crate) modules: Table<Arc<Module>>,
     pub(crate) functions: Table<Arc<Function>>,
@@ -80,6 +82,21 @@ impl Objects {
     /// Keeps something under a number that was drawn before.
     pub(crate) fn keep_stream(&mut self, stream: &Arc<Stream>) {
         self.streams.0.insert(stream.number, Arc::clone(stream));
+    }
+
+    /// Forgets a stream, but not the work in it.
+    pub(crate) fn close_stream(&mut self, number: usize) -> Result<Arc<Stream>> {
+        let stream = self.streams.remove(number)?;
+        stream.close();
+        self.closing.retain(|stream| !stream.is_idle());
+        self.closing.push(Arc::clone(&stream));
+        Ok(stream)
+    }
+
+    /// All streams of a device that have a number and may have work.
+    fn streams_of(&self, device: &Device) -> Vec<Arc<Stream>> {
+        let of_device = |stream: &&Arc<Stream>| stream.device.ordinal == device.ordinal;
+        self.streams.all().chain(&self.closing).filter(of_device).cloned().collect()
     }
 }
 
@@ -135,10 +152,9 @@ pub(crate) fn stream(number: usize) -> Result<Arc<Stream>> {
 pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
     let is_default = stream.number == 0;
     let others: Vec<Arc<Stream>> = if is_default {
-        let of_device = |other: &&Arc<Stream>| {
-            other.is_blocking && other.device.ordinal == stream.device.ordinal
-        };
-        objects().streams.all().filter(of_device).cloned().collect()
+        let mut others = objects().streams_of(stream.device);
+        others.retain(|other| other.is_blocking);
+        others
     } else if stream.is_blocking {
         vec![Arc::clone(stream.device.default_stream())]
     } else {
@@ -176,8 +192,7 @@ pub(crate) fn alone<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Waits for all work of a device.
 pub(crate) fn finish(device: &'static Device) -> Result<()> {
-    let of_device = |stream: &&Arc<Stream>| stream.device.ordinal == device.ordinal;
-    let streams: Vec<Arc<Stream>> = objects().streams.all().filter(of_device).cloned().collect();
+    let streams = objects().streams_of(device);
     for stream in streams {
         stream.finish()?;
     }

@@ -161,6 +161,40 @@ fn the_default_stream_and_others_take_turns() {
     assert_eq!(call!("cuStreamQuery", blocking), 400);
 }
 
+/// A word of a device: a kernel that touches it when it is freed ends the device.
+fn device_word() -> u64 {
+    let mut address = 0u64;
+    must!("cuMemAlloc_v2", out(&mut address), 4);
+    must!("cuMemsetD32_v2", address, 0, 1);
+    address
+}
+
+#[test]
+fn work_of_streams_that_were_destroyed_is_waited_for() {
+    let _calm = start();
+    let (count, mut counted) = (device_word(), 0u32);
+    let ((gate, opened), blocking) = (word(), stream(0));
+    assert_eq!(launch(function("wait"), (1, 1), blocking, [gate, count]), OK);
+    must!("cuStreamDestroy_v2", blocking);
+    // The default stream comes behind it.
+    let done = event(2);
+    must!("cuEventRecord", done, 0);
+    let free = || {
+        bind();
+        must!("cuMemFree_v2", count);
+    };
+    thread::scope(|scope| {
+        let freeing = scope.spawn(free);
+        assert_eq!(call!("cuEventQuery", done), NOT_READY);
+        assert!(!freeing.is_finished());
+        opened.store(1, Ordering::Release);
+        freeing.join().expect("it is freed");
+    });
+    must!("cuEventSynchronize", done);
+    must!("cuCtxSynchronize");
+    assert_eq!(call!("cuMemcpyDtoH_v2", out(&mut counted), count, 4), INVALID_VALUE);
+}
+
 #[test]
 fn branches_of_a_graph_run_side_by_side() {
     let _alone = start_alone();

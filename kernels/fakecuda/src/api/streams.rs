@@ -41,9 +41,7 @@ entry_points! {
     }
 
     fn cuStreamDestroy_v2(number: usize) {
-        let stream = objects().streams.remove(number)?;
-        stream.close();
-        Ok(())
+        objects().close_stream(number).map(drop)
     }
 
     fn cuStreamSynchronize(number: usize) {
