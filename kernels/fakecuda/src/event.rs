@@ -121,7 +121,8 @@ impl Event {
         if !self.is_reached(self.recorded()) || !end.is_reached(end.recorded()) {
             return Err(Code::NotReady);
         }
-        let time = |event: &Self| event.reached_at.lock().ok().and_then(|time| time.map(|last| last.1));
+        let time =
+            |event: &Self| event.reached_at.lock().ok().and_then(|time| time.map(|last| last.1));
         let (Some(start), Some(end)) = (time(self), time(end)) else {
             return Err(Code::InvalidHandle);
         };
@@ -141,7 +142,10 @@ mod tests {
             let event = Event::new(flags).expect("it can be made");
             let numbers: Vec<u64> = (0..3).map(|_| event.record().expect("room")).collect();
             event.reach(numbers[2]);
-            assert_eq!([0, 1, 2].map(|index| event.is_reached(numbers[index])), [false, false, true]);
+            assert_eq!(
+                [0, 1, 2].map(|index| event.is_reached(numbers[index])),
+                [false, false, true]
+            );
             event.reach(numbers[0]);
             assert!(event.is_reached(numbers[0]) && !event.is_reached(numbers[1]));
         }

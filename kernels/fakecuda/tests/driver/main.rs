@@ -3,25 +3,18 @@
 
 use std::env;
 use std::ffi::{CString, c_char};
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 
-use libloading::os::unix::{Library, Symbol};
+use libloading::os::unix::Library;
 
 /// Numbers of results in `cuda.h`.
 const OK: u32 = 0;
 const INVALID_VALUE: u32 = 1;
 const NOT_READY: u32 = 600;
-
-/// Numbers of `CUstreamCaptureMode`.
-const GLOBAL: u32 = 0;
-const THREAD_LOCAL: u32 = 1;
-const RELAXED: u32 = 2;
 
 static DRIVER: LazyLock<Library> = LazyLock::new(|| {
     let program = env::current_exe().expect("the test has a path");
@@ -36,7 +29,7 @@ macro_rules! call {
     ($name:literal $(, $argument:expr)*) => {{
         type Function = unsafe extern "C" fn($(call!(@type $argument)),*) -> u32;
         // SAFETY: the function takes so many numbers or pointers.
-        let function: Symbol<Function> = unsafe { DRIVER.get($name.as_bytes()) }.expect($name);
+        let function: libloading::os::unix::Symbol<Function> = unsafe { $crate::DRIVER.get($name.as_bytes()) }.expect($name);
         // SAFETY: pointers among the arguments are valid for the call.
         unsafe { function($($argument as u64),*) }
     }};
@@ -48,6 +41,9 @@ macro_rules! must {
         assert_eq!(call!($name $(, $argument)*), OK, $name)
     };
 }
+
+mod captures;
+mod processes;
 
 /// The address of something in which a result is put.
 fn out<T>(place: &mut T) -> u64 {
@@ -62,13 +58,6 @@ fn start() -> RwLockReadGuard<'static, ()> {
     let calm = CAPTURE.read().unwrap_or_else(PoisonError::into_inner);
     bind();
     calm
-}
-
-/// A thread with the context of device 0, which has it for itself.
-fn start_alone() -> RwLockWriteGuard<'static, ()> {
-    let alone = CAPTURE.write().unwrap_or_else(PoisonError::into_inner);
-    bind();
-    alone
 }
 
 fn bind() {
@@ -175,9 +164,10 @@ fn work_of_streams_that_were_destroyed_is_waited_for() {
     let (count, mut counted) = (device_word(), 0u32);
     let ((gate, opened), blocking) = (word(), stream(0));
     assert_eq!(launch(function("wait"), (1, 1), blocking, [gate, count]), OK);
+    let (ended, done) = (event(2), event(2));
+    must!("cuEventRecord", ended, blocking);
     must!("cuStreamDestroy_v2", blocking);
     // The default stream comes behind it.
-    let done = event(2);
     must!("cuEventRecord", done, 0);
     let free = || {
         bind();
@@ -191,82 +181,9 @@ fn work_of_streams_that_were_destroyed_is_waited_for() {
         freeing.join().expect("it is freed");
     });
     must!("cuEventSynchronize", done);
+    must!("cuEventQuery", ended);
     must!("cuCtxSynchronize");
     assert_eq!(call!("cuMemcpyDtoH_v2", out(&mut counted), count, 4), INVALID_VALUE);
-}
-
-#[test]
-fn branches_of_a_graph_run_side_by_side() {
-    let _alone = start_alone();
-    let ((a, there), (b, _)) = (word(), word());
-    let (origin, branch) = (stream(1), stream(1));
-    let (forked, joined) = (event(2), event(2));
-    must!("cuStreamBeginCapture_v2", origin, RELAXED);
-    must!("cuEventRecord", forked, origin);
-    must!("cuStreamWaitEvent", branch, forked, 0);
-    // Each ends when the other has begun.
-    assert_eq!(launch(function("meet"), (1, 1), origin, [a, b]), OK);
-    assert_eq!(launch(function("meet"), (1, 1), branch, [b, a]), OK);
-    let mut graph = 0u64;
-    assert_eq!(call!("cuStreamSynchronize", branch), 900, "it takes part in the capture");
-    must!("cuEventRecord", joined, branch);
-    must!("cuStreamWaitEvent", origin, joined, 0);
-    must!("cuStreamEndCapture", origin, out(&mut graph));
-    let mut executable = 0u64;
-    must!("cuGraphInstantiateWithFlags", out(&mut executable), graph, 0);
-    for _ in 0..3 {
-        must!("cuGraphLaunch", executable, origin);
-    }
-    must!("cuStreamSynchronize", origin);
-    assert_eq!(there.load(Ordering::Acquire), 3);
-    must!("cuStreamBeginCapture_v2", origin, 0);
-    must!("cuEventRecord", forked, origin);
-    must!("cuStreamWaitEvent", branch, forked, 0);
-    must!("cuMemsetD32Async", a, 0, 1, branch);
-    assert_eq!(call!("cuStreamEndCapture", origin, out(&mut graph)), 904, "it is not joined");
-    must!("cuStreamQuery", branch);
-}
-
-/// Gives this thread a mode of captures; the one that it had.
-fn exchange(mut mode: u32) -> u32 {
-    must!("cuThreadExchangeStreamCaptureMode", out(&mut mode));
-    mode
-}
-
-#[test]
-fn a_capture_forbids_what_is_not_safe_and_fails_if_it_is_done() {
-    let _alone = start_alone();
-    let (stream, past, (there, _)) = (stream(1), event(2), word());
-    let capture = |mode: u32| must!("cuStreamBeginCapture_v2", stream, mode);
-    let end = || call!("cuStreamEndCapture", stream, out(&mut 0u64));
-    // What another thread, with that mode, hears of an event.
-    let elsewhere = |mode: u32| {
-        let ask = || {
-            bind();
-            exchange(mode);
-            call!("cuEventQuery", past)
-        };
-        thread::scope(|scope| scope.spawn(ask).join().expect("it asks"))
-    };
-    capture(GLOBAL);
-    assert_eq!([THREAD_LOCAL, RELAXED].map(elsewhere), [OK; 2]);
-    assert_eq!(end(), OK);
-    capture(GLOBAL);
-    assert_eq!(elsewhere(GLOBAL), 900);
-    assert_eq!(elsewhere(RELAXED), OK);
-    assert_eq!(call!("cuMemsetD32Async", there, 0, 1, stream), 901);
-    assert_eq!(end(), 901);
-    for mode in [THREAD_LOCAL, RELAXED] {
-        capture(mode);
-        assert_eq!(elsewhere(GLOBAL), OK);
-        assert_eq!(end(), OK);
-    }
-    capture(THREAD_LOCAL);
-    assert_eq!(exchange(RELAXED), GLOBAL);
-    assert_eq!(call!("cuEventQuery", past), OK);
-    assert_eq!(exchange(GLOBAL), RELAXED);
-    assert_eq!(call!("cuEventQuery", past), 900);
-    assert_eq!(end(), 901);
 }
 
 #[test]
@@ -413,54 +330,4 @@ fn errors_have_names() {
     assert_eq!(text, c"an illegal memory access was encountered");
     assert_eq!(call!("cuGetErrorName", 12345, out(&mut name)), INVALID_VALUE);
     assert!(name.is_null());
-}
-
-/// Set in the process that waits for an event of another: the bytes of its handle.
-const HANDLE: &str = "CCL_TEST_EVENT_HANDLE";
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Handle([u8; 64]);
-
-#[test]
-fn events_reach_other_processes() {
-    let _calm = start();
-    if let Ok(text) = env::var(HANDLE) {
-        return wait_for_event(&text);
-    }
-    let ((gate, opened), (unused, _)) = (word(), word());
-    let (stream, reached, mut handle) = (stream(1), event(6), Handle([0; 64]));
-    assert_eq!(launch(function("wait"), (1, 1), stream, [gate, unused]), OK);
-    must!("cuEventRecord", reached, stream);
-    must!("cuIpcGetEventHandle", out(&mut handle), reached);
-    let text: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut command = Command::new(env::current_exe().expect("the test has a path"));
-    command.args(["events_reach_other_processes", "--exact", "--nocapture"]).env(HANDLE, text);
-    let mut child = command.stdout(Stdio::piped()).spawn().expect("it can be started again");
-    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let mut lines = lines.map(|line| line.expect("it is text"));
-    // The other process has looked, and nothing had been reached.
-    assert!(lines.any(|line| line.ends_with("not ready")));
-    opened.store(1, Ordering::Release);
-    assert!(lines.any(|line| line.ends_with("reached")));
-    assert!(child.wait().expect("it is a child").success());
-}
-
-fn wait_for_event(text: &str) {
-    let byte = |index: usize| u8::from_str_radix(&text[2 * index..2 * index + 2], 16);
-    let handle = Handle(std::array::from_fn(|index| byte(index).expect("hexadecimal")));
-    let mut event = 0u64;
-    type Open = unsafe extern "C" fn(u64, Handle) -> u32;
-    // SAFETY: the type is that of the manual.
-    let open: Symbol<Open> = unsafe { DRIVER.get(b"cuIpcOpenEventHandle") }.expect("it is there");
-    // SAFETY: the number is written where it is told.
-    assert_eq!(unsafe { open(out(&mut event), handle) }, OK);
-    assert_eq!(call!("cuEventQuery", event), NOT_READY);
-    let mut output = std::io::stdout();
-    output.write_all(b"not ready\n").expect("somebody listens");
-    output.flush().expect("somebody listens");
-    let stream = stream(1);
-    must!("cuStreamWaitEvent", stream, event, 0);
-    must!("cuStreamSynchronize", stream);
-    output.write_all(b"reached\n").expect("somebody listens");
 }
