@@ -19,10 +19,21 @@ use crate::{bell, settings};
 /// The default stream under its other name.
 const LEGACY_STREAM: usize = 1;
 
+/// A module, and the device for which it was loaded.
+#[derive(Clone, Debug)]
+pub(crate) struct Loaded {
+    pub(crate) module: Arc<Module>,
+    pub(crate) device: &'static Device,
+}
+
 /// A kernel that a program has asked for.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) kernel: Kernel,
+    /// On whose streams it is launched.
+    pub(crate) device: &'static Device,
+    /// The number of its module.
+    pub(crate) module: usize,
     /// Shared memory that a launch may ask for.
     pub(crate) dynamic_shared_bytes: AtomicU32,
 }
@@ -49,6 +60,15 @@ impl<T: Clone> Table<T> {
     pub(crate) fn all(&self) -> impl Iterator<Item = &T> {
         self.0.values()
     }
+
+    /// The number of something that is already there.
+    pub(crate) fn find(&self, is_it: impl Fn(&T) -> bool) -> Option<usize> {
+        self.0.iter().find(|(_, thing)| is_it(thing)).map(|(number, _)| *number)
+    }
+
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&T) -> bool) {
+        self.0.retain(|_, thing| is_kept(thing));
+    }
 }
 
 /// Everything that was made and not destroyed.
@@ -60,7 +80,7 @@ pub(crate) struct Objects {
     /// Streams that were destroyed and still have work.
     closing: Vec<Arc<Stream>>,
     pub(crate) events: Table<Arc<Event>>,
-    pub(crate) modules: Table<Arc<Module>>,
+    pub(crate) modules: Table<Loaded>,
     pub(crate) functions: Table<Arc<Function>>,
     pub(crate) graphs: Table<Arc<Graph>>,
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::bell;
 use crate::codes::{Code, Result};
+use crate::device::Device;
 use crate::graph::Captured;
 use crate::ipc::Handle;
 use crate::outside::{self, Mapping};
@@ -29,6 +30,8 @@ enum Counters {
 
 #[derive(Debug)]
 pub(crate) struct Event {
+    /// On whose streams it is recorded.
+    pub(crate) device: &'static Device,
     counters: Counters,
     has_time: bool,
     /// The last record that was reached, and when.
@@ -38,7 +41,7 @@ pub(crate) struct Event {
 }
 
 impl Event {
-    pub(crate) fn new(flags: u32) -> Result<Self> {
+    pub(crate) fn new(device: &'static Device, flags: u32) -> Result<Self> {
         let is_shared = flags & INTERPROCESS != 0;
         if flags & !7 != 0 || is_shared && flags & DISABLE_TIMING == 0 {
             return Err(Code::InvalidValue);
@@ -49,17 +52,19 @@ impl Event {
         } else {
             Counters::Own((0..COUNTERS).map(|_| AtomicU64::new(0)).collect())
         };
-        Ok(Self::with(counters, flags & DISABLE_TIMING == 0))
+        Ok(Self::with(device, counters, flags & DISABLE_TIMING == 0))
     }
 
     /// The event of another process.
-    pub(crate) fn open(handle: &Handle) -> Result<Self> {
+    pub(crate) fn open(device: &'static Device, handle: &Handle) -> Result<Self> {
         let file = handle.open()?;
-        Ok(Self::with(Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file), false))
+        let counters = Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file);
+        Ok(Self::with(device, counters, false))
     }
 
-    fn with(counters: Counters, has_time: bool) -> Self {
-        Self { counters, has_time, reached_at: Mutex::new(None), captured: Mutex::new(None) }
+    fn with(device: &'static Device, counters: Counters, has_time: bool) -> Self {
+        let (reached_at, captured) = (Mutex::new(None), Mutex::new(None));
+        Self { device, counters, has_time, reached_at, captured }
     }
 
     /// How other processes find it.
@@ -115,7 +120,9 @@ impl Event {
 
     /// Milliseconds from one event to another.
     pub(crate) fn elapsed(&self, end: &Self) -> Result<f32> {
-        if !self.has_time || !end.has_time || self.recorded() == 0 || end.recorded() == 0 {
+        let is_comparable =
+            self.device.ordinal == end.device.ordinal && self.has_time && end.has_time;
+        if !is_comparable || self.recorded() == 0 || end.recorded() == 0 {
             return Err(Code::InvalidHandle);
         }
         if !self.is_reached(self.recorded()) || !end.is_reached(end.recorded()) {
@@ -139,7 +146,7 @@ mod tests {
     #[test]
     fn records_are_reached_one_by_one() {
         for flags in [0, INTERPROCESS | DISABLE_TIMING] {
-            let event = Event::new(flags).expect("it can be made");
+            let event = Event::new(&Device::all()[0], flags).expect("it can be made");
             let numbers: Vec<u64> = (0..3).map(|_| event.record().expect("room")).collect();
             event.reach(numbers[2]);
             assert_eq!(
@@ -153,7 +160,7 @@ mod tests {
 
     #[test]
     fn records_that_nobody_comes_to_need_room() {
-        let event = Event::new(0).expect("it can be made");
+        let event = Event::new(&Device::all()[0], 0).expect("it can be made");
         let first = event.record().expect("room");
         for _ in 1..RECORDS {
             let number = event.record().expect("room");

@@ -16,6 +16,9 @@ use crate::work::Work;
 fn record(event: usize, number: usize) -> Result<()> {
     let event = objects().events.get(event)?;
     let stream = stream(number)?;
+    if event.device.ordinal != stream.device.ordinal {
+        return Err(Code::InvalidHandle);
+    }
     let captured = stream.captured();
     let is_captured = captured.is_some();
     *event.captured.lock().map_err(|_| Code::Unknown)? = captured;
@@ -42,8 +45,7 @@ fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<()> {
 
 entry_points! {
     fn cuEventCreate(result: Out<usize>, flags: c_uint) {
-        driver::device()?;
-        let event = Arc::new(Event::new(flags)?);
+        let event = Arc::new(Event::new(driver::device()?, flags)?);
         let number = objects().keep(|objects| &mut objects.events, event);
         result.put(number)
     }
@@ -92,8 +94,8 @@ entry_points! {
     }
 
     fn cuIpcOpenEventHandle(result: Out<usize>, handle: RawHandle) {
-        driver::device()?;
-        let event = Arc::new(Event::open(&Handle::try_from(handle)?)?);
+        let device = driver::device()?;
+        let event = Arc::new(Event::open(device, &Handle::try_from(handle)?)?);
         let number = objects().keep(|objects| &mut objects.events, event);
         result.put(number)
     }

@@ -51,6 +51,9 @@ struct Attribute {
 fn launch(function: usize, request: &Request, parameters: In<u64>, extra: usize) -> Result<()> {
     let function = objects().functions.get(function)?;
     let stream = stream(request.stream)?;
+    if function.device.ordinal != stream.device.ordinal {
+        return Err(Code::InvalidHandle);
+    }
     let product =
         |size: [c_uint; 3]| size.iter().try_fold(1u32, |product, size| product.checked_mul(*size));
     let (Some(blocks), Some(threads)) = (product(request.grid), product(request.block)) else {

@@ -14,7 +14,7 @@ use super::devices::{
 use super::entry_points;
 use crate::capture;
 use crate::codes::{Code, Result};
-use crate::driver::{self, Function, objects};
+use crate::driver::{self, Function, Loaded, objects};
 use crate::outside::{In, Out, read, say, text};
 
 /// The newest instruction set that a driver of CUDA 13.0 knows.
@@ -34,7 +34,7 @@ fn load(source: &str) -> Result<usize> {
     if module.version() > NEWEST_PTX {
         return Err(Code::UnsupportedPtx);
     }
-    Ok(objects().keep(|objects| &mut objects.modules, module))
+    Ok(objects().keep(|objects| &mut objects.modules, Loaded { module, device }))
 }
 
 fn load_image(image: In<c_char>) -> Result<usize> {
@@ -52,6 +52,21 @@ fn load_image(image: In<c_char>) -> Result<usize> {
         return Err(Code::NoBinary);
     }
     load(&text(image)?)
+}
+
+/// The number of a kernel of a module, the same whenever it is asked for.
+fn find(module: usize, name: &str) -> Result<usize> {
+    let mut objects = objects();
+    let Loaded { module: loaded, device } = objects.modules.get(module)?;
+    let is_it =
+        |function: &Arc<Function>| function.module == module && function.kernel.name() == name;
+    if let Some(number) = objects.functions.find(is_it) {
+        return Ok(number);
+    }
+    let kernel = loaded.kernel(name).ok_or(Code::NotFound)?;
+    let dynamic_shared_bytes = AtomicU32::new(SHARED_BYTES);
+    let found = Arc::new(Function { kernel, device, module, dynamic_shared_bytes });
+    Ok(objects.keep(|objects| &mut objects.functions, found))
 }
 
 /// What `cuFuncGetAttribute` knows, by the numbers of `cuda.h`.
@@ -104,16 +119,14 @@ entry_points! {
     }
 
     fn cuModuleUnload(module: usize) {
-        objects().modules.remove(module).map(drop)
+        let mut objects = objects();
+        objects.modules.remove(module)?;
+        objects.functions.retain(|function| function.module != module);
+        Ok(())
     }
 
     fn cuModuleGetFunction(function: Out<usize>, module: usize, name: In<c_char>) {
-        let module = objects().modules.get(module)?;
-        let kernel = module.kernel(&text(name)?).ok_or(Code::NotFound)?;
-        let dynamic_shared_bytes = AtomicU32::new(SHARED_BYTES);
-        let found = Arc::new(Function { kernel, dynamic_shared_bytes });
-        let number = objects().keep(|objects| &mut objects.functions, found);
-        function.put(number)
+        function.put(find(module, &text(name)?)?)
     }
 
     fn cuModuleGetGlobal_v2(
@@ -122,8 +135,8 @@ entry_points! {
         module: usize,
         name: In<c_char>,
     ) {
-        let (module, name) = (objects().modules.get(module)?, text(name)?);
-        let found = module.variables().iter().find(|variable| variable.name == name);
+        let (loaded, name) = (objects().modules.get(module)?, text(name)?);
+        let found = loaded.module.variables().iter().find(|variable| variable.name == name);
         let variable = found.ok_or(Code::NotFound)?;
         if !address.is_null() {
             address.put(variable.address)?;

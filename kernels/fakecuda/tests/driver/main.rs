@@ -43,6 +43,7 @@ macro_rules! must {
 }
 
 mod captures;
+mod devices;
 mod processes;
 
 /// The address of something in which a result is put.
@@ -61,9 +62,13 @@ fn start() -> RwLockReadGuard<'static, ()> {
 }
 
 fn bind() {
+    bind_to(0);
+}
+
+fn bind_to(device: u32) {
     must!("cuInit", 0);
     let mut context = 0u64;
-    must!("cuDevicePrimaryCtxRetain", out(&mut context), 0);
+    must!("cuDevicePrimaryCtxRetain", out(&mut context), device);
     must!("cuCtxSetCurrent", context);
 }
 
@@ -117,9 +122,13 @@ fn load(text: &str) -> Result<u64, u32> {
 
 fn function(name: &str) -> u64 {
     static MODULE: LazyLock<u64> = LazyLock::new(|| load(TEXT).expect("it is PTX"));
+    function_of(*MODULE, name)
+}
+
+fn function_of(module: u64, name: &str) -> u64 {
     let (name, mut function) = (CString::new(name).expect("no zero bytes"), 0u64);
     let name = name.as_ptr().expose_provenance();
-    must!("cuModuleGetFunction", out(&mut function), *MODULE, name);
+    must!("cuModuleGetFunction", out(&mut function), module, name);
     function
 }
 
@@ -219,8 +228,11 @@ fn texts_that_cannot_be_loaded_are_refused() {
     let name = c"seen".as_ptr().expose_provenance();
     must!("cuModuleGetGlobal_v2", out(&mut address), out(&mut bytes), module, name);
     assert_eq!(bytes, 4);
+    let kernel = function_of(module, "wait");
+    assert_eq!(function_of(module, "wait"), kernel, "the same whenever it is asked for");
     must!("cuModuleUnload", module);
     assert_eq!(call!("cuModuleUnload", module), 400);
+    assert_eq!(launch(kernel, (1, 1), 0, [0, 0]), 400, "it is gone with its module");
     assert_eq!(call!("cuMemcpyDtoH_v2", out(&mut seen), 8, 4), INVALID_VALUE);
 }
 

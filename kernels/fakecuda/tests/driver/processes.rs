@@ -2,12 +2,35 @@
 
 use std::env;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
+use std::process::{self, Command, Stdio};
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::Symbol;
 
 use super::{DRIVER, NOT_READY, OK, event, function, launch, out, start, stream, word};
+
+/// No test takes as long.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+/// This program again, with that test only.
+pub(crate) fn again(test: &str) -> Command {
+    let mut command = Command::new(env::current_exe().expect("the test has a path"));
+    command.args([test, "--exact", "--nocapture"]);
+    command
+}
+
+/// Lets this process, which another one has started, end by itself if it hangs.
+pub(crate) fn end_at_the_deadline() {
+    thread::spawn(|| {
+        let begin = Instant::now();
+        while let Some(left) = DEADLINE.checked_sub(begin.elapsed()) {
+            thread::park_timeout(left);
+        }
+        process::abort();
+    });
+}
 
 /// Set in the process that waits for an event of another: the bytes of its handle.
 const HANDLE: &str = "CCL_TEST_EVENT_HANDLE";
@@ -28,10 +51,8 @@ fn events_reach_other_processes() {
     must!("cuEventRecord", reached, stream);
     must!("cuIpcGetEventHandle", out(&mut handle), reached);
     let text: String = handle.0.iter().map(|byte| format!("{byte:02x}")).collect();
-    let mut command = Command::new(env::current_exe().expect("the test has a path"));
-    command
-        .args(["processes::events_reach_other_processes", "--exact", "--nocapture"])
-        .env(HANDLE, text);
+    let mut command = again("processes::events_reach_other_processes");
+    command.env(HANDLE, text);
     let mut child = command.stdout(Stdio::piped()).spawn().expect("it can be started again");
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     let mut lines = lines.map(|line| line.expect("it is text"));
@@ -43,6 +64,7 @@ fn events_reach_other_processes() {
 }
 
 fn wait_for_event(text: &str) {
+    end_at_the_deadline();
     let byte = |index: usize| u8::from_str_radix(&text[2 * index..2 * index + 2], 16);
     let handle = Handle(std::array::from_fn(|index| byte(index).expect("hexadecimal")));
     let mut event = 0u64;
