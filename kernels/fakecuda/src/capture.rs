@@ -40,22 +40,40 @@ pub(crate) struct Capture {
     mode: Mode,
     /// Who began it.
     thread: ThreadId,
-    /// A thread has done what it forbids.
+    /// Somebody has done what must not be done while it goes on.
     is_invalid: AtomicBool,
+    has_ended: AtomicBool,
 }
 
 impl Capture {
     pub(crate) fn begin(origin: usize, mode: Mode) -> Arc<Self> {
         let (graph, thread) = (Mutex::default(), thread::current().id());
-        let is_invalid = AtomicBool::new(false);
-        let capture = Arc::new(Self { graph, origin, mode, thread, is_invalid });
+        let (is_invalid, has_ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        let capture = Arc::new(Self { graph, origin, mode, thread, is_invalid, has_ended });
         ongoing().push(Arc::clone(&capture));
         capture
     }
 
     /// It forbids nothing any more.
     pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
         ongoing().retain(|other| !std::ptr::eq(&raw const **other, self));
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Makes it come to nothing, because of this.
+    pub(crate) fn invalidate(&self, code: Code) -> Code {
+        self.is_invalid.store(true, Ordering::Relaxed);
+        code
+    }
+
+    /// Whether this thread may end it.
+    pub(crate) fn permit_end(&self) -> Result<()> {
+        let may = self.mode == Mode::Relaxed || self.thread == thread::current().id();
+        if may { Ok(()) } else { Err(Code::CaptureWrongThread) }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -93,8 +111,7 @@ pub(crate) fn permit() -> Result<()> {
     let mode = MODE.get();
     let mut outcome = Ok(());
     for capture in ongoing().iter().filter(|capture| capture.forbids(mode)) {
-        capture.is_invalid.store(true, Ordering::Relaxed);
-        outcome = Err(Code::CaptureUnsupported);
+        outcome = Err(capture.invalidate(Code::CaptureUnsupported));
     }
     outcome
 }

@@ -79,14 +79,20 @@ codes! {
         c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
     CaptureInvalidated = 901, c"operation failed due to a previous error during capture",
         c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
+    CaptureMerge = 902, c"operation would result in a merge of separate capture sequences",
+        c"CUDA_ERROR_STREAM_CAPTURE_MERGE";
     CaptureUnmatched = 903, c"capture was not initiated in this stream",
         c"CUDA_ERROR_STREAM_CAPTURE_UNMATCHED";
     CaptureUnjoined = 904, c"capturing stream has unjoined work",
         c"CUDA_ERROR_STREAM_CAPTURE_UNJOINED";
     CaptureIsolation = 905, c"dependency created on uncaptured work in another stream",
         c"CUDA_ERROR_STREAM_CAPTURE_ISOLATION";
+    CaptureImplicit = 906, c"operation would make the legacy stream depend on a capturing blocking stream",
+        c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT";
     CapturedEvent = 907, c"operation not permitted on an event last recorded in a capturing stream",
         c"CUDA_ERROR_CAPTURED_EVENT";
+    CaptureWrongThread = 908, c"attempt to terminate a thread-local capture sequence from another thread",
+        c"CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD";
     Unknown = 999, c"unknown error", c"CUDA_ERROR_UNKNOWN";
 }
 

@@ -8,10 +8,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 use ccl_emulator::{Kernel, Module};
 
 use crate::allocations::Allocations;
+use crate::capture::Capture;
 use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::event::Event;
-use crate::graph::Graph;
+use crate::graph::{Captured, Graph};
 use crate::stream::Stream;
 use crate::work::Work;
 use crate::{bell, settings};
@@ -168,20 +169,40 @@ pub(crate) fn stream(number: usize) -> Result<Arc<Stream>> {
     Ok(stream)
 }
 
+/// The streams that take turns with the default stream of a device.
+fn blocking_streams(device: &Device) -> Vec<Arc<Stream>> {
+    let mut streams = objects().streams_of(device);
+    streams.retain(|stream| stream.is_blocking);
+    streams
+}
+
+/// Where a capture has come to in a stream. Nobody knows it of the default stream while one goes on that takes turns
+/// with it.
+pub(crate) fn captured(stream: &Arc<Stream>) -> Result<Option<Captured>> {
+    let is_default = stream.number == 0;
+    if is_default && blocking_streams(stream.device).iter().any(|other| other.is_capturing()) {
+        return Err(Code::CaptureImplicit);
+    }
+    Ok(stream.captured())
+}
+
 /// Puts work into a stream. The default stream waits for all that block, and they for it.
 pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
     let is_default = stream.number == 0;
     let others: Vec<Arc<Stream>> = if is_default {
-        let mut others = objects().streams_of(stream.device);
-        others.retain(|other| other.is_blocking);
-        others
+        blocking_streams(stream.device)
     } else if stream.is_blocking {
         vec![Arc::clone(stream.device.default_stream())]
     } else {
         Vec::new()
     };
-    if is_default && others.iter().any(|other| other.is_capturing()) {
-        return Err(Code::CaptureUnsupported);
+    if is_default {
+        let refused = |captured: Captured| Err(captured.capture.invalidate(Code::CaptureImplicit));
+        others
+            .iter()
+            .filter_map(|other| other.captured())
+            .map(refused)
+            .fold(Ok(()), Result::and)?;
     }
     let after = others.into_iter().map(|other| (Arc::clone(&other), other.entered())).collect();
     stream.push(work, after)
@@ -204,17 +225,38 @@ pub(crate) fn alone<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     }
     let (take, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
     bell::wait_until(|| IS_TAKEN.compare_exchange(false, true, take, relaxed).is_ok());
-    let done = device().and_then(finish).and_then(|()| act());
+    let done = device().and_then(drain).and_then(|()| act());
     IS_TAKEN.store(false, Ordering::Release);
     bell::ring();
     done
 }
 
-/// Waits for all work of a device.
+/// Waits for all work of a device. Nobody may while a stream of it is captured.
 pub(crate) fn finish(device: &'static Device) -> Result<()> {
     let streams = objects().streams_of(device);
     for stream in streams {
         stream.finish()?;
     }
     device.default_stream().finish()
+}
+
+/// Waits for all work of a device; what is captured is not begun yet.
+pub(crate) fn drain(device: &'static Device) -> Result<()> {
+    let streams = objects().streams_of(device);
+    for stream in streams {
+        stream.drain()?;
+    }
+    device.default_stream().drain()
+}
+
+/// Ends a capture in all streams that take part.
+pub(crate) fn end_capture(capture: &Arc<Capture>) {
+    capture.end();
+    let is_of_it = |captured: &Captured| Arc::ptr_eq(&captured.capture, capture);
+    let streams: Vec<Arc<Stream>> = objects().streams.all().cloned().collect();
+    for stream in streams {
+        if stream.captured().as_ref().is_some_and(is_of_it) {
+            stream.set_captured(None);
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) struct Event {
     /// The last record that was reached, and when.
     reached_at: Mutex<Option<(u64, Instant)>>,
     /// Where in a capture it was recorded last.
-    pub(crate) captured: Mutex<Option<Captured>>,
+    captured: Mutex<Option<Captured>>,
 }
 
 impl Event {
@@ -80,6 +80,16 @@ impl Event {
             Counters::Own(counters) => &counters[index],
             Counters::Shared(mapping, _) => mapping.counter(index),
         }
+    }
+
+    /// The place in a capture in which it was recorded last, if it was in one.
+    pub(crate) fn captured(&self) -> Result<Option<Captured>> {
+        Ok(self.captured.lock().map_err(|_| Code::Unknown)?.clone())
+    }
+
+    pub(crate) fn set_captured(&self, captured: Option<Captured>) -> Result<()> {
+        *self.captured.lock().map_err(|_| Code::Unknown)? = captured;
+        Ok(())
     }
 
     /// Counts a record, and gives its number. There must be room for what says that it was reached.

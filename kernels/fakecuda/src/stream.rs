@@ -112,11 +112,21 @@ impl Stream {
         queue.ended == queue.entered
     }
 
-    /// Waits until everything that is in it now has ended.
+    /// Waits until everything that is in it now has ended. Nobody may while it is captured.
     pub(crate) fn finish(&self) -> Result<()> {
-        if self.is_capturing() {
-            return Err(Code::CaptureUnsupported);
-        }
+        self.require_no_capture()?;
+        self.drain()
+    }
+
+    /// Whatever must not be done to a stream that is captured begins with this: the capture comes to nothing.
+    pub(crate) fn require_no_capture(&self) -> Result<()> {
+        let refused =
+            |captured: Captured| Err(captured.capture.invalidate(Code::CaptureUnsupported));
+        self.captured().map_or(Ok(()), refused)
+    }
+
+    /// Waits until everything that is in it now has ended; what is captured is not in it.
+    pub(crate) fn drain(&self) -> Result<()> {
         let entered = self.entered();
         bell::wait_until(|| self.queue().ended >= entered);
         self.device.check()

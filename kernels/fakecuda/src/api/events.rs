@@ -20,8 +20,9 @@ fn record(event: usize, number: usize) -> Result<()> {
         return Err(Code::InvalidHandle);
     }
     let captured = stream.captured();
+    captured.as_ref().map_or(Ok(()), |captured| captured.capture.check())?;
     let is_captured = captured.is_some();
-    *event.captured.lock().map_err(|_| Code::Unknown)? = captured;
+    event.set_captured(captured)?;
     if is_captured {
         return Ok(());
     }
@@ -30,12 +31,14 @@ fn record(event: usize, number: usize) -> Result<()> {
     driver::push(&stream, reach).inspect_err(|_| event.reach(recorded))
 }
 
-/// An event that was not recorded in a capture.
+/// An event that was not recorded in a capture; if it was, that one comes to nothing.
 fn outside_of_captures(event: usize) -> Result<Arc<Event>> {
     driver::device()?;
     let event = objects().events.get(event)?;
-    let is_captured = event.captured.lock().map_err(|_| Code::Unknown)?.is_some();
-    if is_captured { Err(Code::CapturedEvent) } else { Ok(event) }
+    match event.captured()? {
+        Some(captured) => Err(captured.capture.invalidate(Code::CapturedEvent)),
+        None => Ok(event),
+    }
 }
 
 fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<()> {

@@ -33,14 +33,8 @@ entry_points! {
         if captured.capture.origin != number {
             return Err(Code::CaptureUnmatched);
         }
-        captured.capture.end();
-        let is_of_it = |other: &Captured| Arc::ptr_eq(&other.capture, &captured.capture);
-        let streams: Vec<_> = objects().streams.all().cloned().collect();
-        for stream in streams {
-            if stream.captured().as_ref().is_some_and(is_of_it) {
-                stream.set_captured(None);
-            }
-        }
+        captured.capture.permit_end()?;
+        driver::end_capture(&captured.capture);
         graph.put(0)?;
         let ended = Arc::new(captured.end()?);
         let number = objects().keep(|objects| &mut objects.graphs, ended);
@@ -48,7 +42,7 @@ entry_points! {
     }
 
     fn cuStreamIsCapturing(number: usize, status: Out<c_int>) {
-        let captured = stream(number)?.captured();
+        let captured = driver::captured(&stream(number)?)?;
         status.put(match captured.map(|captured| captured.capture.check()) {
             None => NOT_CAPTURING,
             Some(Ok(())) => CAPTURING,

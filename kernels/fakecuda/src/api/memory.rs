@@ -101,7 +101,7 @@ fn free(start: u64, is_meant: fn(&Kind) -> bool) -> Result<()> {
         return Ok(());
     }
     capture::permit()?;
-    driver::finish(driver::device()?)?;
+    driver::drain(driver::device()?)?;
     objects().allocations.free(start, is_meant)
 }
 
@@ -297,7 +297,7 @@ entry_points! {
 
     fn cuIpcCloseMemHandle(start: u64) {
         capture::permit()?;
-        driver::finish(driver::device()?)?;
+        driver::drain(driver::device()?)?;
         objects().allocations.close(start)
     }
 

@@ -1,11 +1,13 @@
 //! Streams.
 
 use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
 
 use super::entry_points;
 use crate::capture;
 use crate::codes::{Code, Result};
 use crate::driver::{self, objects, stream};
+use crate::event::Event;
 use crate::graph::Captured;
 use crate::outside::Out;
 use crate::stream::Stream;
@@ -31,6 +33,35 @@ fn create(result: Out<usize>, flags: c_uint, priority: c_int) -> Result<()> {
     result.put(number)
 }
 
+/// Lets a stream take part in a capture from here on, behind a place in it.
+fn join(stream: &Stream, there: &Captured) -> Result<()> {
+    let here = stream.captured();
+    let wrong = match &here {
+        _ if there.capture.has_ended() => Some(Code::CapturedEvent),
+        Some(here) if !Arc::ptr_eq(&here.capture, &there.capture) => Some(Code::CaptureMerge),
+        None if stream.number == 0 => Some(Code::CaptureImplicit),
+        Some(_) | None => None,
+    };
+    let mut joined = here.unwrap_or_else(|| Captured { after: Vec::new(), ..there.clone() });
+    if let Some(code) = wrong {
+        there.capture.invalidate(code);
+        return Err(joined.capture.invalidate(code));
+    }
+    there.capture.check()?;
+    joined.join(there);
+    stream.set_captured(Some(joined));
+    Ok(())
+}
+
+/// Lets a stream wait for an event that was not recorded in a capture.
+fn wait(stream: &Arc<Stream>, event: Arc<Event>) -> Result<()> {
+    if let Some(here) = stream.captured() {
+        return Err(here.capture.invalidate(Code::CaptureIsolation));
+    }
+    let recorded = event.recorded();
+    driver::push(stream, Work::Await(event, recorded))
+}
+
 entry_points! {
     fn cuStreamCreate(result: Out<usize>, flags: c_uint) {
         create(result, flags, 0)
@@ -41,7 +72,16 @@ entry_points! {
     }
 
     fn cuStreamDestroy_v2(number: usize) {
-        objects().close_stream(number).map(drop)
+        let stream = objects().close_stream(number)?;
+        // Nobody can end a capture that began in a stream that is gone.
+        if let Some(captured) = stream.captured() {
+            captured.capture.invalidate(Code::CaptureInvalidated);
+            stream.set_captured(None);
+            if captured.capture.origin == number {
+                driver::end_capture(&captured.capture);
+            }
+        }
+        Ok(())
     }
 
     fn cuStreamSynchronize(number: usize) {
@@ -52,9 +92,7 @@ entry_points! {
     fn cuStreamQuery(number: usize) {
         capture::permit()?;
         let stream = stream(number)?;
-        if stream.is_capturing() {
-            return Err(Code::CaptureUnsupported);
-        }
+        stream.require_no_capture()?;
         if stream.is_idle() { stream.device.check() } else { Err(Code::NotReady) }
     }
 
@@ -82,23 +120,9 @@ entry_points! {
         let _ = flags;
         let stream = stream(number)?;
         let event = objects().events.get(event)?;
-        let captured = event.captured.lock().map_err(|_| Code::Unknown)?.clone();
-        match (captured, stream.captured()) {
-            (Some(there), Some(mut here)) => {
-                here.join(&there);
-                stream.set_captured(Some(here));
-                Ok(())
-            }
-            // The stream takes part in the capture from here on.
-            (Some(there), None) => {
-                stream.set_captured(Some(Captured { ..there }));
-                Ok(())
-            }
-            (None, Some(_)) => Err(Code::CaptureIsolation),
-            (None, None) => {
-                let recorded = event.recorded();
-                driver::push(&stream, Work::Await(event, recorded))
-            }
+        match event.captured()? {
+            Some(there) => join(&stream, &there),
+            None => wait(&stream, event),
         }
     }
 

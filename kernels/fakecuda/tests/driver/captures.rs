@@ -31,7 +31,6 @@ fn branches_of_a_graph_run_side_by_side() {
     assert_eq!(launch(function("meet"), (1, 1), origin, [a, b]), OK);
     assert_eq!(launch(function("meet"), (1, 1), branch, [b, a]), OK);
     let mut graph = 0u64;
-    assert_eq!(call!("cuStreamSynchronize", branch), 900, "it takes part in the capture");
     must!("cuEventRecord", joined, branch);
     must!("cuStreamWaitEvent", origin, joined, 0);
     must!("cuStreamEndCapture", origin, out(&mut graph));
@@ -78,6 +77,7 @@ fn a_capture_forbids_what_is_not_safe_and_fails_if_it_is_done() {
     assert_eq!(elsewhere(GLOBAL), 900);
     assert_eq!(elsewhere(RELAXED), OK);
     assert_eq!(call!("cuMemsetD32Async", there, 0, 1, stream), 901);
+    assert_eq!(call!("cuEventRecord", event(2), stream), 901);
     assert_eq!(end(), 901);
     for mode in [THREAD_LOCAL, RELAXED] {
         capture(mode);
@@ -90,4 +90,125 @@ fn a_capture_forbids_what_is_not_safe_and_fails_if_it_is_done() {
     assert_eq!(exchange(GLOBAL), RELAXED);
     assert_eq!(call!("cuEventQuery", past), 900);
     assert_eq!(end(), 901);
+}
+
+/// A capture of a stream in this mode, which must come to nothing because of what is done in it.
+fn spoiled(mode: u32, flags: u32, act: impl FnOnce(u64)) {
+    let stream = stream(flags);
+    must!("cuStreamBeginCapture_v2", stream, mode);
+    act(stream);
+    let mut status = 0u32;
+    must!("cuStreamIsCapturing", stream, out(&mut status));
+    assert_eq!(status, 2, "invalidated");
+    assert_eq!(call!("cuStreamEndCapture", stream, out(&mut 0u64)), 901);
+    must!("cuStreamDestroy_v2", stream);
+}
+
+#[test]
+fn what_must_not_be_done_in_a_capture_ends_it() {
+    let _alone = start_alone();
+    let (past, elsewhere, (there, _)) = (event(2), stream(1), word());
+    must!("cuEventRecord", past, elsewhere);
+    spoiled(RELAXED, 1, |stream| assert_eq!(call!("cuStreamSynchronize", stream), 900));
+    spoiled(RELAXED, 1, |stream| assert_eq!(call!("cuStreamQuery", stream), 900));
+    spoiled(RELAXED, 1, |_| {
+        exchange(RELAXED);
+        assert_eq!(call!("cuCtxSynchronize"), 900);
+        exchange(GLOBAL);
+    });
+    spoiled(RELAXED, 1, |stream| assert_eq!(call!("cuStreamWaitEvent", stream, past, 0), 905));
+    for call in ["cuEventQuery", "cuEventSynchronize"] {
+        spoiled(RELAXED, 1, |stream| {
+            let captured = event(2);
+            must!("cuEventRecord", captured, stream);
+            assert_eq!(
+                if call == "cuEventQuery" {
+                    call!("cuEventQuery", captured)
+                } else {
+                    call!("cuEventSynchronize", captured)
+                },
+                907
+            );
+        });
+    }
+    // The default stream would come before or behind what is not begun.
+    spoiled(RELAXED, 0, |_| assert_eq!(call!("cuMemsetD32Async", there, 0, 1, 0), 906));
+    spoiled(RELAXED, 1, |stream| {
+        must!("cuEventRecord", past, stream);
+        assert_eq!(call!("cuStreamWaitEvent", 0, past, 0), 906);
+    });
+}
+
+#[test]
+fn whether_the_default_stream_is_captured_is_not_known_beside_a_capture() {
+    let _alone = start_alone();
+    let (stream, mut status) = (stream(0), 7u32);
+    must!("cuStreamIsCapturing", 0, out(&mut status));
+    assert_eq!(status, 0);
+    must!("cuStreamBeginCapture_v2", stream, RELAXED);
+    assert_eq!(call!("cuStreamIsCapturing", 0, out(&mut status)), 906);
+    assert_eq!(call!("cuStreamEndCapture", stream, out(&mut 0u64)), OK, "asking does no harm");
+}
+
+#[test]
+fn captures_stay_apart() {
+    let _alone = start_alone();
+    let captured = event(2);
+    spoiled(RELAXED, 1, |first| {
+        must!("cuEventRecord", captured, first);
+        spoiled(RELAXED, 1, |second| {
+            assert_eq!(call!("cuStreamWaitEvent", second, captured, 0), 902);
+        });
+    });
+    // What is left of a capture that has ended is nothing that can be waited for.
+    let free = stream(1);
+    assert_eq!(call!("cuStreamWaitEvent", free, captured, 0), 907);
+    assert_eq!(call!("cuEventQuery", captured), 907);
+    must!("cuStreamSynchronize", free);
+}
+
+#[test]
+fn a_capture_ends_in_the_thread_in_which_it_began() {
+    let _alone = start_alone();
+    let stream = stream(1);
+    let end = || call!("cuStreamEndCapture", stream, out(&mut 0u64));
+    let elsewhere = || {
+        let other = || {
+            bind();
+            end()
+        };
+        thread::scope(|scope| scope.spawn(other).join().expect("it asks"))
+    };
+    for mode in [GLOBAL, THREAD_LOCAL] {
+        must!("cuStreamBeginCapture_v2", stream, mode);
+        assert_eq!(elsewhere(), 908);
+        assert_eq!(end(), OK);
+    }
+    must!("cuStreamBeginCapture_v2", stream, RELAXED);
+    assert_eq!(elsewhere(), OK, "unless it is relaxed");
+}
+
+#[test]
+fn a_capture_ends_with_its_stream() {
+    let _alone = start_alone();
+    let (origin, branch, forked) = (stream(1), stream(1), event(2));
+    must!("cuStreamBeginCapture_v2", origin, GLOBAL);
+    must!("cuEventRecord", forked, origin);
+    must!("cuStreamWaitEvent", branch, forked, 0);
+    must!("cuStreamDestroy_v2", origin);
+    // It forbids nothing any more.
+    must!("cuStreamSynchronize", branch);
+    must!("cuCtxSynchronize");
+}
+
+#[test]
+fn who_minds_no_captures_may_free_memory() {
+    let _alone = start_alone();
+    let (stream, mut memory) = (stream(1), 0u64);
+    must!("cuMemAlloc_v2", out(&mut memory), 4);
+    must!("cuStreamBeginCapture_v2", stream, GLOBAL);
+    exchange(RELAXED);
+    must!("cuMemFree_v2", memory);
+    exchange(GLOBAL);
+    assert_eq!(call!("cuStreamEndCapture", stream, out(&mut 0u64)), OK);
 }
