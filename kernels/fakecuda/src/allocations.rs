@@ -166,7 +166,7 @@ impl Allocations {
     /// Whether all bytes are in one piece of known memory.
     pub(crate) fn has(&self, address: u64, bytes: usize) -> bool {
         self.find(address).is_some_and(|(start, allocation)| {
-            (address - start) as usize + bytes <= allocation.bytes
+            bytes <= allocation.bytes - (address - start) as usize
         })
     }
 

@@ -13,6 +13,9 @@ use crate::work::RESIDENT_THREADS;
 
 /// As `cuda.h` counts: 13.0.
 const VERSION: c_int = 13000;
+/// Threads of a block and blocks of a grid in every direction; a block has no more threads altogether than in the first.
+pub(super) const MOST_THREADS: [u32; 3] = [1024, 1024, 64];
+pub(super) const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 pub(super) const MULTIPROCESSORS: u32 = 16;
 pub(super) const MULTIPROCESSOR_THREADS: u32 = RESIDENT_THREADS / MULTIPROCESSORS;
 pub(super) const MULTIPROCESSOR_BLOCKS: u32 = 32;
@@ -27,10 +30,9 @@ const ATTRIBUTES: c_int = 150;
 /// Attributes that are not zero, by their numbers in `cuda.h`.
 fn attribute(device: &Device, number: c_int) -> c_int {
     (match number {
-        1..=3 => 1024,
-        4 => 64,
-        5 => i32::MAX as u32,
-        6 | 7 => 65_535,
+        1 => MOST_THREADS[0],
+        2..=4 => MOST_THREADS[number as usize - 2],
+        5..=7 => MOST_BLOCKS[number as usize - 5],
         8 => SHARED_BYTES,
         9 => 65_536,
         10 => 32,

@@ -4,15 +4,14 @@ use std::ffi::c_uint;
 
 use ccl_emulator::Launch;
 
-use super::devices::{MULTIPROCESSOR_SHARED_BYTES, MULTIPROCESSOR_THREADS, MULTIPROCESSORS};
+use super::devices::{MOST_BLOCKS, MOST_THREADS, MULTIPROCESSORS};
 use super::entry_points;
-use super::modules::arguments;
+use super::modules::{arguments, resident_blocks};
 use crate::codes::{Code, Result};
 use crate::driver::{self, objects, stream};
 use crate::outside::{In, say};
 use crate::work::Work;
 
-const BLOCK_THREADS: u32 = 1024;
 /// Attributes of a launch.
 const COOPERATIVE: u32 = 2;
 const PRIORITY: u32 = 8;
@@ -48,18 +47,22 @@ struct Attribute {
     value: [u64; 8],
 }
 
+/// How many there are in all directions, if there is one at least and not too many in any; machines count them in 32 bits.
+fn product(size: [c_uint; 3], most: [c_uint; 3]) -> Option<u32> {
+    let is_possible = size.iter().zip(most).all(|(size, most)| (1..=most).contains(size));
+    let product = || size.iter().try_fold(1u32, |product, size| product.checked_mul(*size));
+    is_possible.then(product).flatten()
+}
+
 fn launch(function: usize, request: &Request, parameters: In<u64>, extra: usize) -> Result<()> {
     let function = objects().functions.get(function)?;
     let stream = stream(request.stream)?;
     if function.device.ordinal != stream.device.ordinal {
         return Err(Code::InvalidHandle);
     }
-    let product =
-        |size: [c_uint; 3]| size.iter().try_fold(1u32, |product, size| product.checked_mul(*size));
-    let (Some(blocks), Some(threads)) = (product(request.grid), product(request.block)) else {
-        return Err(Code::InvalidValue);
-    };
-    if blocks == 0 || threads == 0 || threads > BLOCK_THREADS {
+    let blocks = product(request.grid, MOST_BLOCKS).ok_or(Code::InvalidValue)?;
+    let threads = product(request.block, MOST_THREADS).ok_or(Code::InvalidValue)?;
+    if threads > MOST_THREADS[0] {
         return Err(Code::InvalidValue);
     }
     if function.kernel.maximum_threads().is_some_and(|most| threads > most) {
@@ -69,13 +72,9 @@ fn launch(function: usize, request: &Request, parameters: In<u64>, extra: usize)
     if request.shared_bytes > most_shared {
         return Err(Code::InvalidValue);
     }
-    if request.is_cooperative {
-        let shared = (function.kernel.shared_bytes() as u32 + request.shared_bytes).max(1);
-        let by_threads = MULTIPROCESSOR_THREADS / threads.next_multiple_of(32);
-        let resident = by_threads.min(MULTIPROCESSOR_SHARED_BYTES / shared) * MULTIPROCESSORS;
-        if blocks > resident {
-            return Err(Code::CooperativeTooLarge);
-        }
+    let resident = resident_blocks(&function, threads, request.shared_bytes as usize);
+    if request.is_cooperative && blocks > resident * MULTIPROCESSORS {
+        return Err(Code::CooperativeTooLarge);
     }
     if extra != 0 {
         say("arguments in one buffer are not supported");

@@ -78,7 +78,8 @@ fn fill(to: u64, element: u32, element_bytes: usize, count: usize, number: usize
     if count == 0 {
         return Ok(());
     }
-    let is_known = objects().allocations.has(to, count * element_bytes);
+    let bytes = count.checked_mul(element_bytes).ok_or(Code::InvalidValue)?;
+    let is_known = objects().allocations.has(to, bytes);
     if !is_known || !to.is_multiple_of(element_bytes as u64) {
         return Err(Code::InvalidValue);
     }

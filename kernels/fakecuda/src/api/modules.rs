@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use ccl_emulator::Module;
 
 use super::devices::{
-    MOST_SHARED_BYTES, MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_SHARED_BYTES, MULTIPROCESSOR_THREADS,
-    SHARED_BYTES,
+    MOST_SHARED_BYTES, MOST_THREADS, MULTIPROCESSOR_BLOCKS, MULTIPROCESSOR_SHARED_BYTES,
+    MULTIPROCESSOR_THREADS, SHARED_BYTES,
 };
 use super::entry_points;
 use crate::capture;
@@ -64,7 +64,8 @@ fn find(module: usize, name: &str) -> Result<usize> {
         return Ok(number);
     }
     let kernel = loaded.kernel(name).ok_or(Code::NotFound)?;
-    let dynamic_shared_bytes = AtomicU32::new(SHARED_BYTES);
+    let left = SHARED_BYTES.saturating_sub(kernel.shared_bytes() as u32);
+    let dynamic_shared_bytes = AtomicU32::new(left);
     let found = Arc::new(Function { kernel, device, module, dynamic_shared_bytes });
     Ok(objects.keep(|objects| &mut objects.functions, found))
 }
@@ -73,7 +74,7 @@ fn find(module: usize, name: &str) -> Result<usize> {
 fn attribute(function: &Function, number: c_int) -> Result<u32> {
     let kernel = &function.kernel;
     Ok(match number {
-        0 => kernel.maximum_threads().unwrap_or(1024).min(1024),
+        0 => kernel.maximum_threads().unwrap_or(u32::MAX).min(MOST_THREADS[0]),
         1 => kernel.shared_bytes() as u32,
         3 => kernel.local_bytes() as u32,
         4 => kernel.registers().min(MOST_REGISTERS),
@@ -85,15 +86,18 @@ fn attribute(function: &Function, number: c_int) -> Result<u32> {
 }
 
 /// Blocks of so many threads that fit into a multiprocessor.
-fn resident_blocks(function: &Function, threads: c_int, shared: usize) -> Result<c_int> {
-    let threads = u32::try_from(threads).map_err(|_| Code::InvalidValue)?;
-    if threads == 0 {
-        return Err(Code::InvalidValue);
-    }
-    let shared = (function.kernel.shared_bytes() + shared).max(1) as u32;
-    let by_memory = MULTIPROCESSOR_SHARED_BYTES / shared;
-    let by_threads = MULTIPROCESSOR_THREADS / threads.next_multiple_of(32);
-    Ok(by_threads.min(by_memory).min(MULTIPROCESSOR_BLOCKS) as c_int)
+pub(super) fn resident_blocks(function: &Function, threads: u32, shared: usize) -> u32 {
+    let shared = function.kernel.shared_bytes().saturating_add(shared).max(1);
+    let by_memory = MULTIPROCESSOR_SHARED_BYTES as usize / shared;
+    let by_threads = MULTIPROCESSOR_THREADS / threads.max(1).next_multiple_of(32);
+    by_threads.min(by_memory as u32).min(MULTIPROCESSOR_BLOCKS)
+}
+
+fn occupancy(function: usize, threads: c_int, shared: usize) -> Result<c_int> {
+    let function = objects().functions.get(function)?;
+    let threads =
+        u32::try_from(threads).ok().filter(|threads| (1..=MOST_THREADS[0]).contains(threads));
+    Ok(resident_blocks(&function, threads.ok_or(Code::InvalidValue)?, shared) as c_int)
 }
 
 entry_points! {
@@ -151,8 +155,9 @@ entry_points! {
 
     fn cuFuncSetAttribute(function: usize, number: c_int, value: c_int) {
         let function = objects().functions.get(function)?;
+        let most = MOST_SHARED_BYTES.saturating_sub(function.kernel.shared_bytes() as u32);
         match (number, u32::try_from(value)) {
-            (8, Ok(bytes)) if bytes <= MOST_SHARED_BYTES => {
+            (8, Ok(bytes)) if bytes <= most => {
                 function.dynamic_shared_bytes.store(bytes, Ordering::Relaxed);
                 Ok(())
             }
@@ -173,8 +178,7 @@ entry_points! {
         threads: c_int,
         shared: usize,
     ) {
-        let function = objects().functions.get(function)?;
-        blocks.put(resident_blocks(&function, threads, shared)?)
+        blocks.put(occupancy(function, threads, shared)?)
     }
 
     fn cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
@@ -185,8 +189,7 @@ entry_points! {
         flags: c_uint,
     ) {
         let _ = flags;
-        let function = objects().functions.get(function)?;
-        blocks.put(resident_blocks(&function, threads, shared)?)
+        blocks.put(occupancy(function, threads, shared)?)
     }
 
     fn cuModuleGetLoadingMode(mode: Out<c_uint>) {

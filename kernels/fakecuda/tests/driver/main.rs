@@ -203,15 +203,32 @@ fn launches_that_cannot_be_are_refused() {
     assert_eq!(refused((0, 1)), INVALID_VALUE);
     assert_eq!(refused((1, 1025)), INVALID_VALUE);
     assert_eq!(refused((1, 65)), 701, "the text allows 64");
-    let cooperative = |blocks: u32| {
+    let shaped = |grid: [u32; 3], block: [u32; 3], shared: u32| {
         let arguments = [gate, gate];
         let pointers =
             arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
         let pointers = pointers.as_ptr().expose_provenance();
-        call!("cuLaunchCooperativeKernel", kernel, blocks, 1, 1, 64, 1, 1, 0, 0, pointers)
+        let ([x, y, z], [i, j, k]) = (grid, block);
+        call!("cuLaunchKernel", kernel, x, y, z, i, j, k, shared, 0, pointers, 0)
     };
-    assert_eq!(cooperative(16 * 32 + 1), 720);
-    assert_eq!(cooperative(16 * 32), OK);
+    assert_eq!(shaped([1, 1, 1], [1, 1, 65], 0), INVALID_VALUE);
+    assert_eq!(shaped([1, 65_536, 1], [1, 1, 1], 0), INVALID_VALUE);
+    assert_eq!(shaped([1, 1, 65_536], [1, 1, 1], 0), INVALID_VALUE);
+    assert_eq!(
+        shaped([1, 1, 1], [1, 1, 1], (227 << 10) - 1023),
+        INVALID_VALUE,
+        "the text has 1024"
+    );
+    let cooperative = |blocks: u32, threads: u32| {
+        let arguments = [gate, gate];
+        let pointers =
+            arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
+        let pointers = pointers.as_ptr().expose_provenance();
+        call!("cuLaunchCooperativeKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, 0, pointers)
+    };
+    assert_eq!(cooperative(16 * 32 + 1, 64), 720);
+    assert_eq!(cooperative(16 * 32 + 1, 32), 720, "a multiprocessor has 32 blocks at most");
+    assert_eq!(cooperative(16 * 32, 64), OK);
     must!("cuCtxSynchronize");
 }
 
@@ -244,8 +261,9 @@ fn functions_and_pointers_are_described() {
         must!("cuFuncGetAttribute", out(&mut value), number, kernel);
         value
     };
-    assert_eq!((attribute(0), attribute(1), attribute(8)), (64, 1024, 48 << 10));
+    assert_eq!((attribute(0), attribute(1), attribute(8)), (64, 1024, 47 << 10));
     must!("cuFuncSetAttribute", kernel, 8, 200 << 10);
+    assert_eq!(call!("cuFuncSetAttribute", kernel, 8, (226 << 10) + 1), INVALID_VALUE);
     let mut blocks = 0u32;
     must!("cuOccupancyMaxActiveBlocksPerMultiprocessor", out(&mut blocks), kernel, 64, 113 << 10);
     assert_eq!(blocks, 2);
@@ -258,6 +276,8 @@ fn functions_and_pointers_are_described() {
     must!("cuPointerGetAttribute", out(&mut kind), 2, word().0);
     assert_eq!(kind, 1, "memory of the host");
     assert_eq!(call!("cuPointerGetAttribute", out(&mut kind), 2, device + 100), INVALID_VALUE);
+    assert_eq!(call!("cuMemsetD32_v2", device, 1, 1u64 << 62), INVALID_VALUE);
+    assert_eq!(call!("cuMemsetD8_v2", device + 4, 1, u64::MAX - 3), INVALID_VALUE);
     must!("cuMemFree_v2", device);
     assert_eq!(call!("cuMemFree_v2", device), INVALID_VALUE);
 }
