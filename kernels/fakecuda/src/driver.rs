@@ -211,6 +211,25 @@ pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
 /// Whether a thread has the driver for itself.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
+/// While it lives a thread has the driver for itself.
+struct Taken;
+
+impl Taken {
+    /// Waits until nobody else has it.
+    fn take() -> Self {
+        let (take, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
+        bell::wait_until(|| IS_TAKEN.compare_exchange(false, true, take, relaxed).is_ok());
+        Self
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        IS_TAKEN.store(false, Ordering::Release);
+        bell::ring();
+    }
+}
+
 /// Waits until nobody has the driver for itself: what every call begins with.
 pub(crate) fn enter() {
     if IS_TAKEN.load(Ordering::Acquire) {
@@ -223,12 +242,8 @@ pub(crate) fn alone<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
     if !settings::is_late() {
         return act();
     }
-    let (take, relaxed) = (Ordering::AcqRel, Ordering::Relaxed);
-    bell::wait_until(|| IS_TAKEN.compare_exchange(false, true, take, relaxed).is_ok());
-    let done = device().and_then(drain).and_then(|()| act());
-    IS_TAKEN.store(false, Ordering::Release);
-    bell::ring();
-    done
+    let _taken = Taken::take();
+    device().and_then(drain).and_then(|()| act())
 }
 
 /// Waits for all work of a device. Nobody may while a stream of it is captured.

@@ -1,5 +1,6 @@
 //! What streams and graphs do.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use ccl_emulator::{Fault, Launch, Machine, Options, Progress, Reason, Schedule};
@@ -95,8 +96,13 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Does it, to its end. Gives what is wrong with the device from then on.
+    /// Does it, to its end, and be it a panic: others wait for this. Gives what is wrong with the device from then on.
     pub(crate) fn run(&self, device: &'static Device) -> Result<(), Code> {
+        let done = catch_unwind(AssertUnwindSafe(|| self.act(device)));
+        done.unwrap_or(Err(Code::Unknown))
+    }
+
+    fn act(&self, device: &'static Device) -> Result<(), Code> {
         match self {
             Self::Launch(launch) => return run_kernel(device, launch),
             Self::Copy { to, from: From::Address(from), bytes } => {
@@ -172,5 +178,33 @@ fn code(fault: &Fault) -> Code {
         | Reason::NotAMember
         | Reason::Apart { .. }
         | Reason::OutOfRange(_) => Code::LaunchFailed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_compared_as_the_flags_say() {
+        let all: Vec<Comparison> = (0..4).filter_map(Comparison::of).collect();
+        let holds = |found, value| -> Vec<bool> {
+            all.iter().map(|comparison| comparison.holds(found, value)).collect()
+        };
+        // Reached, equal, and, nor.
+        assert_eq!(holds(7, 7), [true, true, true, true]);
+        assert_eq!(holds(8, 7), [true, false, false, true]);
+        assert_eq!(holds(6, 7), [false, false, true, true]);
+        assert_eq!(holds(u32::MAX, 1), [false, false, true, false]);
+        // Words count around.
+        assert_eq!(holds(1, u32::MAX), [true, false, true, false]);
+        assert_eq!(Comparison::of(4), None);
+    }
+
+    #[test]
+    fn a_panic_is_an_end_too() {
+        // No element is as large.
+        let panics = Work::Fill { to: 0, element: 0, element_bytes: 5, count: 1 };
+        assert_eq!(panics.run(&Device::all()[0]), Err(Code::Unknown));
     }
 }
