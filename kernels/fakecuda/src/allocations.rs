@@ -10,6 +10,9 @@ use crate::device::Device;
 use crate::ipc::Handle;
 use crate::outside::{self, Mapping, register};
 
+/// What memory of a device holds before it is written.
+const GARBAGE: u8 = 0xa5;
+
 /// What a range of addresses is.
 #[derive(Debug)]
 pub(crate) enum Kind {
@@ -49,13 +52,14 @@ pub(crate) struct Allocations {
 }
 
 impl Allocations {
-    /// New memory of a device.
+    /// New memory of a device: whatever was there before, and never zeros.
     pub(crate) fn allocate(&mut self, device: &Device, bytes: usize) -> Result<u64> {
         if bytes == 0 {
             return Err(Code::InvalidValue);
         }
         let file = outside::file(bytes)?;
         let mapping = Mapping::file(&file, bytes)?;
+        mapping.fill(GARBAGE);
         self.insert(mapping.start(), bytes, device.ordinal, Kind::Device(file), Some(mapping))
     }
 

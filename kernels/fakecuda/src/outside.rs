@@ -206,6 +206,13 @@ impl Mapping {
         self.start
     }
 
+    /// Writes a byte everywhere, before anybody else knows of the memory.
+    pub(crate) fn fill(&self, byte: u8) {
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(self.start as usize);
+        // SAFETY: the whole mapping, and nothing else.
+        unsafe { start.write_bytes(byte, self.bytes) };
+    }
+
     /// A number in it that several processes change.
     pub(crate) fn counter(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.bytes, "outside of the mapping");

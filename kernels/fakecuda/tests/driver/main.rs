@@ -273,6 +273,8 @@ fn functions_and_pointers_are_described() {
     assert_eq!((start, bytes), (device, 100));
     must!("cuPointerGetAttribute", out(&mut kind), 2, device + 5);
     assert_eq!(kind, 2, "memory of a device");
+    must!("cuMemcpyDtoH_v2", out(&mut kind), device + 96, 4);
+    assert_eq!(kind, 0xa5a5_a5a5, "nobody has written it");
     must!("cuPointerGetAttribute", out(&mut kind), 2, word().0);
     assert_eq!(kind, 1, "memory of the host");
     assert_eq!(call!("cuPointerGetAttribute", out(&mut kind), 2, device + 100), INVALID_VALUE);
