@@ -12,8 +12,8 @@ use crate::capture::Capture;
 use crate::codes::{Code, Result};
 use crate::device::Device;
 use crate::event::Event;
-use crate::graph::{Captured, Graph};
-use crate::stream::Stream;
+use crate::graph::{Captured, Executable, Graph};
+use crate::stream::{After, Stream};
 use crate::work::Work;
 use crate::{bell, settings};
 
@@ -84,6 +84,7 @@ pub(crate) struct Objects {
     pub(crate) modules: Table<Loaded>,
     pub(crate) functions: Table<Arc<Function>>,
     pub(crate) graphs: Table<Arc<Graph>>,
+    pub(crate) executables: Table<Arc<Executable>>,
 }
 
 impl Objects {
@@ -188,6 +189,11 @@ pub(crate) fn captured(stream: &Arc<Stream>) -> Result<Option<Captured>> {
 
 /// Puts work into a stream. The default stream waits for all that block, and they for it.
 pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
+    push_after(stream, work, None).map(drop)
+}
+
+/// As [`push`], behind what another stream has been given. Gives how far this one will have come.
+pub(crate) fn push_after(stream: &Arc<Stream>, work: Work, before: Option<After>) -> Result<After> {
     let is_default = stream.number == 0;
     let others: Vec<Arc<Stream>> = if is_default {
         blocking_streams(stream.device)
@@ -204,8 +210,9 @@ pub(crate) fn push(stream: &Arc<Stream>, work: Work) -> Result<()> {
             .map(refused)
             .fold(Ok(()), Result::and)?;
     }
-    let after = others.into_iter().map(|other| (Arc::clone(&other), other.entered())).collect();
-    stream.push(work, after)
+    let after = others.into_iter().map(|other| (Arc::clone(&other), other.entered()));
+    let entered = stream.push(work, after.chain(before).collect())?;
+    Ok((Arc::clone(stream), entered))
 }
 
 /// Whether a thread has the driver for itself.

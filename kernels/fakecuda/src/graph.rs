@@ -1,13 +1,15 @@
 //! Graphs: what was captured, and how it is run again.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crate::capture::{Capture, Mode};
 use crate::codes::{Code, Result};
 use crate::device::Device;
+use crate::driver;
+use crate::stream::{After, Stream};
 use crate::work::Work;
 
 /// A piece of work that begins when others have ended.
@@ -21,6 +23,31 @@ struct Node {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
+}
+
+/// A graph that was instantiated: nothing changes it any more, and it runs once at a time.
+#[derive(Debug)]
+pub(crate) struct Executable {
+    graph: Arc<Graph>,
+    /// Where it was launched last.
+    last: Mutex<Option<After>>,
+}
+
+impl Executable {
+    pub(crate) fn new(graph: Arc<Graph>) -> Self {
+        Self { graph, last: Mutex::new(None) }
+    }
+
+    /// Puts it into a stream, behind where it was launched before.
+    pub(crate) fn launch(&self, stream: &Arc<Stream>) -> Result<()> {
+        let mut last = self.last.lock().map_err(|_| Code::Unknown)?;
+        let before = last.clone().filter(|_| !stream.is_capturing());
+        let launched = driver::push_after(stream, Work::Graph(Arc::clone(&self.graph)), before)?;
+        if launched.1 > 0 {
+            *last = Some(launched);
+        }
+        Ok(())
+    }
 }
 
 /// A place in a capture: what comes next is behind these nodes.

@@ -12,7 +12,7 @@ use crate::settings;
 use crate::work::Work;
 
 /// How far another stream must have come first.
-type After = (Arc<Stream>, u64);
+pub(crate) type After = (Arc<Stream>, u64);
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -85,7 +85,8 @@ impl Stream {
     }
 
     /// Puts work at the end, behind what other streams have been given, or into the capture. If there is no room it waits.
-    pub(crate) fn push(&self, work: Work, after: Vec<After>) -> Result<()> {
+    /// Gives how far the stream will have come when it is done; 0 in a capture.
+    pub(crate) fn push(&self, work: Work, after: Vec<After>) -> Result<u64> {
         let mut queue = self.queue();
         while queue.capture.is_none() && queue.items.len() >= settings::most_queued() {
             drop(queue);
@@ -93,13 +94,14 @@ impl Stream {
             queue = self.queue();
         }
         if let Some(capture) = &mut queue.capture {
-            return capture.push(work);
+            return capture.push(work).map(|()| 0);
         }
         queue.items.push_back((work, after));
         queue.entered += 1;
+        let entered = queue.entered;
         drop(queue);
         self.filled.notify_one();
-        Ok(())
+        Ok(entered)
     }
 
     /// How much was put in so far.

@@ -1,4 +1,4 @@
-//! Captures and graphs. A graph that was instantiated is the graph itself: nothing changes it.
+//! Captures and graphs.
 
 use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
@@ -7,9 +7,8 @@ use super::entry_points;
 use crate::capture::{self, Mode};
 use crate::codes::Code;
 use crate::driver::{self, objects, stream};
-use crate::graph::Captured;
+use crate::graph::{Captured, Executable};
 use crate::outside::Out;
-use crate::work::Work;
 
 const NOT_CAPTURING: c_int = 0;
 const CAPTURING: c_int = 1;
@@ -61,18 +60,19 @@ entry_points! {
             return Err(Code::InvalidValue);
         }
         let graph = objects().graphs.get(graph)?;
-        let number = objects().keep(|objects| &mut objects.graphs, graph);
+        let made = Arc::new(Executable::new(graph));
+        let number = objects().keep(|objects| &mut objects.executables, made);
         executable.put(number)
     }
 
     fn cuGraphUpload(executable: usize, number: usize) {
         stream(number)?;
-        objects().graphs.get(executable).map(drop)
+        objects().executables.get(executable).map(drop)
     }
 
     fn cuGraphLaunch(executable: usize, number: usize) {
-        let graph = objects().graphs.get(executable)?;
-        driver::push(&stream(number)?, Work::Graph(graph))
+        let executable = objects().executables.get(executable)?;
+        executable.launch(&stream(number)?)
     }
 
     fn cuGraphDestroy(graph: usize) {
@@ -80,7 +80,7 @@ entry_points! {
     }
 
     fn cuGraphExecDestroy(executable: usize) {
-        objects().graphs.remove(executable).map(drop)
+        objects().executables.remove(executable).map(drop)
     }
 
     fn cuGraphGetNodes(graph: usize, nodes: Out<usize>, count: Out<usize>) {

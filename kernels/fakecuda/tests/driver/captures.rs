@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, RwLockWriteGuard};
 use std::thread;
 
-use super::{CAPTURE, OK, bind, event, function, launch, out, stream, word};
+use super::{CAPTURE, NOT_READY, OK, bind, event, function, launch, out, stream, word};
 
 /// Numbers of `CUstreamCaptureMode`.
 const GLOBAL: u32 = 0;
@@ -211,4 +211,29 @@ fn who_minds_no_captures_may_free_memory() {
     must!("cuMemFree_v2", memory);
     exchange(GLOBAL);
     assert_eq!(call!("cuStreamEndCapture", stream, out(&mut 0u64)), OK);
+}
+
+#[test]
+fn an_executable_graph_runs_once_at_a_time() {
+    let _alone = start_alone();
+    let ((gate, opened), (count, counted)) = (word(), word());
+    let (first, second) = (stream(1), stream(1));
+    let (mut graph, mut executable) = (0u64, 0u64);
+    must!("cuStreamBeginCapture_v2", first, RELAXED);
+    // Adds one once the gate is open, and closes it.
+    assert_eq!(launch(function("wait"), (1, 1), first, [gate, count]), OK);
+    must!("cuStreamWriteValue32_v2", first, gate, 0, 0);
+    must!("cuStreamEndCapture", first, out(&mut graph));
+    must!("cuGraphInstantiateWithFlags", out(&mut executable), graph, 0);
+    must!("cuGraphLaunch", executable, first);
+    must!("cuGraphLaunch", executable, second);
+    opened.store(1, Ordering::Release);
+    must!("cuStreamSynchronize", first);
+    assert_eq!(counted.load(Ordering::Acquire), 1);
+    assert_eq!(call!("cuStreamQuery", second), NOT_READY);
+    opened.store(1, Ordering::Release);
+    must!("cuStreamSynchronize", second);
+    assert_eq!(counted.load(Ordering::Acquire), 2);
+    must!("cuGraphExecDestroy", executable);
+    must!("cuGraphDestroy", graph);
 }
