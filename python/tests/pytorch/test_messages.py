@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from datetime import timedelta
 
 import pytest
@@ -87,6 +88,35 @@ def messages_with_tags() -> None:
 
 def test_tags_choose_among_messages_and_keep_their_order() -> None:
     run_world(2, messages_with_tags)
+
+
+def messages_that_wait_for_room() -> None:
+    """Two messages with a tag that nobody waits for yet are more than the receiver keeps."""
+    rank = dist.get_rank()
+    large = torch.full((160 << 20,), rank, dtype=torch.uint8)
+    if rank != 0:
+        first = dist.isend(large, 0, tag=1)
+        dist.send(large[:1], 0, tag=9)
+        first.wait()
+        return
+    behind = [torch.zeros(1, dtype=torch.uint8) for _ in range(2)]
+    one, other = (dist.irecv(tensor, tag=9) for tensor in behind)
+    one.wait()
+    # However long that takes, there is no room for the other message.
+    time.sleep(1.0)
+    assert not other.is_completed()
+    sender = int(behind[0].item())
+    # That makes room for the message of the other rank, and then for what is behind it.
+    dist.recv(large, sender, tag=1)
+    assert bool((large == sender).all())
+    other.wait()
+    assert behind[1].item() == 3 - sender
+    dist.recv(large, 3 - sender, tag=1)
+    assert bool((large == 3 - sender).all())
+
+
+def test_messages_wait_until_there_is_room_for_them() -> None:
+    run_world(3, messages_that_wait_for_room, seconds=90.0)
 
 
 def messages_from_anybody() -> None:

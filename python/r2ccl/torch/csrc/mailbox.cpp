@@ -295,9 +295,11 @@ void Mailbox::take_delivery(Channel& channel, const Envelope& envelope) {
       lock.unlock();
       return hand_over(channel, envelope, *incoming);
     }
-    if (is_awaited(channel.peer, lock) && kept_bytes_ + envelope.bytes <= kMostKeptBytes) {
+    if (is_awaited(channel.peer, lock) && envelope.bytes <= kMostKeptBytes - kept_bytes_) {
+      // Before it is read: other channels want room too.
+      kept_bytes_ += envelope.bytes;
       lock.unlock();
-      return keep(read_payload(channel, envelope));
+      return keep(channel, envelope);
     }
     changed_.wait(lock);
   }
@@ -328,15 +330,28 @@ void Mailbox::hand_over(Channel& channel, const Envelope& envelope, const Incomi
   incoming.operation->run([&] { incoming.staged.publish(); });
 }
 
-// Keeps a message, unless somebody has begun to wait for it meanwhile.
-void Mailbox::keep(Kept kept) {
+// Keeps a message for which there is room, unless somebody has begun to wait for it meanwhile.
+void Mailbox::keep(Channel& channel, const Envelope& envelope) {
+  Kept kept;
+  try {
+    kept = read_payload(channel, envelope);
+  } catch (...) {
+    give_room(envelope.bytes, Lock(mutex_));
+    throw;
+  }
   Lock lock(mutex_);
   if (const auto incoming = take_posted(kept.peer, kept.tag, lock)) {
+    give_room(envelope.bytes, lock);
     lock.unlock();
     return accept(*incoming, kept);
   }
-  kept_bytes_ += kept.payload.size();
   kept_.push_back(std::move(kept));
+}
+
+// Others may wait for it.
+void Mailbox::give_room(size_t bytes, const Lock&) {
+  kept_bytes_ -= bytes;
+  changed_.notify_all();
 }
 
 void Mailbox::accept(const Incoming& incoming, const Kept& kept) {
@@ -370,14 +385,14 @@ std::optional<Mailbox::Incoming> Mailbox::take_posted(int peer, int tag, const L
   return taken;
 }
 
-std::optional<Mailbox::Kept> Mailbox::take_kept(int peer, int tag, const Lock&) {
+std::optional<Mailbox::Kept> Mailbox::take_kept(int peer, int tag, const Lock& lock) {
   const auto place = std::find_if(kept_.begin(), kept_.end(), [&](const Kept& kept) {
     return kept.tag == tag && (peer == kept.peer || peer == kAnySource);
   });
   if (place == kept_.end()) {
     return std::nullopt;
   }
-  kept_bytes_ -= place->payload.size();
+  give_room(place->payload.size(), lock);
   std::optional<Kept> taken(std::move(*place));
   kept_.erase(place);
   return taken;

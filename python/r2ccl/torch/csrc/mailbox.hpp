@@ -106,7 +106,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   void take_delivery(Channel& channel, const Envelope& envelope);
   Kept read_payload(Channel& channel, const Envelope& envelope);
   void hand_over(Channel& channel, const Envelope& envelope, const Incoming& incoming);
-  void keep(Kept kept);
+  void keep(Channel& channel, const Envelope& envelope);
+  void give_room(size_t bytes, const Lock& lock);
   static void accept(const Incoming& incoming, const Kept& kept);
   bool is_awaited(int peer, const Lock& lock) const;
   std::optional<Incoming> take_posted(int peer, int tag, const Lock& lock);
@@ -131,6 +132,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   std::map<int, Channel> incoming_;
   std::list<Incoming> posted_;
   std::list<Kept> kept_;
+  // With those that are being read.
   size_t kept_bytes_ = 0;
 };
 
