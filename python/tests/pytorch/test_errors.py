@@ -255,17 +255,23 @@ def test_without_a_driver_pytorch_says_so_and_the_group_goes_on() -> None:
             assert "No CUDA GPUs are available" in message or "NVIDIA driver" in message
 
 
-def used_after_its_end() -> str:
+def used_after_its_end(end: str) -> None:
     assert dist.group.WORLD is not None
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    dist.destroy_process_group()
-    try:
-        backend.health()
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
+    other, x = 1 - dist.get_rank(), torch.ones(1)
+    getattr(backend, end)()
+    calls = [
+        backend.health,
+        dist.barrier,
+        lambda: dist.all_reduce(x),
+        lambda: dist.isend(x, other),
+        lambda: dist.irecv(x, other),
+    ]
+    for call in calls:
+        with pytest.raises(dist.DistBackendError, match="aborted or destroyed"):
+            call()
 
 
-def test_a_group_that_was_destroyed_says_so() -> None:
-    for message in run_world(2, used_after_its_end):
-        assert "destroyed" in message
+@pytest.mark.parametrize("end", ["shutdown", "abort"])
+def test_a_group_that_has_ended_says_so(end: str) -> None:
+    run_world(2, used_after_its_end, end)

@@ -182,7 +182,7 @@ def group_that_ends_in_a_callback() -> str:
         return str(caught.value)
 
     message = work.get_future().then(end).wait()
-    with pytest.raises(RuntimeError, match="aborted or destroyed"):
+    with pytest.raises(dist.DistBackendError, match="aborted or destroyed"):
         dist.all_reduce(torch.ones(1), group=group)
     store.set("ended", "1")
     return message

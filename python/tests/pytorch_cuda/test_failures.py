@@ -181,7 +181,7 @@ def aborted() -> None:
         work.wait()
     gate.open()
     torch.cuda.synchronize()
-    with pytest.raises(RuntimeError, match="abort"):
+    with pytest.raises(dist.DistBackendError, match="abort"):
         dist.all_reduce(x)
 
 

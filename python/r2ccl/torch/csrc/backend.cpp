@@ -255,7 +255,9 @@ std::shared_ptr<DeviceGroup> R2cclBackend::existing_device_group() const {
 
 DeviceGroup& R2cclBackend::device_group() {
   std::lock_guard<std::mutex> lock(device_group_mutex_);
-  TORCH_CHECK(!ended_, "r2ccl: the process group was aborted or destroyed");
+  if (ended_) {
+    throw_ended();
+  }
   if (!device_group_) {
     device_group_ = std::make_shared<DeviceGroup>(
         c10::make_intrusive<c10d::PrefixStore>("devices", store_->clone()), rank_, size_,
@@ -314,7 +316,9 @@ std::shared_ptr<Mailbox> R2cclBackend::existing_mailbox() {
 
 Mailbox& R2cclBackend::mailbox() {
   std::lock_guard<std::mutex> lock(mailbox_mutex_);
-  TORCH_CHECK(!ended_, "r2ccl: the process group was aborted or destroyed");
+  if (ended_) {
+    throw_ended();
+  }
   if (!mailbox_) {
     mailbox_ = std::make_shared<Mailbox>(
         store_->clone(), rank_, size_, options_->group_name,

@@ -25,7 +25,9 @@ CallQueue::~CallQueue() {
 void CallQueue::run(const c10::intrusive_ptr<Operation>& operation, Body body, bool here) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
+    if (closed_) {
+      throw_ended();
+    }
     if (telling_here_ != nullptr && telling_here_->queue == this) {
       let_others_by(*telling_here_);
     }

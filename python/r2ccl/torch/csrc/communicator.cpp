@@ -35,6 +35,10 @@ uint64_t fork_generation() {
   return forks.load(std::memory_order_relaxed);
 }
 
+void throw_ended() {
+  C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+}
+
 int timeout_ms(Milliseconds timeout) {
   return static_cast<int>(std::clamp<int64_t>(timeout.count(), 1, kLongestMs));
 }
@@ -64,7 +68,7 @@ void Communicator::set_timeout(Milliseconds timeout) {
 ccl_comm_t Communicator::get() const {
   const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
   if (C10_UNLIKELY(comm == nullptr)) {
-    C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+    throw_ended();
   }
   return comm;
 }

@@ -55,6 +55,9 @@ class Communicator {
   const uint64_t generation_ = fork_generation();
 };
 
+// What a call on a group that has ended throws.
+[[noreturn]] void throw_ended();
+
 // A deadline as the library takes it: at least a millisecond.
 int timeout_ms(Milliseconds timeout);
 

@@ -132,7 +132,7 @@ DeviceGroup::Line& DeviceGroup::keep(Line line, std::optional<std::pair<int, boo
   const std::lock_guard<std::mutex> lock(lines_mutex_);
   if (aborted_) {
     line.communicator->abort();
-    C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+    throw_ended();
   }
   auto& place = peer ? messages_[*peer] : collectives_;
   place = std::make_unique<Line>(std::move(line));

@@ -76,7 +76,7 @@ void Mailbox::send(const c10::intrusive_ptr<Operation>& operation,
                    int peer,
                    int tag) {
   Lock lock(mutex_);
-  TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
+  check_open(lock);
   channel(peer, true, lock).jobs.push_back({operation, std::move(tensor), tag});
   changed_.notify_all();
 }
@@ -86,7 +86,7 @@ void Mailbox::receive(const c10::intrusive_ptr<Operation>& operation,
                       int peer,
                       int tag) {
   Lock lock(mutex_);
-  TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
+  check_open(lock);
   Incoming incoming{operation, Staged::output(tensor), tensor.nbytes(), peer, tag};
   if (const auto kept = take_kept(peer, tag, lock)) {
     lock.unlock();
@@ -147,7 +147,13 @@ void Mailbox::close() {
   });
   lock.unlock();
   for (const auto& incoming : abandoned) {
-    incoming.operation->settle(backend_error("r2ccl: the process group was aborted or destroyed"));
+    incoming.operation->run(throw_ended);
+  }
+}
+
+void Mailbox::check_open(const Lock&) const {
+  if (closed_) {
+    throw_ended();
   }
 }
 
@@ -185,7 +191,7 @@ void Mailbox::connect(Channel& channel) {
   auto communicator =
       std::make_unique<Communicator>(id, channel.outgoing ? kSender : kReceiver, 2, kForever, name);
   const Lock lock(mutex_);
-  TORCH_CHECK(!closed_, "r2ccl: the process group was aborted or destroyed");
+  check_open(lock);
   channel.communicator = std::move(communicator);
 }
 
@@ -212,7 +218,7 @@ ccl_unique_id_t Mailbox::exchange_id(const Channel& channel) {
     }
     Lock lock(mutex_);
     if (changed_.wait_for(lock, pause, [this] { return closed_; })) {
-      C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+      throw_ended();
     }
   }
   if (!channel.outgoing) {

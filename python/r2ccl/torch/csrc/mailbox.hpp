@@ -93,6 +93,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // All that follow with a lock want mutex_ to be held.
   using Lock = std::unique_lock<std::mutex>;
 
+  void check_open(const Lock& lock) const;
   Channel& channel(int peer, bool outgoing, const Lock& lock);
   void serve(Channel& channel);
   void connect(Channel& channel);
