@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -184,6 +185,24 @@ def meet(name: str) -> None:
     if store.add(f"{name} met", 1) == dist.get_world_size():
         store.set(f"{name} complete", "1")
     store.wait([f"{name} complete"])
+
+
+def await_end_of_threads() -> None:
+    """Returns when this process has no thread of a group any more.
+
+    Rank 0 has some until all others have taken leave.
+    """
+    while any(name.startswith("r2ccl") for name in _names_of_threads()):
+        time.sleep(0.01)
+
+
+def _names_of_threads() -> list[str]:
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        # It may end meanwhile.
+        with contextlib.suppress(OSError):
+            names.append((task / "comm").read_text())
+    return names
 
 
 def die() -> None:

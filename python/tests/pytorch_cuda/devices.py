@@ -13,6 +13,18 @@ import torch
 _PORTABLE = 1
 _AT_LEAST = 0
 _ANY_DIRECTION = 4
+_NOT_READY = 600
+_BROKEN = b"""
+.version 9.0
+.target sm_80
+.address_size 64
+.visible .entry broken() {
+    .reg .b64 %rd1;
+    mov.u64 %rd1, 8;
+    st.global.u64 [%rd1], %rd1;
+    ret;
+}
+"""
 
 
 def device() -> torch.device:
@@ -83,6 +95,20 @@ def event_on(stream: torch.cuda.Stream | None = None) -> torch.cuda.Event:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream() if stream is None else stream)
     return event
+
+
+def break_down() -> None:
+    """The device of this rank fails, and so does every later call on it."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    module, kernel, one = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint(1)
+    _succeed(driver.cuModuleLoadData(ctypes.byref(module), _BROKEN))
+    _succeed(driver.cuModuleGetFunction(ctypes.byref(kernel), module, b"broken"))
+    stream = ctypes.c_void_p(torch.cuda.Stream().cuda_stream)
+    nothing = ctypes.c_void_p()
+    size = (one,) * 6
+    _succeed(driver.cuLaunchKernel(kernel, *size, ctypes.c_uint(0), stream, nothing, nothing))
+    while driver.cuStreamQuery(stream) in (0, _NOT_READY):
+        pass
 
 
 def is_imitation() -> bool:

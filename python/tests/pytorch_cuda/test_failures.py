@@ -9,8 +9,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from devices import Gate, bits, device, there
-from worlds import die, meet, outcomes_of, run_world
+from devices import Gate, bits, break_down, device, there
+from worlds import await_end_of_threads, die, meet, outcomes_of, run_world
+
+NEVER_FREED: list[torch.Tensor] = []
 
 
 def ones(count: int = 1000) -> torch.Tensor:
@@ -203,6 +205,24 @@ def destroyed_with_a_call_under_way() -> None:
 
 def test_a_group_can_be_destroyed_with_calls_under_way() -> None:
     run_world(2, destroyed_with_a_call_under_way, timeout=20.0)
+
+
+def destroyed_on_a_broken_device() -> None:
+    begun()
+    gate, x = Gate(), torch.empty(1000, device=device())
+    # PyTorch ends a process that gives memory of a device back that has failed.
+    NEVER_FREED.append(x)
+    gate.hold()
+    dist.all_reduce(x, async_op=True)
+    if dist.get_rank() == 0:
+        break_down()
+    gate.open()
+    dist.destroy_process_group()
+    await_end_of_threads()
+
+
+def test_a_group_on_a_device_that_has_failed_can_be_destroyed() -> None:
+    run_world(2, destroyed_on_a_broken_device, seconds=90.0)
 
 
 def destroyed_at_once() -> None:

@@ -100,9 +100,6 @@ void R2cclBackend::shutdown() {
     communicator_->abort();
   }
   done = (!devices || devices->finish(deadline)) && done;
-  if (!done) {
-    TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
-  }
   if (const auto mailbox = existing_mailbox()) {
     mailbox->flush(deadline);
     mailbox->close();
@@ -113,6 +110,10 @@ void R2cclBackend::shutdown() {
     communicator_->finish();
   } catch (const c10::Error&) {
     // It had failed, which every call on it has reported.
+  }
+  // Last: where warnings are errors, it throws.
+  if (!done) {
+    TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
   }
 }
 

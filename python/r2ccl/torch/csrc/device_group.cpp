@@ -249,13 +249,23 @@ void DeviceGroup::abort() {
   }
 }
 
+// Of a device that has failed nobody can tell: nothing is awaited there any more.
+bool DeviceGroup::is_over(const Line& line) {
+  if (!line.last || !line.communicator->failure().empty()) {
+    return true;
+  }
+  try {
+    return line.last->query();
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
 bool DeviceGroup::finish(std::chrono::steady_clock::time_point deadline) {
   const auto is_done = [this] {
     const std::lock_guard<std::mutex> lock(lines_mutex_);
     const auto all = lines();
-    return std::all_of(all.begin(), all.end(), [](const Line* line) {
-      return !line->last || line->last->query() || !line->communicator->failure().empty();
-    });
+    return std::all_of(all.begin(), all.end(), [](const Line* line) { return is_over(*line); });
   };
   while (!is_done()) {
     if (std::chrono::steady_clock::now() > deadline) {

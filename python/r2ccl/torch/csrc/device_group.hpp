@@ -112,6 +112,7 @@ class DeviceGroup {
                                         Tensors outputs,
                                         const Body& body);
   std::vector<Line*> lines();
+  static bool is_over(const Line& line);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;
