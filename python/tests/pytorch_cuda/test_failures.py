@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -332,6 +333,31 @@ def captured() -> None:
 
 def test_a_call_cannot_be_captured() -> None:
     run_world(2, captured)
+
+
+def deadline_beside_a_capture() -> str:
+    begun()
+    if dist.get_rank() == 1:
+        meet("noticed")
+        return ""
+    dist.set_timeout(timedelta(seconds=3))
+    work = dist.all_reduce(ones(), async_op=True)
+    assert work is not None
+    runtime, every_thread = ctypes.CDLL("libcudart.so.13"), 0
+    handle, graph = ctypes.c_void_p(torch.cuda.Stream().cuda_stream), ctypes.c_void_p()
+    assert runtime.cudaStreamBeginCapture(handle, every_thread) == 0
+    # Meanwhile the deadline is looked at.
+    time.sleep(0.5)
+    assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+    while not work.is_completed():
+        time.sleep(0.01)
+    meet("noticed")
+    return str(work.exception())
+
+
+def test_a_deadline_is_watched_beside_a_capture() -> None:
+    message = run_world(2, deadline_beside_a_capture, seconds=90.0)[0]
+    assert "all_reduce did not finish within 3000 ms" in message, message
 
 
 def without_the_feature() -> None:

@@ -255,7 +255,7 @@ bool DeviceGroup::is_over(const Line& line) {
     return true;
   }
   try {
-    return line.last->query();
+    return has_happened(*line.last);
   } catch (const c10::Error&) {
     return true;
   }

@@ -63,7 +63,7 @@ DeviceWork::State DeviceWork::look() const {
     return state_;
   }
   // The event first: who fails lets streams go on only after that is known.
-  const bool is_over = end_ && end_->query();
+  const bool is_over = end_ && has_happened(*end_);
   const auto failure = failure_();
   if (!failure.empty()) {
     reason_ = failed(c10::str(title_, ": ", failure));
@@ -80,12 +80,12 @@ void DeviceWork::throw_failure() const {
   }
 }
 
-// Of a device that has failed nobody can tell. The next call on it throws; a deadline need not.
+// Of a device that has failed nobody can tell, so the deadline comes.
 bool DeviceWork::is_settled() {
   try {
     return look() != State::UnderWay;
   } catch (const std::exception&) {
-    return true;
+    return false;
   }
 }
 

@@ -2,6 +2,8 @@
 // needed, so one build works with and without a GPU.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/Stream.h>
@@ -57,6 +59,48 @@ inline void* native_handle(const c10::Stream& stream) {
 // streams may already wait for this one, and be part of it as well.
 inline bool is_capturing(const c10::Stream& stream) {
   return since_native_handles::is_capturing(stream, 0);
+}
+
+// As long as it lives, captures of the program do not mind what this thread does. One of mode
+// "global", which is usual, else forbids all threads to ask for events: the question is refused,
+// and the capture comes to nothing.
+class BesideCaptures {
+ public:
+  BesideCaptures() {
+    exchange();
+  }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  ~BesideCaptures() {
+    exchange();
+  }
+
+ private:
+  using Exchange = int (*)(int* mode);
+
+  // Of the driver, which is there where a device is.
+  static Exchange find() {
+    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void* found = driver != nullptr ? dlsym(driver, "cuThreadExchangeStreamCaptureMode") : nullptr;
+    return reinterpret_cast<Exchange>(found);
+  }
+
+  // Gives the thread the other mode. A driver that refuses that refuses what comes next, too.
+  void exchange() {
+    static const Exchange of_driver = find();
+    if (of_driver != nullptr) {
+      of_driver(&mode_);
+    }
+  }
+
+  // CU_STREAM_CAPTURE_MODE_RELAXED; then what the thread had before.
+  int mode_ = 2;
+};
+
+// Whether the stream on which it was recorded has come past it. Throws if the device has failed.
+inline bool has_happened(const c10::Event& event) {
+  const BesideCaptures beside;
+  return event.query();
 }
 
 // Throws if the caller's stream is captured.
