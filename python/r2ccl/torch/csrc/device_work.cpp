@@ -89,14 +89,15 @@ bool DeviceWork::is_settled() {
   }
 }
 
-News DeviceWork::expire(const std::string& what) {
+std::optional<News> DeviceWork::expire(const std::string& what) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ == State::UnderWay) {
-    state_ = State::Failed;
-    reason_ = timed_out(what, timeout_);
+  if (state_ != State::UnderWay) {
+    return std::nullopt;
   }
+  state_ = State::Failed;
+  reason_ = timed_out(what, timeout_);
   // Futures of devices have ended when the call was made.
-  return nullptr;
+  return News();
 }
 
 bool DeviceWork::isCompleted() {

@@ -38,7 +38,7 @@ class DeviceWork : public Expiring {
   }
 
   bool is_settled() override;
-  News expire(const std::string& what) override;
+  std::optional<News> expire(const std::string& what) override;
 
   bool isCompleted() override;
   bool isSuccess() const override;

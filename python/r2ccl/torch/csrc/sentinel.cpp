@@ -48,13 +48,17 @@ void Sentinel::serve() {
   while (true) {
     for (auto& late : sweep()) {
       const auto operation = late.operation.lock();
-      const auto tell = operation ? operation->expire(late.what) : nullptr;
+      const auto tell = operation ? operation->expire(late.what) : std::nullopt;
+      // It may have ended well at the last moment.
+      if (!tell) {
+        continue;
+      }
       if (late.expired) {
         late.expired();
       }
       // Last: a callback may wait for other calls, which end now, or never.
-      if (tell) {
-        tell();
+      if (*tell) {
+        (*tell)();
       }
     }
     std::unique_lock<std::mutex> lock(mutex_);

@@ -94,12 +94,16 @@ News Operation::conclude(const std::function<void()>& body) {
 }
 
 News Operation::conclude(std::exception_ptr failure) {
+  return end(std::move(failure)).value_or(nullptr);
+}
+
+std::optional<News> Operation::end(std::exception_ptr failure) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::vector<Follower> followers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (completed_) {
-      return nullptr;
+      return std::nullopt;
     }
     // Before anybody sees the end: who has waited for the last call may stop the profiler.
     if (recordFunctionEndCallback_) {
@@ -113,7 +117,7 @@ News Operation::conclude(std::exception_ptr failure) {
   }
   cv_.notify_all();
   if (!future && followers.empty()) {
-    return nullptr;
+    return News();
   }
   return [future = std::move(future), outputs = outputs_, followers = std::move(followers),
           failure = std::move(failure)] {
@@ -126,8 +130,8 @@ News Operation::conclude(std::exception_ptr failure) {
   };
 }
 
-News Operation::expire(const std::string& what) {
-  return conclude(timed_out(what, timeout_));
+std::optional<News> Operation::expire(const std::string& what) {
+  return end(timed_out(what, timeout_));
 }
 
 bool Operation::is_settled() {

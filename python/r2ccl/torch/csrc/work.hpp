@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,8 +24,8 @@ class Expiring : public c10d::Work {
 
   virtual bool is_settled() = 0;
 
-  // Settles it, unless that has happened, with a timeout that says `what` did not happen.
-  virtual News expire(const std::string& what) = 0;
+  // Settles it with a timeout that says `what` did not happen; nothing if that has happened.
+  virtual std::optional<News> expire(const std::string& what) = 0;
 };
 
 // What is thrown when `what` did not happen in time.
@@ -59,7 +60,7 @@ class Operation : public Expiring {
   News conclude(const std::function<void()>& body);
   News conclude(std::exception_ptr failure);
 
-  News expire(const std::string& what) override;
+  std::optional<News> expire(const std::string& what) override;
 
   bool is_settled() override;
 
@@ -79,6 +80,9 @@ class Operation : public Expiring {
 
  private:
   using Follower = std::function<void(const std::exception_ptr&)>;
+
+  // Nothing if it was settled before.
+  std::optional<News> end(std::exception_ptr failure);
 
   // Calls `follower` when the operation is settled, or at once if it is.
   void follow(Follower follower);
