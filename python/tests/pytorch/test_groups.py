@@ -193,6 +193,26 @@ def test_a_callback_on_a_call_that_expired_may_end_its_group() -> None:
     assert "did not finish within 1000 ms" in message
 
 
+def callback_that_waits_behind_a_deadline() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["noticed"])
+        return ""
+    dist.set_timeout(timedelta(seconds=1))
+    work = dist.irecv(torch.ones(1), 1, tag=1)
+    assert work is not None
+    waiting = work.get_future().then(lambda _: dist.recv(torch.ones(1), 1, tag=2))
+    with pytest.raises(RuntimeError) as caught:
+        waiting.wait()
+    store.set("noticed", "1")
+    return str(caught.value)
+
+
+def test_a_callback_on_a_message_that_expired_may_wait_for_another() -> None:
+    message = run_world(2, callback_that_waits_behind_a_deadline, seconds=60.0)[0]
+    assert "with tag 2 did not finish within 1000 ms" in message
+
+
 def exchanged_objects() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = {"rank": rank, "text": "x" * (100 * rank)}

@@ -13,6 +13,8 @@ constexpr auto kPeriod = std::chrono::milliseconds(20);
 
 }  // namespace
 
+thread_local const Sentinel* Sentinel::telling_here_ = nullptr;
+
 void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                      Milliseconds timeout,
                      std::string what,
@@ -32,10 +34,13 @@ void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
 
 void Sentinel::stop() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     stopped_ = true;
+    changed_.notify_all();
+    const int own = telling_here_ == this ? 1 : 0;
+    changed_.wait(lock, [this, own] { return telling_ <= own; });
   }
-  changed_.notify_all();
+  // The last that holds an operation may hold what holds the group.
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
   } else if (thread_.joinable()) {
@@ -48,7 +53,7 @@ void Sentinel::serve() {
   while (true) {
     for (auto& late : sweep()) {
       const auto operation = late.operation.lock();
-      const auto tell = operation ? operation->expire(late.what) : std::nullopt;
+      auto tell = operation ? operation->expire(late.what) : std::nullopt;
       // It may have ended well at the last moment.
       if (!tell) {
         continue;
@@ -56,9 +61,8 @@ void Sentinel::serve() {
       if (late.expired) {
         late.expired();
       }
-      // Last: a callback may wait for other calls, which end now, or never.
       if (*tell) {
-        (*tell)();
+        start_telling(std::move(*tell));
       }
     }
     std::unique_lock<std::mutex> lock(mutex_);
@@ -67,6 +71,23 @@ void Sentinel::serve() {
       return;
     }
   }
+}
+
+void Sentinel::start_telling(News news) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++telling_;
+  }
+  std::thread([self = shared_from_this(), news = std::move(news)]() mutable {
+    c10::setThreadName("r2ccl-expired");
+    telling_here_ = self.get();
+    news();
+    // What it holds may be of the program too.
+    news = nullptr;
+    std::lock_guard<std::mutex> lock(self->mutex_);
+    --self->telling_;
+    self->changed_.notify_all();
+  }).detach();
 }
 
 std::vector<Sentinel::Watched> Sentinel::sweep() {

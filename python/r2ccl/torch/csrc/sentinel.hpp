@@ -24,8 +24,8 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
              std::string what,
              std::function<void()> expired = nullptr);
 
-  // Ends the thread, unless that is the one that calls this: it ends after the callback. Nothing
-  // expires any more.
+  // Nothing expires any more. Waits for callbacks that are under way, but for the one that calls
+  // this.
   void stop();
 
  private:
@@ -37,13 +37,20 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
   };
 
   void serve();
+  // In a thread of its own: a callback may wait for other calls, which end now, or at their own
+  // deadlines.
+  void start_telling(News news);
   // Takes what has expired out of the list, and forgets what is settled.
   std::vector<Watched> sweep();
+
+  static thread_local const Sentinel* telling_here_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Watched> watched_;
   bool stopped_ = false;
+  // Threads that tell.
+  int telling_ = 0;
   std::thread thread_;
 };
 
