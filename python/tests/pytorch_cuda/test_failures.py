@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -190,6 +191,28 @@ def aborted() -> None:
 
 def test_an_abort_ends_calls_on_all_ranks() -> None:
     run_world(2, aborted)
+
+
+def aborted_before_the_others_come() -> None:
+    x, store = ones(), dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["aborted"])
+        return
+    keys = store.num_keys()
+    backend = dist.group.WORLD._get_backend(device())  # type: ignore[union-attr]
+    with ThreadPoolExecutor(1) as executor:
+        call = executor.submit(dist.all_reduce, x)
+        # Ranks of first calls meet through the store.
+        while store.num_keys() == keys:
+            time.sleep(0.01)
+        backend.abort()
+        with pytest.raises(dist.DistBackendError, match="aborted or destroyed"):
+            call.result()
+    store.set("aborted", "1")
+
+
+def test_an_abort_ends_a_first_call_for_which_others_have_not_come() -> None:
+    run_world(2, aborted_before_the_others_come, seconds=60.0)
 
 
 def destroyed_with_a_call_under_way() -> None:

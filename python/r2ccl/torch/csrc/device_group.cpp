@@ -93,7 +93,7 @@ DeviceGroup::Line& DeviceGroup::connected(c10::Device device) {
     return *collectives_;
   }
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("collectives", store_);
-  const auto met = meet(prefixed, size_, timeout_);
+  const auto met = meet(prefixed, size_, timeout_, "", [this] { return is_aborted(); });
   const auto id = shared_id(*met, rank_);
   auto communicator =
       std::make_shared<Communicator>(id, rank_, size_, timeout_, name_ + ", on devices");
@@ -119,13 +119,18 @@ DeviceGroup::Line& DeviceGroup::line_to(int peer, bool is_send, c10::Device devi
     const auto prefixed =
         c10::make_intrusive<c10d::PrefixStore>(c10::str("messages/", from, "/", to), store_);
     const int place = rank_ == low ? 0 : 1;
-    const auto met = meet(prefixed, 2, timeout_, advice);
+    const auto met = meet(prefixed, 2, timeout_, advice, [this] { return is_aborted(); });
     const auto id = shared_id(*met, place);
     const auto name = c10::str(name_, ", messages on devices from rank ", from, " to rank ", to);
     auto communicator = std::make_shared<Communicator>(id, place, 2, timeout_, name);
     keep({std::move(communicator), side_stream(device), nullptr}, std::pair(peer, sends));
   }
   return *messages_.at({peer, is_send});
+}
+
+bool DeviceGroup::is_aborted() const {
+  const std::lock_guard<std::mutex> lock(lines_mutex_);
+  return aborted_;
 }
 
 DeviceGroup::Line& DeviceGroup::keep(Line line, std::optional<std::pair<int, bool>> peer) {

@@ -104,6 +104,7 @@ class DeviceGroup {
   void check_device(c10::Device device);
   Line& connected(c10::Device device);
   Line& line_to(int peer, bool is_send, c10::Device device);
+  bool is_aborted() const;
   Line& keep(Line line, std::optional<std::pair<int, bool>> peer);
   c10::intrusive_ptr<DeviceWork> run_on(Line& line,
                                         const Operation::Description& description,

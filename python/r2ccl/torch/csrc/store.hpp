@@ -16,16 +16,23 @@ namespace r2ccl_torch {
 constexpr Milliseconds kFirstPause{1};
 constexpr Milliseconds kLongestPause{50};
 
-// Looks again and again whether `condition` holds; false if it does not within `timeout`.
-bool await(const std::function<bool()>& condition, Milliseconds timeout);
+// Whether whoever waits should give up.
+using GivesUp = std::function<bool()>;
+
+// Looks again and again whether `condition` holds; false if it does not within `timeout`, or before
+// `gives_up` does.
+bool await(const std::function<bool()>& condition,
+           Milliseconds timeout,
+           const GivesUp& gives_up = nullptr);
 
 // Waits until `size` ranks have called this with the same store. Throws after `timeout`, and says
-// `advice` too; the rank may come again. What it returns is a store for those who have met, and for
-// this time only: a store may outlive groups and be used by the next one, and what the last one has
-// left there is not for it.
+// `advice` too; the rank may come again. Throws that the group has ended if it `gives_up`. What it
+// returns is a store for those who have met, and for this time only: a store may outlive groups and
+// be used by the next one, and what the last one has left there is not for it.
 c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
                                      int size,
                                      Milliseconds timeout,
-                                     const std::string& advice = "");
+                                     const std::string& advice = "",
+                                     const GivesUp& gives_up = nullptr);
 
 }  // namespace r2ccl_torch
