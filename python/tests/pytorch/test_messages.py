@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -205,6 +206,28 @@ def left_block() -> None:
 
 def test_a_block_that_was_left_by_an_exception_gives_way_to_the_next() -> None:
     run_world(2, left_block)
+
+
+def block_beside_another_thread() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    received, late = (torch.empty(3, dtype=torch.int64) for _ in range(2))
+    manager = dist.distributed_c10d._coalescing_manager
+    with ThreadPoolExecutor(1) as executor:
+        with manager(device=torch.device("cpu"), async_ops=True) as block_of_messages:
+            dist.irecv(received, left)
+            dist.isend(block(rank, 0, 3), right)
+            other = executor.submit(dist.irecv, late, left, tag=1).result()
+        # It is of the messages of its own thread alone.
+        block_of_messages.wait()
+    assert torch.equal(received, block(left, 0, 3))
+    dist.send(block(rank, 1, 3), right, tag=1)
+    other.wait()
+    assert torch.equal(late, block(left, 1, 3))
+
+
+def test_a_block_is_of_the_thread_that_has_begun_it() -> None:
+    run_world(2, block_beside_another_thread, seconds=60.0)
 
 
 def collectives_beside_a_message() -> None:

@@ -200,7 +200,7 @@ Work R2cclBackend::launch_on_host(const Call& call, Tensors outputs, Body body) 
   }
   // A caller that goes on meanwhile may do what the others wait for: only those who wait run it
   // here.
-  const bool here = !call.async && !block_ && !is_short;
+  const bool here = !call.async && block() == nullptr && !is_short;
   queue_->run(
       operation,
       [communicator = communicator_, limit = std::max(timeout, own_timeout_),
@@ -213,25 +213,37 @@ Work R2cclBackend::launch_on_host(const Call& call, Tensors outputs, Body body) 
 }
 
 Work R2cclBackend::post(c10::intrusive_ptr<Operation> operation) {
-  if (block_) {
-    block_->operations.push_back(operation);
+  if (auto* collecting = block()) {
+    collecting->operations.push_back(operation);
   }
   return operation;
+}
+
+R2cclBackend::Block* R2cclBackend::block() {
+  const std::lock_guard<std::mutex> lock(blocks_mutex_);
+  const auto place = blocks_.find(std::this_thread::get_id());
+  return place == blocks_.end() ? nullptr : &place->second;
 }
 
 // PyTorch does not end a block that an exception leaves: the next one takes its place.
 void R2cclBackend::startCoalescing() {
   check_process();
-  block_.emplace();
+  const std::lock_guard<std::mutex> lock(blocks_mutex_);
+  blocks_[std::this_thread::get_id()] = Block();
+}
+
+R2cclBackend::Block R2cclBackend::take_block() {
+  const std::lock_guard<std::mutex> lock(blocks_mutex_);
+  auto taken = blocks_.extract(std::this_thread::get_id());
+  TORCH_CHECK(!taken.empty(), "r2ccl: coalescing has not begun in this thread");
+  return std::move(taken.mapped());
 }
 
 // All but messages on devices was started when it was called; what is left is one handle for all of
 // it.
 Work R2cclBackend::endCoalescing() {
   check_process();
-  TORCH_CHECK(block_.has_value(), "r2ccl: coalescing has not begun");
-  auto block = std::move(*block_);
-  block_.reset();
+  auto block = take_block();
   if (block.refusal) {
     std::rethrow_exception(block.refusal);
   }
@@ -298,11 +310,12 @@ Work R2cclBackend::launch_on_device(const Call& call,
                                            timeout_of(call.timeout), call.inputs};
   Tensors tensors(call.inputs);
   tensors.insert(tensors.end(), outputs.begin(), outputs.end());
-  if (block_) {
-    block_->device = device;
-    block_->outputs.insert(block_->outputs.end(), outputs.begin(), outputs.end());
+  auto* const collecting = block();
+  if (collecting != nullptr) {
+    collecting->device = device;
+    collecting->outputs.insert(collecting->outputs.end(), outputs.begin(), outputs.end());
   }
-  const bool here = !call.async && !block_;
+  const bool here = !call.async && collecting == nullptr;
   return with_deadline(
       device_group().run(description, device, here, tensors, std::move(outputs), body),
       description);
@@ -348,13 +361,14 @@ Work R2cclBackend::send_or_receive_on_device(Tensors& tensors, int peer, int tag
   const Operation::Description description{is_send ? c10d::OpType::SEND : c10d::OpType::RECV,
                                            is_send ? "r2ccl:send" : "r2ccl:recv", 0,
                                            options_->timeout, tensors};
-  if (!block_) {
+  auto* const collecting = block();
+  if (collecting == nullptr) {
     return with_deadline(device_group().run_message(description, false, message), description);
   }
-  block_->device = tensors[0].device();
-  block_->messages.push_back(message);
+  collecting->device = tensors[0].device();
+  collecting->messages.push_back(message);
   if (!is_send) {
-    block_->outputs.push_back(tensors[0]);
+    collecting->outputs.push_back(tensors[0]);
   }
   return c10::make_intrusive<DeviceWork>(rank_, description, tensors, [] { return ""; });
 }
@@ -363,19 +377,20 @@ Work R2cclBackend::send_or_receive_on_device(Tensors& tensors, int peer, int tag
 // any more, and say nothing. What follows in the block is not begun.
 Work R2cclBackend::message(c10d::OpType type, const std::function<Work()>& begin) {
   check_process();
-  if (!block_) {
+  auto* const collecting = block();
+  if (collecting == nullptr) {
     return begin();
   }
-  if (!block_->refusal) {
+  if (!collecting->refusal) {
     try {
       return begin();
     } catch (...) {
-      block_->refusal = std::current_exception();
+      collecting->refusal = std::current_exception();
     }
   }
   const Operation::Description description{type, "r2ccl:refused"};
   auto refused = c10::make_intrusive<Operation>(rank_, description, Tensors{});
-  refused->settle(block_->refusal);
+  refused->settle(collecting->refusal);
   return refused;
 }
 

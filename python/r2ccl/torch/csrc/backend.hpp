@@ -5,7 +5,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -155,6 +157,9 @@ class R2cclBackend : public c10d::Backend {
     // Why a message was refused, the first that was.
     std::exception_ptr refusal;
   };
+  // That of this thread, which nobody else uses; null if it has begun none.
+  Block* block();
+  Block take_block();
   Work launch(const Call& call, Tensors outputs, Body body);
   Work launch_on_host(const Call& call, Tensors outputs, Body body);
   Work launch_on_device(const Call& call, c10::Device device, Tensors outputs, const Body& body);
@@ -202,7 +207,9 @@ class R2cclBackend : public c10d::Backend {
   mutable std::mutex device_group_mutex_;
   std::shared_ptr<DeviceGroup> device_group_;
 
-  std::optional<Block> block_;
+  // By the threads that have begun them: calls of others, as callbacks make them, are in none.
+  std::mutex blocks_mutex_;
+  std::map<std::thread::id, Block> blocks_;
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
   std::shared_ptr<CallQueue> queue_;

@@ -396,7 +396,7 @@ Work R2cclBackend::barrier(const c10d::BarrierOptions& options) {
   const bool is_async = options.asyncOp || device.has_value();
   const Call call{OpType::BARRIER, "r2ccl:barrier", is_async, options.timeout};
   auto of_host = launch_on_host(call, {}, body);
-  if (!device || block_) {
+  if (!device || block() != nullptr) {
     return of_host;
   }
   auto of_device = launch_on_device(call, *device, {}, body);
