@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ErrorType
 from worlds import SECONDS, die, meet, outcomes_of, run_world
 
 # A rank that comes so late is awaited by those whose deadline allows it.
@@ -24,6 +25,11 @@ def refused(tensor: torch.Tensor) -> str:
     return "nothing"
 
 
+def error_of_group() -> ErrorType:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD._get_backend(torch.device("cpu")).get_error()
+
+
 def begun() -> None:
     """Returns when the group has made a call and no rank is in it any more."""
     dist.barrier()
@@ -36,6 +42,7 @@ def one_dies(count: int) -> str:
         die()
     message = refused(torch.ones(count))
     assert refused(torch.ones(1)) != "nothing"
+    assert error_of_group() == ErrorType.REMOTE_ERROR
     return message
 
 
@@ -135,6 +142,7 @@ def one_sleeps() -> str:
     message = refused(torch.ones(1))
     store.set("noticed", "yes")
     assert time.monotonic() - began >= 2.0
+    assert error_of_group() == ErrorType.TIMEOUT
     return message
 
 
@@ -259,7 +267,10 @@ def used_after_its_end(end: str) -> None:
     assert dist.group.WORLD is not None
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     other, x = 1 - dist.get_rank(), torch.ones(1)
+    assert backend.get_error() == ErrorType.SUCCESS
+    meet("here")
     getattr(backend, end)()
+    assert (backend.get_error() == ErrorType.SUCCESS) == (end == "shutdown")
     calls = [
         backend.health,
         dist.barrier,

@@ -252,11 +252,12 @@ def test_a_group_on_a_device_that_has_failed_can_be_destroyed() -> None:
 def destroyed_at_once() -> None:
     """What is on streams is done before the group goes."""
     xs = [ones(40_000) for _ in range(4)]
-    for x in xs:
-        dist.all_reduce(x, async_op=True)
+    works = [dist.all_reduce(x, async_op=True) for x in xs]
     dist.destroy_process_group()
-    for x in xs:
+    for x, work in zip(xs, works, strict=True):
         assert bits(x) == bits(torch.full((40_000,), 2.0))
+        assert work is not None and work.is_success()
+        work.wait()
 
 
 def test_calls_under_way_are_done_before_a_group_is_destroyed() -> None:

@@ -174,9 +174,9 @@ Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {
 
 std::function<void()> R2cclBackend::aborting() const {
   return [communicator = communicator_, devices = existing_device_group()] {
-    communicator->abort();
+    communicator->abort(CCL_TIMEOUT);
     if (devices) {
-      devices->abort();
+      devices->abort(CCL_TIMEOUT);
     }
   };
 }

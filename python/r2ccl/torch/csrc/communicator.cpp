@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <c10/util/Exception.h>
 
@@ -73,33 +74,48 @@ ccl_comm_t Communicator::get() const {
   return comm;
 }
 
-ccl_result_t Communicator::status() const {
+std::optional<Communicator::Failure> Communicator::asked() const {
   const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
-  ccl_result_t result = CCL_SUCCESS;
-  if (comm != nullptr && library().comm_get_async_error(comm, &result) != CCL_SUCCESS) {
-    return CCL_SUCCESS;
+  Failure failure;
+  if (comm == nullptr || library().comm_get_async_error(comm, &failure.status) != CCL_SUCCESS) {
+    return std::nullopt;
   }
-  return result == CCL_IN_PROGRESS ? CCL_SUCCESS : result;
+  if (failure.status == CCL_SUCCESS || failure.status == CCL_IN_PROGRESS) {
+    return Failure();
+  }
+  failure.reason = library().get_last_error(comm);
+  // What asked for it says nothing.
+  if (failure.reason.rfind(kQuestion, 0) == 0) {
+    failure.reason.erase(0, std::strlen(kQuestion));
+  }
+  if (failure.reason.empty()) {
+    failure.reason = library().get_error_string(failure.status);
+  }
+  return failure;
+}
+
+Communicator::Failure Communicator::known() const {
+  if (const auto told = asked()) {
+    return *told;
+  }
+  const std::lock_guard<std::mutex> lock(noted_mutex_);
+  return noted_;
+}
+
+void Communicator::note(Failure failure) {
+  const std::lock_guard<std::mutex> lock(noted_mutex_);
+  if (noted_.status == CCL_SUCCESS) {
+    noted_ = std::move(failure);
+  }
+}
+
+ccl_result_t Communicator::status() const {
+  return known().status;
 }
 
 std::string Communicator::failure() const {
-  const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
-  if (comm == nullptr) {
-    return "the process group was aborted or destroyed";
-  }
-  const ccl_result_t result = status();
-  if (result == CCL_SUCCESS) {
-    return "";
-  }
-  std::string message = library().get_last_error(comm);
-  // What asked for it says nothing.
-  if (message.rfind(kQuestion, 0) == 0) {
-    message.erase(0, std::strlen(kQuestion));
-  }
-  if (message.empty()) {
-    message = library().get_error_string(result);
-  }
-  return result == CCL_TIMEOUT ? kTimeoutPassed + message : message;
+  const auto [status, reason] = known();
+  return status == CCL_TIMEOUT ? kTimeoutPassed + reason : reason;
 }
 
 std::vector<ccl_rail_health_t> Communicator::health() const {
@@ -117,17 +133,30 @@ std::vector<ccl_rail_health_t> Communicator::health() const {
 }
 
 void Communicator::finish() {
-  const ccl_comm_t comm = comm_.exchange(nullptr);
-  if (comm != nullptr && generation_ == fork_generation()) {
-    check(library().comm_destroy(comm), "destruction of a communicator");
+  if (const ccl_comm_t comm = taken({})) {
+    const ccl_result_t result = library().comm_destroy(comm);
+    if (result != CCL_SUCCESS) {
+      note({result, library().get_last_error(nullptr)});
+    }
+    check(result, "destruction of a communicator");
   }
 }
 
-void Communicator::abort() {
-  const ccl_comm_t comm = comm_.exchange(nullptr);
-  if (comm != nullptr && generation_ == fork_generation()) {
+void Communicator::abort(ccl_result_t why) {
+  if (const ccl_comm_t comm = taken({why, "the process group was aborted"})) {
     library().comm_abort(comm);
   }
+}
+
+ccl_comm_t Communicator::taken(Failure failure) {
+  // In a forked child the library has neither its threads nor a sound state of its locks.
+  if (generation_ != fork_generation() || comm_.load(std::memory_order_acquire) == nullptr) {
+    return nullptr;
+  }
+  // Before it goes: then nobody finds that it failed but not why.
+  note(asked().value_or(Failure()));
+  note(std::move(failure));
+  return comm_.exchange(nullptr);
 }
 
 }  // namespace r2ccl_torch

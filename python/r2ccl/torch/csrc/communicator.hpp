@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,7 +38,7 @@ class Communicator {
   // For calls of the library. Throws if the communicator has ended.
   ccl_comm_t get() const;
 
-  // Why no call will succeed any more; empty while calls may. Asks nobody.
+  // What went wrong, after the end too; empty if nothing did, as when leave was taken. Asks nobody.
   std::string failure() const;
   ccl_result_t status() const;
 
@@ -46,11 +48,28 @@ class Communicator {
   // Takes leave of the other ranks. Does nothing if it has ended.
   void finish();
 
-  // Ends all calls on all ranks, and does not wait for anybody.
-  void abort();
+  // Ends all calls on all ranks, and does not wait for anybody. `why` is what status() says from
+  // now on, unless something went wrong before.
+  void abort(ccl_result_t why = CCL_REMOTE_ERROR);
 
  private:
+  // What went wrong.
+  struct Failure {
+    ccl_result_t status = CCL_SUCCESS;
+    std::string reason;
+  };
+
+  // What the library says, as long as it knows the communicator.
+  std::optional<Failure> asked() const;
+  Failure known() const;
+  // Remembers what the library will not say any more; what was first stays.
+  void note(Failure failure);
+  // Takes the communicator out, with what goes wrong by that; null if somebody has done so.
+  ccl_comm_t taken(Failure failure);
+
   std::atomic<ccl_comm_t> comm_{nullptr};
+  mutable std::mutex noted_mutex_;
+  Failure noted_;
   int timeout_ms_;
   const uint64_t generation_ = fork_generation();
 };

@@ -246,11 +246,11 @@ c10::intrusive_ptr<DeviceWork> DeviceGroup::run_on(Line& line,
 
 // ---- Ends ---------------------------------------------------------------------------------------
 
-void DeviceGroup::abort() {
+void DeviceGroup::abort(ccl_result_t why) {
   const std::lock_guard<std::mutex> lock(lines_mutex_);
   aborted_ = true;
   for (auto* line : lines()) {
-    line->communicator->abort();
+    line->communicator->abort(why);
   }
 }
 

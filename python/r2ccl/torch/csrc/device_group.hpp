@@ -78,8 +78,8 @@ class DeviceGroup {
                                            const std::vector<Message>& messages,
                                            Tensors outputs);
 
-  // Ends all calls on all ranks, and waits for nobody. Streams go on.
-  void abort();
+  // Ends all calls on all ranks, and waits for nobody. Streams go on. `why` as for communicators.
+  void abort(ccl_result_t why = CCL_REMOTE_ERROR);
 
   // Waits until `deadline` for what is on streams, aborts what is not done then, and takes leave.
   // Tells whether all was done.
