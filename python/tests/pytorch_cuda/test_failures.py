@@ -351,8 +351,18 @@ def captured() -> None:
                 dist.all_reduce(x, async_op=is_async)
             # No other stream has become part of it.
             assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+        if dist.get_rank() == 0:
+            assert runtime.cudaStreamBeginCapture(handle, thread_local) == 0
+            with pytest.raises(dist.DistBackendError, match="cannot be captured into a graph"):
+                dist.barrier()
+            assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+        dist.barrier()
         dist.all_reduce(x)
     assert bits(x) == bits(torch.full((10,), 4.0))
+    # Nor has any half of the refused barrier begun.
+    y = torch.ones(1)
+    dist.all_reduce(y)
+    assert y.item() == 2.0
 
 
 def test_a_call_cannot_be_captured() -> None:

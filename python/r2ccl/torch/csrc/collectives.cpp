@@ -393,6 +393,10 @@ Work R2cclBackend::barrier(const c10d::BarrierOptions& options) {
   const auto body = [](const Target& target) { check(target.barrier(), "barrier"); };
   const auto devices = existing_device_group();
   const auto device = devices ? devices->device() : std::nullopt;
+  if (device) {
+    // Before the half of the host is on its way.
+    check_not_capturing(*device, "r2ccl:barrier");
+  }
   const bool is_async = options.asyncOp || device.has_value();
   const Call call{OpType::BARRIER, "r2ccl:barrier", is_async, options.timeout};
   auto of_host = launch_on_host(call, {}, body);
