@@ -455,6 +455,30 @@ def test_a_rank_that_has_given_up_may_come_again() -> None:
     assert "only 1 of 2 ranks have come within 1000 ms" in message
 
 
+def patience_of_centuries() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    centuries = timedelta(days=200_000)
+    backend = r2ccl.torch.native().Backend(
+        store=dist.PrefixStore("patient", dist.distributed_c10d._get_default_store()),
+        rank=rank,
+        size=size,
+        timeout=centuries,
+        name="patient",
+        global_ranks=list(range(size)),
+    )
+    x = torch.ones(1)
+    assert backend.allreduce([x], dist.AllreduceOptions()).wait(centuries)
+    assert x.item() == size
+    message = backend.send([x], 1, 0) if rank == 0 else backend.recv([x], 0, 0)
+    message.wait(centuries)
+    dist.monitored_barrier(timeout=centuries)
+    backend.shutdown()
+
+
+def test_timeouts_may_be_longer_than_clocks_count() -> None:
+    run_world(2, patience_of_centuries)
+
+
 def ended_with_work_under_way() -> None:
     tensors = [torch.ones(200_000) for _ in range(5)]
     for tensor in tensors:

@@ -44,6 +44,10 @@ int timeout_ms(Milliseconds timeout) {
   return static_cast<int>(std::clamp<int64_t>(timeout.count(), 1, kLongestMs));
 }
 
+std::chrono::steady_clock::time_point deadline_after(Milliseconds timeout) {
+  return std::chrono::steady_clock::now() + std::min(timeout, Milliseconds(kLongestMs));
+}
+
 Communicator::Communicator(
     const ccl_unique_id_t& id, int rank, int size, Milliseconds timeout, const std::string& name)
     : timeout_ms_(timeout_ms(timeout)) {

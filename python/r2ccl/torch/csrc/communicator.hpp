@@ -77,7 +77,10 @@ class Communicator {
 // What a call on a group that has ended throws.
 [[noreturn]] void throw_ended();
 
-// A deadline as the library takes it: at least a millisecond.
+// A deadline as the library takes it: at least a millisecond, at most 11 days.
 int timeout_ms(Milliseconds timeout);
+
+// When `timeout` is over, or 11 days, whichever comes first: clocks overflow.
+std::chrono::steady_clock::time_point deadline_after(Milliseconds timeout);
 
 }  // namespace r2ccl_torch

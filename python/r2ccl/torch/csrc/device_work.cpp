@@ -132,13 +132,13 @@ bool DeviceWork::wait(std::chrono::milliseconds timeout) {
   if (!waits_in_host_ && timeout == kNoTimeout) {
     return true;
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const auto deadline = deadline_after(timeout);
   if (other_) {
     other_->wait(timeout);
   }
   auto pause = kLeastPause;
   while (look() == State::UnderWay) {
-    if (timeout != kNoTimeout && std::chrono::steady_clock::now() - begin > timeout) {
+    if (timeout != kNoTimeout && std::chrono::steady_clock::now() > deadline) {
       std::rethrow_exception(timed_out(title_, timeout));
     }
     std::this_thread::sleep_for(pause);

@@ -19,7 +19,7 @@ void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                      Milliseconds timeout,
                      std::string what,
                      std::function<void()> expired) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {
     return;

@@ -9,7 +9,7 @@
 namespace r2ccl_torch {
 
 bool await(const std::function<bool()>& condition, Milliseconds timeout, const GivesUp& gives_up) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   for (auto pause = kFirstPause; !condition(); pause = std::min(pause * 2, kLongestPause)) {
     if (std::chrono::steady_clock::now() >= deadline || (gives_up && gives_up())) {
       return false;

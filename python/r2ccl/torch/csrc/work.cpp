@@ -158,7 +158,7 @@ bool Operation::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) {
     // Every operation is settled by its own deadline.
     cv_.wait(lock, done);
-  } else if (!cv_.wait_for(lock, timeout, done)) {
+  } else if (!cv_.wait_until(lock, deadline_after(timeout), done)) {
     std::rethrow_exception(timed_out(title_, timeout));
   }
   if (exception_) {
