@@ -456,3 +456,37 @@ def test_wrong_calls_are_refused_and_harm_nobody() -> None:
         ]
         for message, part in zip(messages, expected, strict=True):
             assert part in message, messages
+
+
+def outputs_whose_elements_share_memory() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shared, row = torch.zeros(1).expand(size), torch.ones(size)
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(shared),
+        lambda: dist.all_reduce_coalesced([row, shared]),
+        lambda: dist.reduce(shared, rank),
+        lambda: dist.broadcast(shared, 1 - rank),
+        lambda: dist.all_gather_into_tensor(shared, torch.ones(1)),
+        lambda: dist.all_gather([shared] * size, row),
+        lambda: dist.reduce_scatter_tensor(shared, torch.ones(size * size)),
+        lambda: dist.reduce_scatter(shared, [row] * size),
+        lambda: dist.all_to_all_single(shared, row),
+        lambda: dist.all_to_all([shared] * size, [row] * size),
+        lambda: dist.gather(row, [shared] * size, rank),
+        lambda: dist.scatter(shared, [row] * size, rank),
+        lambda: dist.irecv(shared, 1 - rank),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="share memory"):
+            call()
+    # They may be read, and nothing has moved.
+    whole = torch.zeros(size * size)
+    dist.all_gather_into_tensor(whole, row[:1].expand(size))
+    assert whole.tolist() == [1.0] * size * size
+    sent = row[:1].expand(size) if rank == 0 else torch.zeros(size)
+    dist.broadcast(sent, 0)
+    assert sent.tolist() == [1.0] * size
+
+
+def test_outputs_whose_elements_share_memory_are_refused() -> None:
+    run_world(2, outputs_whose_elements_share_memory)

@@ -184,6 +184,9 @@ std::function<void()> R2cclBackend::aborting() const {
 Work R2cclBackend::launch(const Call& call, Tensors outputs, Body body) {
   check_process();
   const auto device = common_device({&call.inputs, &outputs}, call.title);
+  if (call.has_result) {
+    check_apart(outputs, call.title);
+  }
   return device.is_cpu() ? launch_on_host(call, std::move(outputs), std::move(body))
                          : launch_on_device(call, device, std::move(outputs), body);
 }
@@ -430,6 +433,7 @@ Work R2cclBackend::start_send(Tensors& tensors, int peer, int tag) {
 
 Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type) {
   const auto& tensor = only(tensors, "recv");
+  check_apart(tensors, "r2ccl:recv");
   if (!tensor.is_cpu()) {
     TORCH_CHECK_VALUE(peer != Mailbox::kAnySource,
                       "r2ccl recv: messages on devices come from a rank that is named");

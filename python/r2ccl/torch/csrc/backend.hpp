@@ -146,6 +146,8 @@ class R2cclBackend : public c10d::Backend {
     bool async;
     std::chrono::milliseconds timeout;
     Tensors inputs{};
+    // Whether this rank's outputs are written at all.
+    bool has_result = true;
   };
   // What is collected between startCoalescing() and endCoalescing(), and not on its way yet.
   struct Block {

@@ -123,7 +123,8 @@ Work R2cclBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) 
   check_root(options.rootRank, "reduce");
   const auto reduction = Reduction::of(options.reduceOp, tensor, "reduce");
   const int root = static_cast<int>(options.rootRank);
-  const Call call{OpType::REDUCE, "r2ccl:reduce", options.asyncOp, options.timeout, tensors};
+  const Call call{OpType::REDUCE,  "r2ccl:reduce", options.asyncOp,
+                  options.timeout, tensors,        rank_ == root};
   return launch(call, tensors, [=, rank = rank_, ranks = size_](const Target& target) {
     body::reduce(tensor, reduction, root, rank, ranks, target);
   });
@@ -191,7 +192,8 @@ Work R2cclBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opt
   const auto tensor = only(tensors, "broadcast");
   check_root(options.rootRank, "broadcast");
   const int root = static_cast<int>(options.rootRank);
-  const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp, options.timeout, tensors};
+  const Call call{OpType::BROADCAST, "r2ccl:broadcast", options.asyncOp,
+                  options.timeout,   tensors,           rank_ != root};
   return launch(call, tensors, [=, rank = rank_](const Target& target) {
     body::broadcast(tensor, root, rank, target);
   });

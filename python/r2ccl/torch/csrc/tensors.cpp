@@ -7,6 +7,7 @@
 #include <limits>
 #include <utility>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
 namespace r2ccl_torch {
@@ -398,6 +399,14 @@ void check_tensors(const std::vector<at::Tensor>& tensors, at::ScalarType type, 
     check_tensor(tensor, call);
     TORCH_CHECK_VALUE(tensor.scalar_type() == type, "r2ccl ", call,
                       ": tensors of different types, ", type, " and ", tensor.scalar_type());
+  }
+}
+
+void check_apart(const Tensors& outputs, const char* call) {
+  for (const auto& output : outputs) {
+    const bool is_strided = output.layout() == at::kStrided;
+    TORCH_CHECK_VALUE(!is_strided || at::has_internal_overlap(output) != at::MemOverlap::Yes, call,
+                      ": elements of an output share memory: make it contiguous first");
   }
 }
 

@@ -125,6 +125,10 @@ void check_tensor(const at::Tensor& tensor, const char* call);
 // check_tensor() for all, and that they have the same type.
 void check_tensors(const Tensors& tensors, at::ScalarType type, const char* call);
 
+// Throws a ValueError if elements of one of them share memory, as after expand(): a result has no
+// place there.
+void check_apart(const Tensors& outputs, const char* call);
+
 // Whether all have as many elements as the first.
 bool have_same_size(const Tensors& tensors);
 
