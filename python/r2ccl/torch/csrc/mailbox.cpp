@@ -108,10 +108,11 @@ void Mailbox::forget(const c10::intrusive_ptr<Operation>& operation) {
 
 void Mailbox::flush(std::chrono::steady_clock::time_point deadline) {
   Lock lock(mutex_);
-  changed_.wait_until(lock, deadline, [this] {
-    return std::all_of(outgoing_.begin(), outgoing_.end(), [](const auto& entry) {
-      return entry.second.jobs.empty() && !entry.second.busy;
-    });
+  const auto is_sent = [](const auto& entry) {
+    return entry.second.jobs.empty() && !entry.second.busy;
+  };
+  changed_.wait_until(lock, deadline, [&] {
+    return closed_ || std::all_of(outgoing_.begin(), outgoing_.end(), is_sent);
   });
 }
 

@@ -52,7 +52,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   // Whoever waits with `operation` has given up.
   void forget(const c10::intrusive_ptr<Operation>& operation);
 
-  // Waits until `deadline` for what is being sent.
+  // Waits until `deadline` for what is being sent, unless it is closed.
   void flush(std::chrono::steady_clock::time_point deadline);
 
   // Fails what is under way and ends the threads.
