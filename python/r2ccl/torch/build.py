@@ -49,7 +49,7 @@ def load() -> ModuleType:
     """The compiled module, with the library of r2ccl opened.
 
     Raises:
-        BuildError: PyTorch is too old, there is no compiler, or it failed.
+        BuildError: PyTorch is too old, there is no compiler, it failed, or there is no folder for the module.
         FileNotFoundError: the library or its header is not there.
     """
     module = _import(compiled())
@@ -61,14 +61,14 @@ def compiled() -> Path:
     """The file of the module, compiled if that has not been done.
 
     Raises:
-        BuildError: PyTorch is too old, there is no compiler, or it failed.
+        BuildError: PyTorch is too old, there is no compiler, it failed, or there is no folder for the module.
     """
     _check_torch()
     folder = _cache_folder() / _name_of_build()
     target = folder / f"{MODULE}.so"
     if target.exists():
         return target
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(folder)
     with _locked(folder / "lock"):
         if not target.exists():
             _compile(target)
@@ -108,14 +108,26 @@ def _cache_folder() -> Path:
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "r2ccl"
+    if base:
+        return Path(base) / "r2ccl"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path.home() / ".cache" / "r2ccl"
+    except RuntimeError as error:
+        raise BuildError(
+            f"there is no home for compiled modules ({error}): set {CACHE_VARIABLE} to a folder"
+        ) from error
+
+
+def _make(folder: Path) -> None:
+    """The folder, into which this user writes."""
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        (folder / "lock").touch()
     except OSError as error:
         raise BuildError(
-            f"{folder} cannot be made ({error}): set {CACHE_VARIABLE} to a folder"
+            f"{folder} cannot be made or written ({error}): set {CACHE_VARIABLE} to a folder that can"
         ) from error
-    return folder
 
 
 @contextlib.contextmanager

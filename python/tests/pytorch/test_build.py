@@ -98,7 +98,19 @@ def test_a_cache_that_cannot_be_made_is_an_error(
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     monkeypatch.delenv(build.CACHE_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    for variable in ("XDG_CACHE_HOME", build.CACHE_VARIABLE):
+        monkeypatch.setenv(variable, str(blocked))
+        with pytest.raises(build.BuildError, match=build.CACHE_VARIABLE):
+            build.compiled()
+
+
+def test_a_user_without_a_home_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for variable in ("XDG_CACHE_HOME", build.CACHE_VARIABLE):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(Path, "home", home)
     with pytest.raises(build.BuildError, match=build.CACHE_VARIABLE):
         build.compiled()
 
