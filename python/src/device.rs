@@ -66,8 +66,9 @@ impl Device {
         // All streams have been made to wait for all calls.
         let end = streams.first().map(Stream::mark).transpose().map_err(cuda::error)?;
         let mut kept = locked(&self.kept);
+        // Of a device that has failed nobody can tell: what is there stays until the communicator goes.
         let done: Vec<Kept> =
-            kept.extract_if(.., |one| !matches!(one.end.has_happened(), Ok(false))).collect();
+            kept.extract_if(.., |one| matches!(one.end.has_happened(), Ok(true))).collect();
         if let Some(end) = end {
             let buffers = calls.into_iter().flat_map(|call| call.buffers).collect();
             kept.push(Kept { end, _buffers: buffers });

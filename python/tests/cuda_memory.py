@@ -12,9 +12,11 @@ import numpy as np
 _PORTABLE = 1
 _AT_LEAST = 0
 _NON_BLOCKING = 1
-_RELAXED = 2
 _CUDA = 2
 _CODES = {"i": 0, "u": 1, "f": 2}
+
+CAPTURE_MODES = {"global": 0, "thread local": 1, "relaxed": 2}
+"""Whom a capture forbids to wait, to look at events, to allocate: all threads, its own, nobody."""
 
 
 def _succeed(result: int) -> None:
@@ -49,10 +51,10 @@ class Device:
         _succeed(self.driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
 
     @contextlib.contextmanager
-    def capture(self, stream: int) -> Iterator[None]:
-        """What is put on the stream becomes part of a graph, which nobody runs."""
+    def capture(self, stream: int, mode: str) -> Iterator[None]:
+        """What is put on the stream becomes part of a graph, which nobody runs; fails if that comes to nothing."""
         handle, graph = ctypes.c_void_p(stream), ctypes.c_void_p()
-        _succeed(self.driver.cuStreamBeginCapture_v2(handle, _RELAXED))
+        _succeed(self.driver.cuStreamBeginCapture_v2(handle, CAPTURE_MODES[mode]))
         yield
         _succeed(self.driver.cuStreamEndCapture(handle, ctypes.byref(graph)))
 

@@ -9,12 +9,13 @@ import itertools
 import os
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 import worlds
-from cuda_memory import Array, Device, Gate, Tensor
+from cuda_memory import CAPTURE_MODES, Array, Device, Gate, Tensor
 
 import r2ccl
 
@@ -310,7 +311,7 @@ def test_an_abort_ends_calls_and_streams_go_on() -> None:
         assert "on purpose" in message
 
 
-def captured(communicator: r2ccl.Communicator) -> None:
+def captured(communicator: r2ccl.Communicator, mode: str) -> None:
     device = Device()
     stream = device.stream()
     array, received = Array(device, own(communicator)), Array(device, own(communicator))
@@ -332,7 +333,7 @@ def captured(communicator: r2ccl.Communicator) -> None:
     for _ in range(2):
         for call in calls:
             with (
-                device.capture(stream),
+                device.capture(stream, mode),
                 pytest.raises(r2ccl.InvalidUsageError, match="captured into a graph"),
             ):
                 call()
@@ -344,8 +345,33 @@ def captured(communicator: r2ccl.Communicator) -> None:
 
 
 @needs_driver
-def test_a_call_cannot_be_captured() -> None:
-    run(captured, 2)
+@pytest.mark.parametrize("mode", CAPTURE_MODES)
+def test_a_call_cannot_be_captured(mode: str) -> None:
+    run(captured, 2, mode)
+
+
+def beside_a_capture(communicator: r2ccl.Communicator) -> None:
+    device = Device()
+    stream, other, gate = device.stream(), device.stream(), Gate(device)
+    communicator.all_reduce(Array(device, own(communicator)), stream=stream)
+    device.synchronise(stream)
+    array, last = (Array(device, own(communicator)) for _ in range(2))
+    gate.hold(stream)
+    communicator.all_reduce(array, stream=stream)
+    alive = weakref.ref(array)
+    del array
+    with ThreadPoolExecutor(1) as executor, device.capture(other, "global"):
+        executor.submit(communicator.all_reduce, last, stream=stream).result()
+    gc.collect()
+    assert alive() is not None
+    gate.open()
+    device.synchronise(stream)
+    np.testing.assert_array_equal(last.values(), total(communicator))
+
+
+@needs_driver
+def test_a_call_beside_a_capture_of_another_thread() -> None:
+    run(beside_a_capture, 2)
 
 
 def finalized(communicator: r2ccl.Communicator) -> None:

@@ -310,23 +310,25 @@ impl Event {
         self.event.as_ref().ok_or_else(|| Error::Misuse("the event was dropped".into()))
     }
 
-    /// Whether it has happened.
+    /// Whether it has happened. Captures do not mind the question.
     ///
     /// # Errors
     ///
     /// Work before it failed.
     pub fn has_happened(&self) -> Result<bool, Error> {
         let event = self.recorded()?;
+        let _beside = BesideCaptures::begin();
         event.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
         event.try_is_complete().map_err(Error::driver("look at an event"))
     }
 
-    /// Waits until it happens.
+    /// Waits until it happens. Captures do not mind that.
     ///
     /// # Errors
     ///
     /// Work before it failed.
     pub fn synchronise(&self) -> Result<(), Error> {
+        let _beside = BesideCaptures::begin();
         self.recorded()?.synchronize().map_err(Error::driver("wait for an event"))
     }
 
