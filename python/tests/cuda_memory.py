@@ -180,6 +180,8 @@ class Tensor:
         return (self.kind, self.array.device.ordinal)
 
     def __dlpack__(self, *, stream: Any = None) -> Any:
+        if stream == 0:
+            raise ValueError("0 is no stream of CUDA: it might mean either default stream")
         self.told.append(stream)
         dtype = np.dtype(self.array.dtype)
         shape = (ctypes.c_int64 * len(self.array.shape))(*self.array.shape)

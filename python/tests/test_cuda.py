@@ -156,16 +156,16 @@ def streams(communicator: r2ccl.Communicator) -> None:
         device.synchronise(stream)
         np.testing.assert_array_equal(array.values(), total(communicator))
     # The default stream: none named, and the numbers that stand for it.
-    for default in (None, 0, 1):
+    for default, lend in itertools.product((None, 0, 1), (lambda array: array, Tensor)):
         array = Array(device, own(communicator))
-        communicator.all_reduce(array, stream=default)
+        communicator.all_reduce(lend(array), stream=default)
         device.synchronise(0)
         np.testing.assert_array_equal(array.values(), total(communicator))
     # An object of DLPack is told on which stream it will be used.
     tensor = Tensor(Array(device, own(communicator)))
-    communicator.all_reduce(tensor, stream=stream)
-    communicator.all_reduce(tensor)
-    assert tensor.told == [stream, 1]
+    for named in (stream, None, 0, 1):
+        communicator.all_reduce(tensor, stream=named)
+    assert tensor.told == [stream, 1, 1, 1]
     with pytest.raises(TypeError, match="stream is a str"):
         communicator.all_reduce(tensor, stream="one")
 

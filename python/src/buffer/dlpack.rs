@@ -87,7 +87,7 @@ impl Tensor {
         let (kind, number) = device.extract::<(i32, i32)>()?;
         // The object lets the stream wait for what it does itself, so nothing is left to wait for.
         let (home, stream) = match kind {
-            CUDA => (Home::Device { producer: None }, Some(stream.unwrap_or(DEFAULT_STREAM))),
+            CUDA => (Home::Device { producer: None }, Some(told(stream))),
             _ if is_host_memory(kind) => (Home::Host, None),
             _ => return Err(Refusal::Device(format!("{}:{number}", device_name(kind)))),
         };
@@ -217,6 +217,11 @@ fn take<T>(
         return Err(PyErr::fetch(capsule.py()));
     }
     Ok(NonNull::new(pointer.cast()))
+}
+
+/// What an object of CUDA is told for a stream; 0, which might be either default stream, must not be.
+fn told(stream: Option<usize>) -> usize {
+    stream.filter(|number| *number != 0).unwrap_or(DEFAULT_STREAM)
 }
 
 /// `kDLCPU`, `kDLCUDAHost` and `kDLROCMHost`.
