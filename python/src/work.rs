@@ -137,12 +137,15 @@ impl Work {
 
     /// Puts the calls on memory of devices on their streams.
     pub(crate) fn enqueue(&mut self, py: Python<'_>) -> PyResult<()> {
+        let is_on_host =
+            |member: &Arc<Member>| self.parts.iter().any(|(other, _)| Arc::ptr_eq(other, member));
+        // All of them before the first is on its stream.
+        if self.on_devices.iter().any(|(member, _)| is_on_host(member)) {
+            let text = "a group has calls on memory of the host and on memory of a device on one \
+                        communicator: make two groups";
+            return Err(invalid_usage(py, text));
+        }
         for (member, calls) in std::mem::take(&mut self.on_devices) {
-            if self.parts.iter().any(|(other, _)| Arc::ptr_eq(other, &member)) {
-                let text = "a group has calls on memory of the host and on memory of a device on one \
-                            communicator: make two groups";
-                return Err(invalid_usage(py, text));
-            }
             let enqueued = py.detach(|| member.device.enqueue(&member.communicator, calls));
             enqueued.map_err(|error| exception(py, &error))?;
         }

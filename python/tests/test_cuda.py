@@ -247,6 +247,14 @@ def refused(communicator: r2ccl.Communicator) -> None:
     with pytest.raises(r2ccl.InvalidUsageError, match="two groups"), r2ccl.Group():
         communicator.broadcast(array)
         communicator.broadcast(host)
+    # What of such a group is on another communicator does not begin either.
+    part = communicator.split(0)
+    assert part is not None
+    with pytest.raises(r2ccl.InvalidUsageError, match="two groups"), r2ccl.Group():
+        part.all_reduce(array)
+        communicator.broadcast(array)
+        communicator.broadcast(host)
+    part.destroy()
     communicator.all_reduce(array)
     device.synchronise(0)
     np.testing.assert_array_equal(array.values(), total(communicator))
