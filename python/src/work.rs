@@ -277,10 +277,9 @@ impl Drop for Started {
 /// Gives back the buffers of dropped requests that are done by now.
 pub(crate) fn sweep() {
     let mut orphans = locked(&ORPHANS);
-    if orphans.is_empty() || orphans.iter().any(|one| check_process(one.process).is_err()) {
-        return;
-    }
-    let done: Vec<Started> = orphans.extract_if(.., |one| one.result().is_some()).collect();
+    // A forked child has those of its parent too, and cannot ask about them.
+    let is_done = |one: &mut Started| check_process(one.process).is_ok() && one.result().is_some();
+    let done: Vec<Started> = orphans.extract_if(.., is_done).collect();
     // Giving back may run code of the program, which may come here again.
     drop(orphans);
     drop(done);
