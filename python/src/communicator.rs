@@ -424,7 +424,10 @@ impl Communicator {
             self.destroy(py)?;
             return result;
         }
-        self.abort(py, &exception.repr()?.to_string_lossy())?;
+        // An exception that cannot say what it is ends the group too.
+        let reason = exception.repr().or_else(|_| exception_type.str());
+        let reason = reason.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default();
+        self.abort(py, &reason)?;
         self.destroy(py)
     }
 

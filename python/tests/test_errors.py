@@ -174,6 +174,25 @@ def disagreeing(communicator: r2ccl.Communicator) -> tuple[str, Any, Any]:
     return str(caught.value), caught.value.rank, caught.value.noticed_by
 
 
+class Speechless(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+def speechless(communicator: r2ccl.Communicator) -> str:
+    if communicator.rank == 0:
+        with pytest.raises(Speechless), communicator:
+            raise Speechless
+        return ""
+    with pytest.raises(r2ccl.AbortedError) as caught:
+        communicator.barrier()
+    return str(caught.value)
+
+
+def test_an_exception_that_cannot_say_what_it_is_ends_the_others_too() -> None:
+    assert "Speechless" in worlds.run(speechless, 2)[1]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_different_counts_are_a_disagreement(size: int) -> None:
     for text, rank, noticed_by in worlds.run(disagreeing, size):
