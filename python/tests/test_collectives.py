@@ -227,14 +227,14 @@ def short_floats(communicator: r2ccl.Communicator) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     rank, size = communicator.rank, communicator.size
     for dtype in [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2]:
-        mine = np.arange(4).astype(dtype)
+        mine = (np.arange(4) + rank).astype(dtype)
         communicator.all_reduce(mine, op=ReduceOp.MAX)
-        equal(mine, np.arange(4).astype(dtype))
-        communicator.all_reduce(mine, op=ReduceOp.premul_sum(rank + 0.5))
-        total = sum(other + 0.5 for other in range(size))
-        # Rounded once for each rank that is added, but these numbers are short enough.
-        if dtype is ml_dtypes.bfloat16:
-            equal(mine, (np.arange(4) * total).astype(dtype))
+        equal(mine, (np.arange(4) + size - 1).astype(dtype))
+        # Whatever is summed on the way is a power of two times a number of at most three bits.
+        powers = np.array([0, 1, 2, 4])
+        mine = powers.astype(dtype)
+        communicator.all_reduce(mine, op=ReduceOp.premul_sum(1.0 if rank == 0 else 0.5))
+        equal(mine, (powers * (size + 1) / 2).astype(dtype))
 
 
 CASES = [
