@@ -324,6 +324,22 @@ def test_barriers() -> None:
     run_world(3, barriers)
 
 
+def many_monitored_barriers() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
+    keys = store.num_keys()
+    dist.barrier()
+    for _ in range(5):
+        dist.monitored_barrier(timeout=timedelta(seconds=60))
+    # All ranks have left the last one.
+    dist.barrier()
+    assert store.num_keys() == keys
+
+
+def test_monitored_barriers_leave_nothing_in_the_store() -> None:
+    run_world(3, many_monitored_barriers)
+
+
 def barrier_without_some() -> str:
     if dist.get_rank() in (1, 3):
         return ""

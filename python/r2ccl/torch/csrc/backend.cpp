@@ -467,10 +467,21 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
       options.timeout == c10d::kUnsetTimeout ? options_->timeout : Milliseconds(options.timeout);
   const auto here = [&](int rank) { return c10::str(prefix, "rank/", rank); };
   const auto verdict = prefix + "verdict";
+  const auto heard = prefix + "heard";
+  // A job may make many: whoever is the last to hear that all have come leaves nothing in the store.
+  const auto leave = [&] {
+    if (store_->add(heard, 1) == size_) {
+      store_->deleteKey(verdict);
+      store_->deleteKey(heard);
+    }
+  };
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
     const bool told = await([&] { return store_->check({verdict}); }, timeout + kAnswerTime);
     const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
+    if (text.empty()) {
+      leave();
+    }
     TORCH_CHECK(text.empty(), "Rank ", rank_, " successfully reached monitoredBarrier, but ",
                 "received errors while waiting for send/recv from rank 0: ", text);
     return;
@@ -492,6 +503,10 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   const auto text = verdict_on(missing, timeout);
   store_->set(verdict, as_bytes(text));
   TORCH_CHECK(text.empty(), text);
+  for (int rank = 0; rank < size_; ++rank) {
+    store_->deleteKey(here(rank));
+  }
+  leave();
 }
 
 // The members meet through the store; others need not come. PyTorch may ask once for each kind of
