@@ -18,24 +18,6 @@ namespace {
 
 // How long the end of a group waits for calls that nobody has waited for.
 constexpr auto kGrace = std::chrono::seconds(10);
-// By how much the others outwait rank 0 in a monitored barrier, whose answer says who is missing.
-constexpr auto kAnswerTime = std::chrono::seconds(30);
-
-std::vector<uint8_t> as_bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-// In the words of PyTorch, which programs look for in their logs.
-std::string verdict_on(const std::vector<int>& missing, Milliseconds timeout) {
-  if (missing.empty()) {
-    return "";
-  }
-  if (timeout.count() <= 0) {
-    return "r2ccl: Rank 0 timed out in monitoredBarrier after 0 ms";
-  }
-  return c10::str("r2ccl: ", missing.size() == 1 ? "Rank " : "Ranks ", c10::Join(", ", missing),
-                  " failed to pass monitoredBarrier in ", timeout.count(), " ms");
-}
 
 c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
                                                        const std::string& name,
@@ -457,57 +439,7 @@ Work R2cclBackend::start_receive(Tensors& tensors, int peer, int tag, c10d::OpTy
   return post(std::move(operation));
 }
 
-// ---- Barriers and splits ------------------------------------------------------------------------
-
-void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
-  check_process();
-  const auto prefix = c10::str("monitored_barrier/", barriers_++, "/");
-  // None at all is a timeout too, unlike elsewhere.
-  const auto timeout =
-      options.timeout == c10d::kUnsetTimeout ? options_->timeout : Milliseconds(options.timeout);
-  const auto here = [&](int rank) { return c10::str(prefix, "rank/", rank); };
-  const auto verdict = prefix + "verdict";
-  const auto heard = prefix + "heard";
-  // A job may make many: whoever is the last to hear that all have come leaves nothing in the store.
-  const auto leave = [&] {
-    if (store_->add(heard, 1) == size_) {
-      store_->deleteKey(verdict);
-      store_->deleteKey(heard);
-    }
-  };
-  store_->set(here(rank_), std::vector<uint8_t>{1});
-  if (rank_ != 0) {
-    const bool told = await([&] { return store_->check({verdict}); }, timeout + kAnswerTime);
-    const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
-    if (text.empty()) {
-      leave();
-    }
-    TORCH_CHECK(text.empty(), "Rank ", rank_, " successfully reached monitoredBarrier, but ",
-                "received errors while waiting for send/recv from rank 0: ", text);
-    return;
-  }
-  std::vector<int> missing;
-  for (int rank = 1; rank < size_; ++rank) {
-    missing.push_back(rank);
-  }
-  await(
-      [&] {
-        const auto came = [&](int rank) { return store_->check({here(rank)}); };
-        missing.erase(std::remove_if(missing.begin(), missing.end(), came), missing.end());
-        return missing.empty();
-      },
-      timeout);
-  if (!wait_all_ranks && !missing.empty()) {
-    missing.resize(1);
-  }
-  const auto text = verdict_on(missing, timeout);
-  store_->set(verdict, as_bytes(text));
-  TORCH_CHECK(text.empty(), text);
-  for (int rank = 0; rank < size_; ++rank) {
-    store_->deleteKey(here(rank));
-  }
-  leave();
-}
+// ---- Splits -------------------------------------------------------------------------------------
 
 // The members meet through the store; others need not come. PyTorch may ask once for each kind of
 // device.

@@ -12,6 +12,7 @@
 #include "mailbox.cpp"
 #include "meeting.cpp"
 #include "memory.cpp"
+#include "monitored.cpp"
 #include "sentinel.cpp"
 #include "sparse.cpp"
 #include "store.cpp"
