@@ -262,6 +262,13 @@ fn streams_wait_for_events_and_hosts_for_both() {
             assert_eq!(pinned.word(2048).load(Ordering::Acquire), round);
             assert!(start.seconds_until(&end).unwrap() >= 0.0);
         }
+        // In the middle of a capture, too.
+        let graph = streams[1].capture(|| {
+            start.synchronise()?;
+            assert!(start.has_happened()?);
+            gpu.copy_plainly(&streams[1], pinned.region(), buffer.region())
+        });
+        graph.unwrap().launch().unwrap();
         gpu.synchronise().unwrap();
     });
 }
