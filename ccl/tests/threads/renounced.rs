@@ -8,6 +8,7 @@ use ccl::{
     ReduceOp, Reduction, Region, Request,
 };
 use ccl_core::settings::CrossMemoryAttach;
+use ccl_transport::clock;
 
 use super::{DEADLINE, config, ranks};
 
@@ -95,4 +96,50 @@ fn what_the_system_copies_from_a_rank_that_has_failed_is_no_result() {
 #[test]
 fn what_is_read_through_windows_of_a_rank_that_has_failed_is_no_result() {
     check(&read_too_late(&config(), true));
+}
+
+/// Rank 1 is held up just before it writes the output of rank 0, until the call of that is ended.
+#[test]
+fn who_has_an_error_has_its_memory_for_itself() {
+    let [(enter, entered), (hold, held), (end, ended), (finish, finished)] =
+        [(); 4].map(|()| mpsc::channel());
+    let of_first = Arc::new(Mutex::new(Some((enter, held, end, finished))));
+    let of_second = Arc::new(Mutex::new(Some((entered, hold, ended, finish))));
+    ranks(2, &config(), move |communicator| {
+        let allocation = Allocation::new(2 * BYTES).unwrap();
+        // SAFETY: the allocation is as large, and only this thread and the collective use it.
+        let memory = unsafe { Region::new(allocation.address(), 2 * BYTES) };
+        communicator.run(sum(memory)).unwrap();
+        if communicator.rank() == Rank(1) {
+            let (entered, hold, ended, finish) = of_second.lock().unwrap().take().unwrap();
+            entered.recv_timeout(DEADLINE).unwrap();
+            let once = Mutex::new(Some((hold, ended)));
+            let watch = || {
+                let (hold, ended) = once.lock().unwrap().take()?;
+                hold.send(()).unwrap();
+                ended.recv_timeout(DEADLINE).unwrap();
+                // Longer than the other rank takes to return if it does not wait.
+                clock::sleep(Duration::from_millis(50));
+                None
+            };
+            watched(&communicator, sum(memory), &watch).unwrap_err();
+            return finish.send(()).unwrap();
+        }
+        let (enter, held, end, finished) = of_first.lock().unwrap().take().unwrap();
+        let (held, end) = (Mutex::new(held), Mutex::new(end));
+        let watch = || {
+            // When it looks around for the first time it has told where its output is.
+            enter.send(()).ok();
+            held.lock().unwrap().try_recv().ok()?;
+            end.lock().unwrap().send(()).unwrap();
+            Some("enough".to_owned())
+        };
+        let error = watched(&communicator, sum(memory), &watch).unwrap_err();
+        assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error}");
+        let (own, mut found) = (vec![7_u32; COUNT], vec![0_u32; COUNT]);
+        ccl_kernels::copy(Region::of(&own).source(0, BYTES), memory.target(BYTES, BYTES));
+        finished.recv_timeout(DEADLINE).unwrap();
+        ccl_kernels::copy(memory.source(BYTES, BYTES), Region::of_mut(&mut found).target(0, BYTES));
+        assert!(found == own, "a peer has written what belongs to the caller again");
+    });
 }
