@@ -24,8 +24,6 @@
 //! Every implementation passes `conformance`, plain and wrapped in the fault injector.
 
 mod allocation;
-#[cfg(test)]
-mod alone;
 pub mod attach;
 pub mod auth;
 pub mod bell;
@@ -45,6 +43,8 @@ pub mod visitors;
 pub mod wait;
 pub mod window;
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod alone;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 

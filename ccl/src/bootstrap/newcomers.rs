@@ -15,7 +15,7 @@ use ccl_core::Error;
 use ccl_transport::auth::{self, JobKey};
 use ccl_transport::visitors::Visitors;
 use ccl_transport::{clock, descriptors};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::message::{self, Hello};
 use super::server::PATIENCE;
@@ -156,6 +156,10 @@ impl Newcomers {
                 Ok((stream, _)) => self.waiting.add(stream, (), now),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                // The kernel looks for a descriptor before it looks whether anybody has come.
+                Err(cause) if descriptors::are_short(&cause) && !is_anybody_at(door) => {
+                    return Ok(());
+                }
                 Err(cause)
                     if descriptors::are_short(&cause)
                         && (descriptors::raise_limit() || self.waiting.forget_one()) => {}
@@ -231,6 +235,13 @@ impl Newcomers {
     }
 }
 
+/// Whether somebody waits to be accepted.
+fn is_anybody_at(door: &TcpListener) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Who cannot look had better assume it.
+    poll(&mut [PollFd::new(door, PollFlags::IN)], Some(&at_once)).map_or(true, |ready| ready > 0)
+}
+
 /// Makes a newcomer prove the key and say who it is.
 fn admit(stream: TcpStream, admission: &Admission) -> Newcomer {
     let address = stream.peer_addr().map_or_else(|_| "?".to_owned(), |address| address.to_string());
@@ -256,7 +267,11 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use ccl_transport::TransportError;
+    use ccl_transport::alone::is_alone;
+    use rustix::process::{Resource, Rlimit, setrlimit};
 
     use super::*;
 
@@ -309,6 +324,36 @@ mod tests {
         assert!(cause.contains("ulimit -n"), "{cause}");
         newcomers.receive(&door, late + SHORTAGE_PAUSE);
         assert!(newcomers.shortage(late + 2 * SHORTAGE_LIMIT).is_none());
+    }
+
+    /// Lets this process have so many descriptors more, and no others.
+    fn leave_descriptors(more: u64) {
+        let next = std::fs::File::open("/dev/null").unwrap();
+        let limit = Some(u64::try_from(next.as_raw_fd()).unwrap() + more);
+        setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    }
+
+    #[test]
+    fn strangers_give_up_descriptors_and_an_exact_fit_is_no_shortage() {
+        if !is_alone(
+            "bootstrap::newcomers::tests::strangers_give_up_descriptors_and_an_exact_fit_is_no_shortage",
+        ) {
+            return;
+        }
+        let (door, mut newcomers) = door_of(FEW);
+        let address = door.local_addr().unwrap();
+        let strangers = [(); 2].map(|()| TcpStream::connect(address).unwrap());
+        let late =
+            socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        leave_descriptors(2);
+        assert!(newcomers.receive(&door, clock::now()).is_empty());
+        assert_eq!(newcomers.waiting.polled().count(), strangers.len());
+        assert_eq!(newcomers.pause_ends(), None, "nobody waits for a descriptor");
+        late.connect(&address.into()).unwrap();
+        let rank = come(late.into(), 3);
+        assert_eq!(receive(&mut newcomers, &door, 1), [3]);
+        assert_eq!(newcomers.waiting.polled().count(), 1, "one stranger is left");
+        assert_eq!(rank.join().unwrap(), Ok(()));
     }
 
     /// They take all the room there is, and a rank comes in all the same.
