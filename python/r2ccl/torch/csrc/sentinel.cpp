@@ -1,5 +1,7 @@
 #include "sentinel.hpp"
 
+#include <memory>
+#include <system_error>
 #include <utility>
 
 #include <c10/util/thread_name.h>
@@ -78,16 +80,26 @@ void Sentinel::start_telling(News news) {
     std::lock_guard<std::mutex> lock(mutex_);
     ++telling_;
   }
-  std::thread([self = shared_from_this(), news = std::move(news)]() mutable {
-    c10::setThreadName("r2ccl-expired");
-    telling_here_ = self.get();
-    news();
+  const auto shared = std::make_shared<News>(std::move(news));
+  const auto tell = [self = shared_from_this(), shared] {
+    const auto* const before = std::exchange(telling_here_, self.get());
+    (*shared)();
     // What it holds may be of the program too.
-    news = nullptr;
+    *shared = nullptr;
+    telling_here_ = before;
     std::lock_guard<std::mutex> lock(self->mutex_);
     --self->telling_;
     self->changed_.notify_all();
-  }).detach();
+  };
+  try {
+    std::thread([tell] {
+      c10::setThreadName("r2ccl-expired");
+      tell();
+    }).detach();
+  } catch (const std::system_error&) {
+    // Late is better than never: other deadlines wait for the callback.
+    tell();
+  }
 }
 
 std::vector<Sentinel::Watched> Sentinel::sweep() {
