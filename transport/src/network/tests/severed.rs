@@ -64,6 +64,48 @@ fn who_is_spared_outlives_its_patience() {
     assert!(severed.is_some(), "no rail was left");
 }
 
+/// A new connection is of no use until the peer has announced its memory.
+#[test]
+fn a_peer_that_is_connected_and_says_nothing_is_out_of_reach() {
+    let are_healed = Arc::<AtomicBool>::default();
+    let near = endpoint(0, &[1.0, 1.0]).terms(terms()).instrument(broken(&are_healed));
+    let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms()));
+    let deadline = soon();
+    let (mut sent, mut received) = (0, 0);
+    let mut receive = |far: &mut dyn Link| {
+        far.progress().unwrap();
+        while let Some(tile) = far.peek() {
+            assert_eq!(*tile.stamp, stamp(received).encode());
+            far.release().unwrap();
+            received += 1;
+        }
+        received
+    };
+    while !near.is_out_of_reach() {
+        assert!(clock::now() < deadline, "no rail breaks");
+        if near.reserve(10).unwrap().is_some() {
+            near.commit(&stamp(sent)).unwrap();
+            sent += 1;
+        }
+        near.progress().unwrap();
+        receive(&mut *far);
+    }
+    are_healed.store(true, Ordering::Relaxed);
+    // The peer's host answers, and the peer does not look at its link.
+    let end = clock::now() + 3 * PATIENCE;
+    while clock::now() < end {
+        assert!(near.is_out_of_reach());
+        near.spare();
+        far.spare();
+        near.progress().unwrap();
+    }
+    while receive(&mut *far) < sent {
+        assert!(clock::now() < deadline, "not all of {sent} have come");
+        near.progress().unwrap();
+    }
+    assert!(!near.is_out_of_reach());
+}
+
 /// Each would be waited for until it is known that nobody answers, which takes half a second or more.
 #[test]
 fn who_has_left_many_peers_that_answer_nothing_waits_for_none() {
