@@ -28,6 +28,11 @@ impl Target {
             Self::Ptx(architecture) => format!("compute_{architecture}"),
         }
     }
+
+    /// What NVRTC is told.
+    pub(super) fn options(self) -> [String; 2] {
+        [format!("--gpu-architecture={}", self.name()), "-std=c++17".into()]
+    }
 }
 
 /// NVRTC, loaded.
@@ -71,9 +76,8 @@ impl Compiler {
         let program =
             result::create_program(&source, None).map_err(|error| failed(format!("{error:?}")))?;
         let program = Program(program);
-        let options = [format!("--gpu-architecture={}", target.name()), "-std=c++17".into()];
         // SAFETY: the program was created and is not destroyed.
-        let compiled = unsafe { result::compile_program(program.0, &options) };
+        let compiled = unsafe { result::compile_program(program.0, &target.options()) };
         compiled.map_err(|error| failed(format!("{error:?}\n{}", program.log())))?;
         program.image(target).map_err(|error| failed(format!("{error:?}")))
     }

@@ -1,8 +1,9 @@
 //! Where compiled kernels come from.
 //!
 //! A module is looked for in a folder that the program brought along, then in a cache, and is compiled
-//! otherwise. Files are named after everything that their content depends on, so that none is ever
-//! out of date; those of the cache belong to the user, and nobody else can write them.
+//! otherwise. Files are named after all that their content depends on but the release of NVRTC 13, which
+//! would have to be loaded to be asked, so that none is ever out of date; those of the cache belong to
+//! the user, and nobody else can write them.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -134,10 +135,14 @@ pub fn compile_into(
     Ok(files)
 }
 
-/// A name that changes with the text.
+/// A name that changes with the text and with what the compiler is told.
 fn file_name(module: Module, target: Target) -> String {
+    named(module, target, &target.options())
+}
+
+fn named(module: Module, target: Target, options: &[String]) -> String {
     let mut hasher = DefaultHasher::new();
-    module.source().hash(&mut hasher);
+    (module.source(), options).hash(&mut hasher);
     let extension = match target {
         Target::Machine(_) => "cubin",
         Target::Ptx(_) => "ptx",
@@ -278,9 +283,13 @@ mod tests {
     }
 
     #[test]
-    fn the_text_decides_the_name() {
-        let names = Module::all().into_iter().map(|m| file_name(m, Target::Ptx(90)));
-        let names: std::collections::BTreeSet<String> = names.collect();
+    fn the_text_and_the_options_decide_the_name() {
+        let target = Target::Ptx(90);
+        let names = Module::all().into_iter().map(|m| file_name(m, target));
+        let mut names: std::collections::BTreeSet<String> = names.collect();
         assert_eq!(names.len(), Module::all().len());
+        let [architecture, language] = target.options();
+        let options = [architecture, language, "--use_fast_math".into()];
+        assert!(names.insert(named(Module::Copies, target, &options)));
     }
 }
