@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use ccl_algorithms::degraded::Fabric;
 use ccl_algorithms::{Choice, choose, explain, explore, names};
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
@@ -286,22 +287,25 @@ impl Planner {
         Ok(chosen.map_or(0.0, |chosen| chosen.estimate.seconds))
     }
 
-    /// How many seconds a message takes between this rank and another, or itself.
+    /// How many seconds a message takes between this rank and another, or itself: nobody passes one on, so it takes for
+    /// ever between hosts that have no rail in common.
     pub(crate) fn predict_message(&self, peer: Rank, bytes: usize) -> f64 {
-        let near = self.topology.together(self.me, peer);
-        let is_cut_off = |rank| self.cut_off.contains(&self.topology.node_of(rank));
-        if !near && (is_cut_off(self.me) || is_cut_off(peer)) {
-            return f64::INFINITY;
-        }
-        let link = if near { self.model.local } else { self.model.network };
-        let capacity = |rank| self.topology.capacity(self.topology.node_of(rank));
-        let rate = match near {
-            true => link.bytes_per_second,
-            false => f64::min(capacity(self.me), capacity(peer)).min(link.bytes_per_second),
+        let (link, rate) = if self.topology.together(self.me, peer) {
+            (self.model.local, self.model.local.bytes_per_second)
+        } else {
+            let [one, other] = [self.me, peer].map(|rank| self.topology.node_of(rank));
+            // The topology still has the rails of hosts that have lost all.
+            let is_cut_off = self.cut_off.contains(&one) || self.cut_off.contains(&other);
+            let between = || Fabric::of(&self.topology).between(one.index(), other.index());
+            let link = self.model.network;
+            (link, if is_cut_off { 0.0 } else { between().min(link.bytes_per_second) })
         };
         #[allow(clippy::cast_precision_loss, reason = "a size in a model")]
         let bytes = bytes as f64;
-        link.alpha + link.overhead + bytes / rate
+        match rate > 0.0 {
+            true => link.alpha + link.overhead + bytes / rate,
+            false => f64::INFINITY,
+        }
     }
 
     /// Whether the system copies between processes, as far as the settings of this rank go.

@@ -80,6 +80,20 @@ fn what_takes_a_host_without_rails_takes_for_ever() {
     assert_eq!(planner.plan(&request, false).unwrap().program, healthy.program);
 }
 
+#[test]
+fn a_message_between_hosts_without_a_common_rail_takes_for_ever() {
+    let rail = RailCapacity::up(1e9);
+    let lost = RailCapacity { up: false, ..rail };
+    let hosts = [[rail, rail], [lost, rail], [rail, lost]];
+    let hosts = hosts.map(|rails| Host { rails: rails.into(), cores: 1 });
+    let topology = Topology::new([0, 1, 2].map(Node).to_vec(), hosts.into());
+    let message = |to| {
+        Planner::new(Rank(1), topology.clone(), Settings::default()).predict_message(Rank(to), 8)
+    };
+    assert!(message(0).is_finite());
+    assert_eq!(message(2), f64::INFINITY);
+}
+
 /// They run a barrier, so they must mean the same one.
 #[test]
 fn calls_of_no_elements_agree_on_their_plan() {
