@@ -192,7 +192,7 @@ def calls_of(size):
 
 def ours(options, operation, size):
     """Microseconds of a call of this library."""
-    place = "in_place" if operation == "broadcast" else "out_of_place"
+    place = "in-place" if operation == "broadcast" else "out-of-place"
     return results(options, operation, size, [], ["--hosts", "2", "--ranks", "2"], calls_of(size), place)["time"]
 
 
@@ -246,14 +246,15 @@ def busbw(options, collective, size, bed, flags):
     return results(options, collective, size, bed, flags, max(2, (256 << 20) // size))["bus_bw"]
 
 
-def results(options, collective, size, bed, flags, calls, place="out_of_place"):
+def results(options, collective, size, bed, flags, calls, place="out-of-place"):
     """The row of nccl-tests' table as a dictionary."""
     with tempfile.TemporaryDirectory() as folder:
         report = os.path.join(folder, "report.json")
         size = str(size)
         binary = [path(options, f"{collective}_perf"), *flags]
-        text_of([*bed, *binary, "-b", size, "-e", size, "-n", str(calls), "-w", str(UNTIMED), "-c", "1", "-J", report])
-        row = json.loads(Path(report).read_text())["results"][0][place]
+        untimed = ["-w", str(UNTIMED), "--warm-up-form", place]
+        text_of([*bed, *binary, "-b", size, "-e", size, "-n", str(calls), *untimed, "-c", "1", "-J", report])
+        row = json.loads(Path(report).read_text())["results"][0][place.replace("-", "_")]
     if row["nwrong"]:
         sys.exit(f"{collective}: {row['nwrong']} wrong elements")
     return row

@@ -141,6 +141,7 @@ class Programs:
 
     def collective(self, case):
         """Microseconds of a collective. A broadcast is in place, as in most programs."""
+        place = "in-place" if case.operation == "broadcast" else "out-of-place"
         # Blocks are whole multiples of 16 bytes.
         divided = case.operation not in ("all_reduce", "broadcast")
         size = str(max(case.bytes, 16 * case.ranks) if divided else case.bytes)
@@ -148,12 +149,12 @@ class Programs:
             report = Path(folder) / "report.json"
             command = [
                 self.paths[f"{case.operation}_perf"], "--ranks", str(case.ranks), "-b", size, "-e", size,
-                "-n", str(CALLS[case.bytes]), "-w", str(UNTIMED), "-c", "1", "-J", str(report),
+                "-n", str(CALLS[case.bytes]), "-w", str(UNTIMED), "--warm-up-form", place, "-c", "1", "-J", str(report),
                 *case.flags, *(["--hosts", str(case.hosts)] if case.hosts > 1 else []),
             ]
             text_of(command)
             row = json.loads(report.read_text())["results"][0]
-        row = row["in_place" if case.operation == "broadcast" else "out_of_place"]
+        row = row[place.replace("-", "_")]
         if row["nwrong"]:
             sys.exit(f"{' '.join(command)}: wrong results")
         return row["time"]

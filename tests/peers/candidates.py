@@ -161,6 +161,8 @@ def perf_command(programs, register):
             programs[f"{plan.operation}_perf"],
             *("--ranks", str(plan.ranks), "-b", size, "-e", size, "-R", str(register)),
             *("-n", str(iterations(plan.sizes[0])), "-w", str(untimed(plan.sizes[0])), "-c", "1"),
+            # As compare.py reads it.
+            *(["--warm-up-form", "in-place"] if plan.operation == "broadcast" else []),
         ]
 
     return command

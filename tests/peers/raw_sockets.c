@@ -161,12 +161,15 @@ int main(int count, char **arguments)
     pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_barrier_init(&shared->barrier, &attributes, (unsigned)processes);
     int listening = 0;
+    const pid_t first = getpid();
     struct sockaddr_in address;
     for (int process = 0; process < processes; process++) {
         if (process % 2 == 0)
             listening = listener(&address);
         if (fork() == 0) {
             prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != first)
+                _exit(1);
             bind_to_processor(process);
             work(process, processes, connection_of(process, listening, &address), bytes, rounds, shared);
             exit(0);

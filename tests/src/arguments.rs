@@ -9,6 +9,7 @@ use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser};
 
+use crate::buffers::Form;
 use crate::data::Operation;
 use crate::faults::wish::{self, Wish};
 use crate::launch::{Binding, Member};
@@ -156,9 +157,20 @@ pub struct Arguments {
     /// Give every such host so many network interfaces
     #[arg(long, value_name = "N", requires = "ranks", help_heading = "Ours")]
     pub rails: Option<NonZeroUsize>,
-    /// Where the buffers are. On CUDA devices, rank r of a machine with n of them uses device r % n
+    /// Where the buffers are. On CUDA devices, rank r of a machine with n of them uses device r % n; if there is
+    /// NCCL_TESTS_DEVICE, the ranks of every process use that one and those behind it
     #[arg(long, value_enum, default_value_t, help_heading = "Ours")]
     pub device: DeviceKind,
+    /// Form of the iterations of -w
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        value_name = "out-of-place/in-place",
+        help_heading = "Ours"
+    )]
+    pub warm_up_form: Form,
     /// Use this algorithm, or `collective:algorithm`, instead of the planner's choice
     #[arg(long = "algo", value_name = "NAME", help_heading = "Ours")]
     pub algorithm: Option<String>,
@@ -202,7 +214,7 @@ impl Arguments {
     ///
     /// # Errors
     /// As a usage error of the command line.
-    pub fn checked(self) -> Result<Self, clap::Error> {
+    pub fn checked(mut self) -> Result<Self, clap::Error> {
         let refuse =
             |message: String| Err(Self::command().error(ErrorKind::ValueValidation, message));
         if self.least > self.most {
@@ -213,6 +225,9 @@ impl Arguments {
         }
         if self.iterations.get().max(self.aggregated.get()) > MOST_CALLS {
             return refuse(format!("-n, -m: at most {MOST_CALLS}"));
+        }
+        if self.per_iteration == 0 {
+            self.skipped = 0;
         }
         if self.skipped >= self.iterations.get() {
             return refuse(format!("-K {} leaves nothing of -n {}", self.skipped, self.iterations));
@@ -374,6 +389,13 @@ mod tests {
         }
     }
 
+    /// As with nccl-tests.
+    #[test]
+    fn there_is_nothing_to_skip_without_a_summary() {
+        assert_eq!(parse("-n 5 -K 9").unwrap().skipped, 0);
+        assert_eq!(parse("-n 5 -I 1 -K 4").unwrap().skipped, 4);
+    }
+
     #[test]
     fn ranks_sizes_and_roots_follow_from_the_flags() {
         let short = parse("-b 8 -e 128M -f 2 -r 1 -t 4 -g 2").unwrap();
@@ -420,7 +442,7 @@ mod tests {
             "-T -1",
             "-e 18446744073709551615",
             "-n 18446744073709551615 -m 2",
-            "-n 5 -K 5",
+            "-n 5 -I 1 -K 5",
             "--hosts 2",
             "--ranks 2 --hosts 3",
             "--ranks 0",

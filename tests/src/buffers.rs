@@ -17,9 +17,10 @@ use crate::error::Failure;
 const ALIGNMENT_BYTES: usize = 64;
 
 /// Whether input and output are in the same buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Form {
     /// Input in the send buffer, output in the receive buffer.
+    #[default]
     OutOfPlace,
     /// Both in the receive buffer.
     InPlace,

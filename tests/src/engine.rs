@@ -198,9 +198,10 @@ impl<'a> Engine<'a> {
         for bytes in sizes {
             let counts = self.counts(case, bytes);
             let phases = (self.benchmark.calls)(&self.place(case, &counts));
-            let plan = self.plan(case, &counts, &phases, Form::OutOfPlace);
+            let plan = self.plan(case, &counts, &phases, self.arguments.warm_up_form);
             self.fill(case, &plan, self.arguments.warm_up)?;
-            (0..self.arguments.warm_up).try_for_each(|turn| self.iteration(&plan, turn))?;
+            // Of nccl-tests, -m and -z do not count here.
+            (0..self.arguments.warm_up).try_for_each(|slot| self.operation(&plan, slot))?;
             self.finish()?;
         }
         Ok(())
@@ -239,7 +240,7 @@ impl<'a> Engine<'a> {
         form: Form,
     ) -> Outcome<Measurement> {
         let plan = self.plan(case, counts, phases, form);
-        self.fill(case, &plan, self.arguments.iterations.get())?;
+        self.fill(case, &plan, self.arguments.iterations.get() * self.arguments.aggregated.get())?;
         // nccl-tests does one that is not timed, too.
         self.operation(&plan, 0)?;
         self.finish()?;
@@ -270,9 +271,8 @@ impl<'a> Engine<'a> {
         })
     }
 
-    /// Fills what so many iterations use with [ordinary numbers](data::ordinary).
-    fn fill(&mut self, case: Case, plan: &Plan<'_>, iterations: usize) -> Outcome<()> {
-        let operations = iterations * self.arguments.aggregated.get();
+    /// Fills what so many operations use with [ordinary numbers](data::ordinary).
+    fn fill(&mut self, case: Case, plan: &Plan<'_>, operations: usize) -> Outcome<()> {
         let numbers = data::ordinary(case.datatype);
         self.on_device(Gpu::upload, |buffers| buffers.fill(&plan.layout, operations, &numbers))
     }

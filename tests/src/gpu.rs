@@ -21,10 +21,20 @@ impl Device {
     ///
     /// # Errors
     /// There is no driver, or no device.
-    pub fn open(local_rank: usize) -> Result<Self, Error> {
-        let count = cuda::count()?;
+    pub fn shared_out(local_rank: usize) -> Result<Self, Error> {
         let none = || Error::Cuda("there is a driver, and no device".to_owned());
-        let ordinal = local_rank.checked_rem(count).ok_or_else(none)?;
+        Self::open(local_rank.checked_rem(cuda::count()?).ok_or_else(none)?)
+    }
+
+    /// Opens the one with this number.
+    ///
+    /// # Errors
+    /// There is no driver, or no such device.
+    pub fn open(ordinal: usize) -> Result<Self, Error> {
+        let count = cuda::count()?;
+        if ordinal >= count {
+            return Err(Error::Cuda(format!("there is no device {ordinal}, but {count}")));
+        }
         let handle = cuda::open(ordinal)?;
         let name = handle.name().map_err(cuda::error)?;
         let bus = handle.bus().map_err(cuda::error)?;

@@ -11,8 +11,16 @@ impl Device {
     ///
     /// # Errors
     /// Always.
-    pub fn open(_local_rank: usize) -> Result<Self, Error> {
+    pub fn open(_ordinal: usize) -> Result<Self, Error> {
         Err(Error::InvalidUsage("the program is built without the feature cuda".to_owned()))
+    }
+
+    /// As [`Self::open`].
+    ///
+    /// # Errors
+    /// Always.
+    pub fn shared_out(local_rank: usize) -> Result<Self, Error> {
+        Self::open(local_rank)
     }
 
     /// Its number, its name, and where it is on the bus.

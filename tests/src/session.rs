@@ -104,8 +104,11 @@ impl Session<'_> {
         };
         self.possible(&group)?;
         let on_device = self.arguments.device == DeviceKind::Cuda;
-        let first_device = self.wishes.first_device.unwrap_or(self.first_here);
-        let gpu = on_device.then(|| gpu::Device::open(first_device + thread)).transpose();
+        let open = || match self.wishes.first_device {
+            Some(first) => gpu::Device::open(first.saturating_add(thread)),
+            None => gpu::Device::shared_out(self.first_here + thread),
+        };
+        let gpu = on_device.then(open).transpose();
         let gpu = gpu.map_err(library)?;
         let devices = self.devices(world, color as usize, thread, gpu.as_ref()).map_err(library)?;
         let members = [world, &group];

@@ -95,6 +95,10 @@ fn devices_are_named_and_shared_out() {
     moved.assert_right("all_reduce_perf with NCCL_TESTS_DEVICE");
     let lines = moved.output.lines().filter(|line| line.contains("device  1 [0000:02:00.0]"));
     assert_eq!(lines.count(), 2, "{}", moved.output);
+    let mut beyond = interpreted(ALL_REDUCE, "--ranks 1 -b 8 -e 8 -n 1", None);
+    let beyond = Running::start(beyond.env("NCCL_TESTS_DEVICE", "18446744073709551615")).finish();
+    let said = "there is no device 18446744073709551615, but 2";
+    assert!(!beyond.status.success() && beyond.errors.contains(said), "{}", beyond.errors);
 }
 
 #[test]

@@ -4,8 +4,9 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
+use support::program::{Finished, Running};
 use support::skip;
 
 /// Tests that are programs of Python without any package.
@@ -15,10 +16,10 @@ const TESTS: [&str; 2] = ["measure/test_regression.py", "peers/test_tables.py"];
 const PACKAGES: [&str; 2] = ["matplotlib", "torch"];
 
 /// Runs a program of this folder; `None`: there is no Python, which is reported.
-fn python(program: &Path, arguments: &[&str]) -> Option<Output> {
+fn python(program: &Path, arguments: &[&str]) -> Option<Finished> {
     // No compiled files are left beside the programs.
-    match Command::new("python3").arg("-B").arg(program).args(arguments).output() {
-        Ok(output) => Some(output),
+    match Running::try_start(Command::new("python3").arg("-B").arg(program).args(arguments)) {
+        Ok(running) => Some(running.finish()),
         Err(cause) => {
             skip(&format!("programs that measure: `python3`: {cause}"));
             None
@@ -33,9 +34,9 @@ fn folder() -> &'static Path {
 #[test]
 fn programs_that_measure_find_what_was_planted() {
     for test in TESTS {
-        let Some(output) = python(&folder().join(test), &[]) else { return };
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{test}: {said}");
+        let Some(ended) = python(&folder().join(test), &[]) else { return };
+        let said = &ended.errors;
+        assert!(ended.status.success(), "{test}: {said}");
         assert!(said.contains("\nRan "), "{test} tests nothing: {said}");
     }
 }
@@ -47,16 +48,15 @@ fn programs_that_measure_start() {
         |folder: PathBuf| std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files = ["measure", "peers"].into_iter().flat_map(|name| of(folder().join(name)));
     for program in files.filter(|file| file.extension().is_some_and(|end| end == "py")) {
-        let Some(output) = python(&program, &["--help"]) else { return };
-        let [said, complaint] =
-            [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        let Some(ended) = python(&program, &["--help"]) else { return };
+        let Finished { output: said, errors: complaint, .. } = &ended;
         let lacks = |package: &str| complaint.contains(&format!("No module named '{package}'"));
         if let Some(package) = PACKAGES.iter().find(|package| lacks(package)) {
             let name = program.file_name().unwrap().display();
             skip(&format!("{name}: Python has no {package}"));
             continue;
         }
-        assert!(output.status.success(), "{}: {complaint}", program.display());
+        assert!(ended.status.success(), "{}: {complaint}", program.display());
         let is_program = std::fs::read_to_string(&program).unwrap().contains("__main__");
         assert_eq!(said.starts_with("usage: "), is_program, "{}: {said}", program.display());
     }

@@ -1,6 +1,6 @@
 //! A program as a process of its own: it has a deadline, and is killed with all that it has started when its test is over.
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -31,8 +31,13 @@ pub(crate) struct Finished {
 impl Running {
     /// Starts a program that reads nothing, and whose output is for the test.
     pub(crate) fn start(command: &mut Command) -> Self {
+        Self::try_start(command).expect("the program can be started")
+    }
+
+    /// The same, of a program that may not be there.
+    pub(crate) fn try_start(command: &mut Command) -> io::Result<Self> {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Self { child: command.process_group(0).spawn().expect("the program can be started") }
+        command.process_group(0).spawn().map(|child| Self { child })
     }
 
     /// What it printed, and how it ended.
