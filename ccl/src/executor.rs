@@ -69,6 +69,8 @@ pub(crate) struct Executor {
     least: Least,
     /// Peers are not waited for at the end.
     is_abandoned: bool,
+    /// For [those that write memory of this rank](Self::await_writers).
+    has_waited: bool,
 }
 
 impl Executor {
@@ -104,6 +106,7 @@ impl Executor {
             stores,
             least,
             is_abandoned: false,
+            has_waited: false,
         }
     }
 

@@ -389,13 +389,15 @@ impl Planner {
         Ok(choice)
     }
 
-    /// A collective needs all hosts: where one reaches no other it ends never, whatever the plan.
+    /// A collective needs all ranks: where one reaches no other host it ends never, whatever the plan.
     fn in_sight_of_the_cut_off(&self, mut choice: Choice) -> Choice {
         if let Some(Node(host)) = self.cut_off.first() {
             let estimates = choice.candidates.iter_mut().map(|candidate| &mut candidate.estimate);
             estimates.for_each(|estimate| estimate.seconds = f64::INFINITY);
-            let why = format!("; but host {host} has lost all its rails, and every plan needs one");
-            choice.reason.push_str(&why);
+            let were_it_not = std::mem::take(&mut choice.reason);
+            choice.reason = format!(
+                "a rank of host {host} has lost all its rails, and every plan needs one; with them: {were_it_not}"
+            );
         }
         choice
     }

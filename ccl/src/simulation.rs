@@ -42,8 +42,17 @@ pub enum Sweep {
 pub struct Failed {
     /// Whom it was waiting for.
     pub peer: Rank,
-    /// What the link to it says; nothing if it is in another call.
-    pub cause: Option<TransportError>,
+    /// Why not.
+    pub cause: Cause,
+}
+
+/// What is wrong with a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The link to it, which says this.
+    Link(TransportError),
+    /// It is in another call, with this stamp.
+    OtherCall(Stamp),
 }
 
 /// One rank.
@@ -112,8 +121,8 @@ fn task<'a>(call: &Call<'a>) -> Task<'a> {
 impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Link { peer, cause } => Self { peer, cause: Some(cause) },
-            Failure::Mismatch { peer, .. } => Self { peer, cause: None },
+            Failure::Link { peer, cause } => Self { peer, cause: Cause::Link(cause) },
+            Failure::Mismatch { peer, theirs } => Self { peer, cause: Cause::OtherCall(theirs) },
         }
     }
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use ccl::simulation::Failed;
+use ccl::simulation::{Cause, Failed};
 use ccl_core::random::Random;
 use ccl_transport::TransportError;
 use ccl_transport::clock::simulation::VirtualTime;
@@ -232,7 +232,7 @@ impl World<'_> {
         let mut network = self.network.lock();
         let Failed { peer, cause } = actor.failure.clone().ok_or("a failure without a cause")?;
         let failure = format!("rank {rank} fails in call {}, waiting for rank {peer}", actor.call);
-        let Some(TransportError::PeerGone(cause)) = cause else {
+        let Cause::Link(TransportError::PeerGone(cause)) = cause else {
             return Err(format!("{failure}: {cause:?}"));
         };
         let to_peer =

@@ -142,18 +142,21 @@ pub(super) fn attempt(
     deadline: Instant,
 ) -> Result<TcpStream, NoConnection> {
     let mut failures = Vec::new();
-    let mut refused = false;
+    let (mut refused, mut may_be_busy) = (false, false);
     for place in id.places() {
         match open(id, place, rank, deadline) {
             Ok(stream) => return Ok(stream),
             Err(cause) => {
                 refused |= matches!(cause, TransportError::Refused(_));
+                // An address may lead to something else from here, and the store behind another one may be busy.
+                may_be_busy |=
+                    matches!(cause, TransportError::PeerGone(_) | TransportError::TimedOut(_));
                 failures.push(format!("{place}: {cause}"));
             }
         }
     }
     let failures = failures.join("; ");
-    if refused && !id.is_fixed() {
+    if refused && !may_be_busy && !id.is_fixed() {
         return Err(NoConnection::Refused(Error::InvalidUsage(format!(
             "no store admits rank {rank} ({failures}); all ranks need the unique id of one store"
         ))));

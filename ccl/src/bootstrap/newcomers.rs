@@ -15,7 +15,7 @@ use ccl_core::Error;
 use ccl_transport::auth::{self, JobKey};
 use ccl_transport::visitors::Visitors;
 use ccl_transport::{clock, descriptors};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::message::{self, Hello};
 use super::server::PATIENCE;
@@ -156,8 +156,9 @@ impl Newcomers {
                 Ok((stream, _)) => self.waiting.add(stream, (), now),
                 Err(cause) if cause.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                // The kernel looks for a descriptor before it looks whether anybody has come.
-                Err(cause) if descriptors::are_short(&cause) && !is_anybody_at(door) => {
+                Err(cause)
+                    if descriptors::are_short(&cause) && !descriptors::is_anybody_at(door) =>
+                {
                     return Ok(());
                 }
                 Err(cause)
@@ -233,13 +234,6 @@ impl Newcomers {
             tracing::debug!(reason, count = self.refused, "the store refused a connection");
         }
     }
-}
-
-/// Whether somebody waits to be accepted.
-fn is_anybody_at(door: &TcpListener) -> bool {
-    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // Who cannot look had better assume it.
-    poll(&mut [PollFd::new(door, PollFlags::IN)], Some(&at_once)).map_or(true, |ready| ready > 0)
 }
 
 /// Makes a newcomer prove the key and say who it is.

@@ -363,8 +363,8 @@ impl Watcher {
             tracing::warn!(%cause, "a control connection cannot be prepared");
             return Ok(());
         }
-        // Each attempt leaves a connection at both ends, so there must not be more and more.
-        if self.is_away_too_long(now) && matches!(self.line, Line::Resuming(_)) {
+        // Each attempt may leave a connection at both ends, so there must not be more and more.
+        if self.is_away_too_long(now) {
             return Err(format!(
                 "it has let this rank in for {PATIENCE:?}, and not gone on: {place}"
             ));

@@ -1,13 +1,12 @@
 //! What stands behind a communicator: how a call is run, and how everything ends.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_transport::biased::Biased;
+use ccl_transport::biased::{Biased, Guard};
 
 use crate::bootstrap::{Control, ControlEvent};
 use crate::config::Config;
@@ -70,12 +69,24 @@ impl Core {
         let mut engine = self.engine.lock();
         // Only who holds the engine counts.
         self.activity.store(self.activity.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        let result = work(&mut engine, limits);
-        if result.as_ref().is_err_and(|error| is_final(error)) {
-            engine.renounce();
+        match work(&mut engine, limits) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.after(engine, *error)),
         }
-        drop(engine);
-        result.map_err(|error| self.failed(*error))
+    }
+
+    /// What follows from the error of a call before its caller has it. Peers that write memory of this rank go on until
+    /// they hear of it, so they are told before they are waited for.
+    #[cold]
+    fn after(&self, mut engine: Guard<'_, Engine>, error: Error) -> Error {
+        if is_final(&error) {
+            engine.renounce();
+            self.tell(&error);
+            engine.await_writers();
+            drop(engine);
+            self.dump(&error);
+        }
+        error
     }
 
     /// What a failure of a call means for the communicator.
@@ -111,16 +122,19 @@ impl Core {
 
     /// Remembers what ended the communicator and tells the others, unless they told us.
     pub(super) fn fail(&self, error: &Error) {
+        self.tell(error);
+        self.dump(error);
+    }
+
+    fn tell(&self, error: &Error) {
         if self.control.fault().is_none() {
             announce(&self.control, self.rank, error);
         }
-        if let Some(folder) = &self.config.settings.dump {
-            self.dump(error, folder);
-        }
     }
 
-    /// Writes down what this rank knows, the first time.
-    fn dump(&self, error: &Error, folder: &Path) {
+    /// Writes down what this rank knows, the first time, if it is asked to.
+    fn dump(&self, error: &Error) {
+        let Some(folder) = &self.config.settings.dump else { return };
         if self.dumped.swap(true, Ordering::AcqRel) {
             return;
         }

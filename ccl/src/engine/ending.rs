@@ -139,11 +139,14 @@ impl Limits<'_> {
 }
 
 impl Engine {
-    /// A call has failed: what peers still read of its memory is in doubt from now on, what they write is waited for, and
-    /// the caller may have it back.
-    #[cold]
+    /// A call has failed: what peers still read of its memory is in doubt from now on, and they begin to write none.
     pub(crate) fn renounce(&self) {
-        if !self.executor.renounce() {
+        self.executor.renounce();
+    }
+
+    /// Afterwards the caller of the call that failed may have its memory back.
+    pub(crate) fn await_writers(&mut self) {
+        if !self.executor.await_writers() {
             tracing::warn!(
                 rank = self.me.0,
                 "a peer may still write into the output of the call that failed"

@@ -10,20 +10,27 @@ use ccl_transport::{Link, TransportError, clock};
 
 use super::{Executor, Failure, Run};
 
-/// How long peers may go on writing after a call has ended early: a part takes milliseconds.
+/// How long peers may go on writing after a call has ended early: they look whether it has, before every part.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// How often a rank looks whether peers write still.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 impl Executor {
-    /// The call of this rank has failed, and its memory is the caller's again as soon as this is done. Waits for those that
-    /// write it, and tells whether all have ended in time.
-    pub(crate) fn renounce(&self) -> bool {
-        let links = || self.links.iter().flatten();
-        links().for_each(|link| link.renounce());
+    /// The call of this rank has failed, and nobody begins to write its memory from now on.
+    pub(crate) fn renounce(&self) {
+        self.links.iter().flatten().for_each(|link| link.renounce());
+    }
+
+    /// After [`Self::renounce`], waits for those that write memory of this rank still; then it is the caller's again. Tells
+    /// whether all have ended in time. Only the first time: one that has died in the middle is never done, and calls that
+    /// come later have lent nothing.
+    pub(crate) fn await_writers(&mut self) -> bool {
+        if std::mem::replace(&mut self.has_waited, true) {
+            return true;
+        }
         let end = clock::now() + PATIENCE;
-        while links().any(|link| link.is_written()) {
+        while self.links.iter().flatten().any(|link| link.is_written()) {
             if clock::now() >= end {
                 return false;
             }

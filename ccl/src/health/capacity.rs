@@ -4,19 +4,21 @@ use ccl_core::epoch::Table;
 use ccl_core::ids::{Node, Rank};
 use ccl_core::topology::{Host, RailCapacity, Topology};
 
-/// `introduced`, with the rails as they are in `table`, and the hosts that reach no other.
+/// `introduced`, with the rails as they are in `table`, and the hosts of which a rank reaches no other host.
 ///
 /// The ranks of a host share its NICs: a rail that is bad for one of them is not counted on, and it is as
-/// fast as for the slowest. A host without any good rail is planned for as if all were good: no plan
-/// helps it, and the links decide what becomes of it.
+/// fast as for the slowest. A host without a rail that is good for all is planned for as if all were good: no plan
+/// helps it, and the links decide what becomes of it. They may do well: each rank may have lost another rail.
 pub(crate) fn with_health(introduced: &Topology, table: &Table) -> (Topology, Vec<Node>) {
     let node_of = (0..introduced.ranks()).map(|rank| introduced.node_of(Rank(rank))).collect();
     let (mut hosts, mut cut_off) = (Vec::new(), Vec::new());
     for node in (0..introduced.nodes()).map(Node) {
         let (cores, mut rails) = (introduced.cores(node), seen(introduced, node, table));
-        if rails.iter().all(|rail| !rail.up) && introduced.nodes() > 1 {
+        let are_down = |rails: &[RailCapacity]| rails.iter().all(|rail| !rail.up);
+        if are_down(&rails) && introduced.nodes() > 1 {
             rails = introduced.rails(node).to_vec();
-            cut_off.push(node);
+            let mut rows = introduced.ranks_of(node).iter().filter_map(|rank| table.row(*rank));
+            cut_off.extend(rows.any(|row| are_down(&row.rails)).then_some(node));
         }
         hosts.push(Host { rails, cores });
     }
@@ -74,12 +76,18 @@ mod tests {
 
     #[test]
     fn a_host_without_rails_is_planned_for_as_before_and_is_known() {
-        let (topology, cut_off) = planned_for(&[(2, row(&[(2.0, false), (4.0, false)]))]);
+        let none = || row(&[(2.0, false), (4.0, false)]);
+        let (topology, cut_off) = planned_for(&[(2, none())]);
         assert_eq!((topology.capacities(), cut_off), (vec![6.0, 6.0], vec![Node(1)]));
-        // Of two ranks of a host each has lost another rail.
+        assert_eq!(planned_for(&[(1, none())]).1, [Node(0)]);
+        assert_eq!(planned_for(&[]).1, []);
+    }
+
+    #[test]
+    fn a_host_whose_ranks_have_lost_different_rails_is_planned_for_as_before_and_works() {
         let half = [[false, true], [true, false]].map(|up| row(&[(2.0, up[0]), (4.0, up[1])]));
         let [one, other] = half;
-        assert_eq!(planned_for(&[(0, one), (1, other)]).1, [Node(0)]);
-        assert_eq!(planned_for(&[]).1, []);
+        let (topology, cut_off) = planned_for(&[(0, one), (1, other)]);
+        assert_eq!((topology.capacities(), cut_off), (vec![6.0, 6.0], vec![]));
     }
 }

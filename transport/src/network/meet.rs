@@ -110,7 +110,8 @@ pub(super) struct Meeting<'a> {
     key: &'a JobKey,
     peers: &'a [PeerPlan],
     deadline: Instant,
-    /// How long a peer may take to turn to a connection before another rail has its turn.
+    /// How long a peer may take to turn to a connection before another rail has its turn; twice as long each time: what is
+    /// given up stays in the queue of a peer that is slow, in front of what is tried next.
     hearing: Duration,
     progress: Mutex<Progress>,
     is_over: AtomicBool,
@@ -198,19 +199,20 @@ impl<'a> Meeting<'a> {
     /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
     /// turn after the others; what the peer refuses is refused over all of them.
     fn dial(&self, peer: &PeerPlan) {
-        let mut left: VecDeque<_> = (0..peer.connections.len()).collect();
+        let mut left: VecDeque<_> =
+            (0..peer.connections.len()).map(|index| (index, self.hearing)).collect();
         while !self.is_over.load(Ordering::Acquire)
             && clock::now() < self.deadline
-            && let Some(index) = left.pop_front()
+            && let Some((index, hearing)) = left.pop_front()
         {
             let seat = (peer.rank, index);
-            match self.introduce(seat, &peer.connections[index]) {
+            match self.introduce(seat, &peer.connections[index], hearing) {
                 Ok(stream) => {
                     self.progress().seated.insert(seat, stream);
                 }
                 Err(reason) => {
                     self.note(seat, &reason);
-                    left.push_back(index);
+                    left.push_back((index, hearing.saturating_mul(2)));
                     clock::sleep(RETRY_PAUSE);
                 }
             }
@@ -235,6 +237,7 @@ impl<'a> Meeting<'a> {
         &self,
         (rank, index): Seat,
         Contact { binding, address, medium }: &Contact,
+        hearing: Duration,
     ) -> Result<TcpStream, TransportError> {
         let now = clock::now();
         let left = self.deadline.saturating_duration_since(now);
@@ -250,8 +253,11 @@ impl<'a> Meeting<'a> {
             incarnation: FIRST_INCARNATION,
             medium: *medium,
         };
-        let _handshake = Handshake::begin(self, &stream, Maker::Myself)?;
-        let heard_by = now + self.hearing;
+        let _handshake = Handshake::begin(self, &stream, Maker::Myself).map_err(|cause| {
+            descriptors::relieve(&cause);
+            TransportError::system("duplicate a connection", cause)
+        })?;
+        let heard_by = now + hearing.min(left);
         // A peer that has turned to this end has its own limit, which is over before this one: what it takes for
         // connected is not given up here.
         let deadline = self.deadline.min(heard_by + 2 * HANDSHAKE_LIMIT);
@@ -286,15 +292,21 @@ impl<'a> Meeting<'a> {
                         visitors.add(stream, (from, rail), now);
                     }
                     Err(cause) if cause.kind() == ErrorKind::WouldBlock => {}
-                    Err(cause) if descriptors::are_short(&cause) && descriptors::raise_limit() => {}
+                    Err(cause)
+                        if descriptors::are_short(&cause)
+                            && !descriptors::is_anybody_at(listener) => {}
                     Err(cause) => self.close(&cause),
                 }
             }
             let spoken = std::iter::from_fn(|| visitors.next_speaker(now));
             for (stream, (from, rail)) in spoken.take(room) {
-                // It fails only if descriptors are used up, and then the guest comes again: nobody has refused it.
-                let Ok(handshake) = Handshake::begin(self, &stream, Maker::Guest) else {
-                    continue;
+                // The guest comes again: nobody has refused it.
+                let handshake = match Handshake::begin(self, &stream, Maker::Guest) {
+                    Ok(handshake) => handshake,
+                    Err(cause) => {
+                        self.close(&cause);
+                        continue;
+                    }
                 };
                 let rails = listeners.len();
                 start(scope, move || {
@@ -306,8 +318,11 @@ impl<'a> Meeting<'a> {
         Ok(())
     }
 
-    /// Accepts nobody for a while. Who waits at the door would wake this thread at once.
+    /// Accepts nobody for a while, unless there may be more descriptors. Who waits at the door would wake this thread at once.
     fn close(&self, cause: &std::io::Error) {
+        if descriptors::relieve(cause) {
+            return;
+        }
         let remedy = if descriptors::are_short(cause) { "; raise `ulimit -n`" } else { "" };
         let reason = format!("rank {} cannot accept it: {cause}{remedy}", self.me);
         self.progress().closed = Some(reason);
@@ -352,8 +367,13 @@ impl<'a> Meeting<'a> {
         is_possible.then_some((hello.from, index))
     }
 
-    /// Logs the first stranger, and leaves the rest: a port scan must not fill the log.
+    /// Logs the first stranger, and leaves the rest: a port scan must not fill the log. Who has gone meanwhile may be a peer
+    /// that tries again.
     fn refuse(&self, from: SocketAddr, reason: &TransportError) {
+        if matches!(reason, TransportError::PeerGone(_)) {
+            tracing::debug!(%from, %reason, rank = self.me.0, "a guest did not wait");
+            return;
+        }
         let is_over = self.is_over.load(Ordering::Acquire);
         if !is_over && !self.was_stranger_reported.swap(true, Ordering::AcqRel) {
             tracing::warn!(%from, %reason, rank = self.me.0, "refused a connection");
@@ -425,17 +445,11 @@ struct Handshake<'a> {
 }
 
 impl<'a> Handshake<'a> {
-    fn begin(
-        meeting: &'a Meeting<'a>,
-        stream: &TcpStream,
-        maker: Maker,
-    ) -> Result<Self, TransportError> {
-        let clone = stream
-            .try_clone()
-            .map_err(|cause| TransportError::system("duplicate a connection", cause))?;
+    fn begin(meeting: &'a Meeting<'a>, stream: &TcpStream, maker: Maker) -> std::io::Result<Self> {
+        let clone = stream.try_clone()?;
         let mut progress = meeting.progress();
         if meeting.is_over.load(Ordering::Acquire) {
-            return Err(TransportError::TimedOut("the meeting is over".into()));
+            return Err(std::io::Error::other("the meeting is over"));
         }
         let number = (maker, progress.next_handshake);
         progress.next_handshake += 1;

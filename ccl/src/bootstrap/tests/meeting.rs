@@ -1,5 +1,7 @@
 //! How ranks meet whom a launcher has started.
 
+use ccl_transport::auth::JobKey;
+
 use super::*;
 
 fn launch(rank: u32, meeting: &Meeting) -> Launch {
@@ -95,6 +97,42 @@ fn a_rank_without_the_pass_phrase_is_not_admitted() {
         let rank_0 = scope.spawn(move || Control::join(&id, Rank(0), 2, deadline()));
         let rank_1 = Control::join(friend.id(), Rank(1), 2, deadline());
         assert!(rank_0.join().unwrap().is_ok() && rank_1.is_ok());
+    });
+}
+
+/// From this host the first address of the store leads to something else, and behind the other one it is busy.
+#[test]
+fn a_refusal_elsewhere_does_not_keep_from_a_store_that_is_busy() {
+    // Somebody else may have the port at one of the two addresses.
+    let pair = |_| {
+        let elsewhere = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = elsewhere.local_addr().unwrap().port();
+        Some((elsewhere, TcpListener::bind(("127.0.0.3", port)).ok()?, port))
+    };
+    let (elsewhere, store, port) = (0..100).find_map(pair).unwrap();
+    let places = ["127.0.0.2", "127.0.0.3"].map(|place| place.parse().unwrap());
+    let id = UniqueId::at_fixed_port(&places, port, "job", &Settings::default());
+    let mut bytes = id.to_bytes();
+    bytes[10] = 0;
+    let id = UniqueId::from_bytes(&bytes).unwrap();
+    let (key, other) = (id.key(), JobKey::from_passphrase("another job"));
+    thread::spawn(move || {
+        while let Ok((stream, _)) = elsewhere.accept() {
+            assert!(auth::accept(&stream, &other, deadline()).is_err());
+        }
+    });
+    thread::scope(|scope| {
+        let store = scope.spawn(|| {
+            drop(store.accept().unwrap());
+            auth::accept(&store.accept().unwrap().0, &key, deadline())
+        });
+        let connected = connect::connect(&id, Rank(1), deadline());
+        if connected.is_err() {
+            // Otherwise the store waits for ever.
+            drop(TcpStream::connect(("127.0.0.3", port)));
+        }
+        assert!(connected.is_ok(), "{connected:?}");
+        assert!(store.join().unwrap().is_ok());
     });
 }
 

@@ -72,24 +72,32 @@ fn what_a_rank_has_lent_whose_call_has_failed_is_not_received() {
 #[test]
 fn a_rank_whose_call_has_failed_waits_for_those_that_write_its_memory() {
     let (links, peer) = links();
-    let executor = Executor::new(Rank(0), links);
+    let mut executor = Executor::new(Rank(0), links);
     let writing = peer.begin_to_write().unwrap();
     let has_ended = AtomicBool::new(false);
+    executor.renounce();
+    assert!(peer.begin_to_write().is_err());
     std::thread::scope(|threads| {
         threads.spawn(|| {
             clock::sleep(Duration::from_millis(20));
             has_ended.store(true, Ordering::Relaxed);
             drop(writing);
         });
-        assert!(executor.renounce() && has_ended.load(Ordering::Relaxed));
+        assert!(executor.await_writers() && has_ended.load(Ordering::Relaxed));
     });
-    assert!(peer.begin_to_write().is_err());
 }
 
+/// As one that has died in the middle. All that was started behind the call ends at once.
 #[test]
-fn a_peer_that_writes_for_ever_is_not_waited_for_so_long() {
+fn a_peer_that_writes_for_ever_is_not_waited_for_so_long_and_only_once() {
     let (links, peer) = links();
     let writing = peer.begin_to_write().unwrap();
-    assert!(!Executor::new(Rank(0), links).renounce());
+    let mut executor = Executor::new(Rank(0), links);
+    executor.renounce();
+    assert!(!executor.await_writers());
+    let calls = 1000;
+    let start = clock::now();
+    assert!((0..calls).all(|_| executor.await_writers()));
+    assert!(start.elapsed() < Duration::from_secs(calls));
     drop(writing);
 }

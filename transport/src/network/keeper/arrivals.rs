@@ -49,9 +49,15 @@ impl Worker {
             match self.rails[rail].listener.accept() {
                 Ok((stream, from)) => self.visitors.add(stream, (from, rail), now),
                 Err(cause) => {
+                    let door = &self.rails[rail].listener;
                     let lacks_memory =
                         matches!(cause.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM));
-                    if descriptors::are_short(&cause) || lacks_memory {
+                    let lacks_descriptors = || {
+                        descriptors::are_short(&cause)
+                            && descriptors::is_anybody_at(door)
+                            && !descriptors::raise_limit()
+                    };
+                    if lacks_memory || lacks_descriptors() {
                         self.closed_until = Some(now + CLOSED_PAUSE);
                     }
                     // Else nobody is there, or whoever was has left.

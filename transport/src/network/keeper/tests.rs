@@ -376,7 +376,8 @@ fn strangers_do_not_keep_peers_from_connecting_again() {
         stream.write_all(b"r2cc").unwrap();
         stream
     };
-    let all: Vec<_> = (0..32).flat_map(|_| [slow(addresses.0[0]), slow(addresses.1[0])]).collect();
+    // More than are heard one after the other before the peer must be there.
+    let all: Vec<_> = (0..100).flat_map(|_| [slow(addresses.0[0]), slow(addresses.1[0])]).collect();
     let (mut near, mut far) = (near.keep(1, &addresses.1), far.keep(0, &addresses.0));
     let (mut one, mut other) = replace(&mut near, &mut far, 0, 0);
     send(&mut one, &mut other);

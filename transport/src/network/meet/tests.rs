@@ -90,6 +90,33 @@ fn a_rail_that_says_nothing_does_not_hold_up_the_others() {
     });
 }
 
+/// It turns to everything that has come, in order, and takes longer for each than a connection is waited for at first.
+#[test]
+fn a_peer_that_is_slow_is_waited_for_longer_and_longer() {
+    let ([listener], addresses) = listeners::<1>();
+    let (key, deadline) = (key(), soon());
+    let accept_slowly = || {
+        while clock::now() < deadline {
+            if let Ok((stream, _)) = listener.accept() {
+                clock::sleep(Duration::from_millis(40));
+                if auth::accept(&stream, &key, deadline).is_ok() {
+                    return true;
+                }
+            }
+            clock::sleep(Duration::from_millis(1));
+        }
+        false
+    };
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(accept_slowly);
+        let peers = [plan(0, true, &addresses)];
+        let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
+        meeting.hearing = Duration::from_millis(5);
+        assert_eq!(meeting.hold(&[]).unwrap().len(), 1);
+        assert!(accepting.join().unwrap());
+    });
+}
+
 #[test]
 fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
     let peers = [plan(1, false, &["127.0.0.1:1".parse().unwrap()])];

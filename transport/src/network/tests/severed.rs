@@ -92,13 +92,16 @@ fn a_peer_that_is_connected_and_says_nothing_is_out_of_reach() {
     }
     are_healed.store(true, Ordering::Relaxed);
     // The peer's host answers, and the peer does not look at its link.
+    let before = near.revision();
     let end = clock::now() + 3 * PATIENCE;
     while clock::now() < end {
         assert!(near.is_out_of_reach());
         near.spare();
         far.spare();
         near.progress().unwrap();
+        clock::sleep(Duration::from_millis(1));
     }
+    assert_ne!(near.revision(), before, "nothing is connected again");
     while receive(&mut *far) < sent {
         assert!(clock::now() < deadline, "not all of {sent} have come");
         near.progress().unwrap();

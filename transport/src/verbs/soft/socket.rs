@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::net::sockopt::{set_tcp_congestion, tcp_congestion};
 use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
 
-use crate::TransportError;
+use crate::{TransportError, descriptors};
 
 /// Connections that wait to be accepted; the kernel may allow fewer.
 const BACKLOG: i32 = 4096;
@@ -75,7 +75,11 @@ pub fn dial(
     peer: SocketAddr,
     limit: Duration,
 ) -> Result<TcpStream, TransportError> {
-    let socket = bound(binding, 0).map_err(BindError::explain)?;
+    let socket = bound(binding, 0).map_err(|error| {
+        // Who dials comes again.
+        descriptors::relieve(&error.cause);
+        error.explain()
+    })?;
     socket.connect_timeout(&SockAddr::from(peer), limit).map_err(|cause| {
         TransportError::system(format!("connect {} to {peer}", binding.address), cause)
     })?;
