@@ -10,6 +10,11 @@
 //! one counts: a packet that is lost now and then, or a stall of the processor, makes no rail slow. Nor does
 //! what other links send over the same NICs ([`super::census`]): who believes that gives way to them, gets
 //! less, and measures even less.
+//!
+//! Messages that fill no rail all wait for one that is very slow, so where there are no others their tiles are
+//! looked at, too: a rail that is busy with its bytes for several times as long as the best one is *slow for
+//! them*. That may be because of the peer, which answers late, so it is believed for such messages only
+//! ([`super::split`]), nobody else hears of it, and the rail is tried again after a while.
 
 use ccl_core::ids::Timestamp;
 
@@ -23,6 +28,15 @@ pub(super) const CROWDED: f64 = 1.0 / 3.0;
 const LEAST: f64 = 0.01;
 /// So many measurements in a row must agree that a rail is slow.
 const AGREEING: usize = 4;
+/// A rail that carries less than this part of what the best one does is slow for messages that fill none.
+const BRIEFLY_SLOW: f64 = 0.5;
+/// Tiles that are shorter say nothing: only the time that messages take for their way decides when they arrive.
+const LEAST_BRIEF_BYTES: usize = 16 << 10;
+/// A look at messages that fill no rail follows after so many tiles for each rail.
+const LOOKED_AT: usize = 8;
+/// After so many looks a rail that is slow for them is tried again; after twice as many the next time.
+const FIRST_TRIAL: u32 = 256;
+const LAST_TRIAL: u32 = 1 << 16;
 /// A rail that has carried at least this part of its fair part while it was deep has carried much.
 const LEAST_DEEP_PART: u64 = 4;
 
@@ -37,6 +51,19 @@ pub(super) struct Meter {
     window_bytes: u64,
     /// Whether they were compared since the last question for news.
     is_fresh: bool,
+    /// Tiles that were given to rails since the last look at messages that fill none, and those of them that filled one.
+    tiles: usize,
+    deep_tiles: usize,
+}
+
+/// What is new of a rail.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct News {
+    pub(super) rail: usize,
+    /// Between 0 and 1.
+    pub(super) share: f64,
+    /// Whether it was measured while the rail was full.
+    pub(super) is_sure: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -44,9 +71,25 @@ struct Gauge {
     deep: Span,
     /// While anything is on the way on it.
     busy: Span,
+    /// As [`Self::busy`], since the last look at messages that fill no rail.
+    brief: Span,
+    looks: Looks,
     /// The last measurements.
     latest: [f64; AGREEING],
     told: f64,
+}
+
+/// What looks at messages that fill no rail say of it.
+#[derive(Clone, Copy, Debug)]
+struct Looks {
+    /// So many in a row, that it is slow for them, or that it is not.
+    slow: usize,
+    good: usize,
+    /// Whether what is known of it is from looks.
+    is_judge: bool,
+    /// So many looks ago it was found to be slow; when it is tried again.
+    ago: u32,
+    trial: u32,
 }
 
 /// The times at which a rail is in some state.
@@ -94,8 +137,9 @@ impl Span {
 
 impl Gauge {
     fn new() -> Self {
-        let [deep, busy] = [Span::default(), Span::default()];
-        Self { deep, busy, latest: [1.0; AGREEING], told: 1.0 }
+        let [deep, busy, brief] = [const { Span { since: None, bytes: 0, ns: 0 } }; 3];
+        let looks = Looks { slow: 0, good: 0, is_judge: false, ago: 0, trial: FIRST_TRIAL };
+        Self { deep, busy, brief, looks, latest: [1.0; AGREEING], told: 1.0 }
     }
 
     fn share(&self) -> f64 {
@@ -113,6 +157,32 @@ impl Gauge {
     fn measured(&mut self, share: f64) {
         self.latest.rotate_left(1);
         self.latest[AGREEING - 1] = share;
+        self.looks.is_judge = false;
+    }
+
+    /// What a look says: the share of the rail, if it has carried enough. Whether there is something to tell.
+    fn looked_at(&mut self, share: Option<f64>) -> bool {
+        let looks = &mut self.looks;
+        (looks.slow, looks.good) = match share {
+            Some(share) if share < BRIEFLY_SLOW => (looks.slow + 1, 0),
+            Some(_) => (0, looks.good + 1),
+            None => (looks.slow, looks.good),
+        };
+        looks.ago += 1;
+        if looks.good >= AGREEING && self.told >= FULL {
+            looks.trial = FIRST_TRIAL;
+        }
+        if let Some(share) = share.filter(|_| looks.slow >= AGREEING && self.told >= FULL) {
+            (looks.slow, looks.ago, looks.is_judge) = (0, 0, true);
+            self.latest = [share.max(LEAST); AGREEING];
+            return true;
+        }
+        let is_tried = looks.is_judge && self.told < FULL && looks.ago >= looks.trial;
+        if is_tried {
+            (looks.slow, looks.trial) = (0, (2 * looks.trial).min(LAST_TRIAL));
+            self.latest = [1.0; AGREEING];
+        }
+        is_tried
     }
 
     fn spans(&mut self) -> [&mut Span; 2] {
@@ -125,7 +195,9 @@ impl Meter {
     /// at full share at least `deep_bytes` must be on the way while it is measured.
     pub(super) fn new(rails: usize, deep_bytes: usize, window_bytes: u64) -> Self {
         let gauges = vec![Gauge::new(); rails];
-        Self { gauges, deep_bytes: deep_bytes as f64, arrived: 0, window_bytes, is_fresh: false }
+        let deep_bytes = deep_bytes as f64;
+        let (arrived, is_fresh, tiles, deep_tiles) = (0, false, 0, 0);
+        Self { gauges, deep_bytes, arrived, window_bytes, is_fresh, tiles, deep_tiles }
     }
 
     /// As [`Self::new`], from now on.
@@ -143,13 +215,18 @@ impl Meter {
         self.gauges[rail] = Gauge::new();
     }
 
-    /// Something was given to a rail, and so much is on the way on it now.
-    pub(super) fn given(&mut self, rail: usize, backlog: usize, now: Timestamp) {
+    /// `bytes` were given to a rail, and so much is on the way on it now.
+    pub(super) fn given(&mut self, rail: usize, (bytes, backlog): (usize, usize), now: Timestamp) {
         let is_deep = self.is_deep(rail, backlog);
         let gauge = &mut self.gauges[rail];
         gauge.busy.start(now);
         if is_deep {
             gauge.deep.start(now);
+        }
+        if bytes >= LEAST_BRIEF_BYTES {
+            gauge.brief.start(now);
+            self.tiles += 1;
+            self.deep_tiles += usize::from(is_deep && gauge.told >= FULL);
         }
     }
 
@@ -167,11 +244,20 @@ impl Meter {
         let since = gauge.busy.since.unwrap_or(now);
         gauge.deep.arrived(bytes, now, is_deep);
         gauge.busy.arrived(bytes, now, backlog > 0);
+        gauge.brief.arrived(bytes, now, backlog > 0);
         self.arrived += bytes as u64;
+        if self.tiles >= LOOKED_AT * self.gauges.len() {
+            self.look(now, &capacity);
+        }
         if self.arrived >= self.window_bytes {
             self.compare(now, capacity);
         }
         since
+    }
+
+    /// Whether a rail at full share would be full with so much on the way.
+    pub(super) fn fills(&self, backlog: usize) -> bool {
+        backlog as f64 >= self.deep_bytes
     }
 
     /// A slow rail is given less, so less on it is much.
@@ -189,9 +275,9 @@ impl Meter {
         self.is_fresh
     }
 
-    /// A rail whose share is no longer what was told last, and its share, between 0 and 1. Of the NICs of
-    /// the rails it is said what part of their capacities they carry, over the best such part of any.
-    pub(super) fn news(&mut self, nics: &[f64]) -> Option<(usize, f64)> {
+    /// A rail whose share is no longer what was told last. Of the NICs of the rails it is said what part of
+    /// their capacities they carry, over the best such part of any.
+    pub(super) fn news(&mut self, nics: &[f64]) -> Option<News> {
         if !self.is_fresh {
             return None;
         }
@@ -205,9 +291,39 @@ impl Meter {
         let found = found.map(|(rail, gauge)| (rail, believed((rail, gauge))));
         self.is_fresh = found.is_some();
         let (rail, share) = found?;
-        let told = if share >= FULL { 1.0 } else { share };
-        self.gauges[rail].told = told;
-        Some((rail, told))
+        let share = if share >= FULL { 1.0 } else { share };
+        let gauge = &mut self.gauges[rail];
+        gauge.told = share;
+        let is_sure = !gauge.looks.is_judge;
+        gauge.looks.is_judge &= share < FULL;
+        Some(News { rail, share, is_sure })
+    }
+
+    /// Looks at messages that fill no rail, unless there are too many others between them.
+    fn look(&mut self, now: Timestamp, capacity: &impl Fn(usize) -> f64) {
+        self.gauges.iter_mut().for_each(|gauge| gauge.brief.count(now));
+        if self.deep_tiles * 4 < self.tiles {
+            let parts = self.brief_parts(capacity);
+            let best = parts.iter().flatten().copied().fold(0.0, f64::max);
+            for (gauge, part) in self.gauges.iter_mut().zip(parts) {
+                self.is_fresh |= gauge.looked_at(part.map(|part| part / best));
+            }
+        }
+        self.gauges.iter_mut().for_each(|gauge| gauge.brief.clear());
+        (self.tiles, self.deep_tiles) = (0, 0);
+    }
+
+    /// What part of their capacities the rails carry that have had at least half of what they should since the last look.
+    fn brief_parts(&self, capacity: &impl Fn(usize) -> f64) -> Vec<Option<f64>> {
+        let worth = |(rail, gauge): (usize, &Gauge)| capacity(rail) * gauge.told;
+        let all: f64 = self.gauges.iter().enumerate().map(worth).sum();
+        let bytes: u64 = self.gauges.iter().map(|gauge| gauge.brief.bytes).sum();
+        let part = |(rail, gauge): (usize, &Gauge)| {
+            let fair = bytes as f64 * worth((rail, gauge)) / all;
+            let rate = gauge.brief.rate()?;
+            (gauge.brief.bytes as f64 >= fair / 2.0).then(|| rate / capacity(rail))
+        };
+        self.gauges.iter().enumerate().map(part).collect()
     }
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {
@@ -269,7 +385,7 @@ mod tests {
         for message in 0..messages {
             let start = Timestamp(message * 1_000_000_000);
             for rail in 0..tile_ns.len() {
-                (1..=tiles).for_each(|tile| meter.given(rail, tile * TILE, start));
+                (1..=tiles).for_each(|tile| meter.given(rail, (TILE, tile * TILE), start));
             }
             let mut arrivals = Vec::new();
             for (rail, tile_ns) in tile_ns.iter().enumerate() {
@@ -280,7 +396,7 @@ mod tests {
             for (time, rail, backlog) in arrivals {
                 meter.arrived(rail, (TILE, backlog), start.after(time), |_| 1.0);
             }
-            told.extend(meter.news(&SLOW));
+            told.extend(meter.news(&SLOW).map(|news| (news.rail, news.share)));
         }
         told
     }
@@ -306,8 +422,8 @@ mod tests {
             let mut meter = Meter { is_fresh: true, ..meter };
             meter.gauges.iter_mut().for_each(|gauge| gauge.told = 1.0);
             let heard = meter.news(&[1.0; 2]);
-            assert_eq!(heard.map(|(rail, _)| rail), share.map(|_| 1), "{tile_ns}");
-            assert!(heard.is_none_or(|(_, heard)| (heard - 0.2).abs() < 0.01), "{heard:?}");
+            assert_eq!(heard.map(|heard| heard.rail), share.map(|_| 1), "{tile_ns}");
+            assert!(heard.is_none_or(|heard| (heard.share - 0.2).abs() < 0.01), "{heard:?}");
         }
     }
 
@@ -316,14 +432,14 @@ mod tests {
         let mut meter = Meter::new(2, DEEP, WINDOW);
         let mut told = Vec::new();
         // Rail 0 is done with its tile at once, and gets the next when rail 1 is done with one.
-        meter.given(1, TILE, Timestamp(0));
+        meter.given(1, (TILE, TILE), Timestamp(0));
         for tile in 0..1000 {
             let start = Timestamp(tile * 400);
-            meter.given(0, TILE, start);
-            meter.given(1, 2 * TILE, start);
+            meter.given(0, (TILE, TILE), start);
+            meter.given(1, (TILE, 2 * TILE), start);
             meter.arrived(0, (TILE, 0), start.after(100), |_| TILE as f64 * 1e7);
             meter.arrived(1, (TILE, TILE), start.after(400), |_| TILE as f64 * 1e7);
-            told.extend(meter.news(&SLOW));
+            told.extend(meter.news(&SLOW).map(|news| (news.rail, news.share)));
         }
         assert!(matches!(told[..], [(1, share)] if (0.24..0.26).contains(&share)), "{told:?}");
     }
@@ -334,9 +450,9 @@ mod tests {
         let capacity = |_| TILE as f64 * 1e7;
         for tile in 0..4000 {
             let (start, end) = (Timestamp(tile * 100), Timestamp(tile * 100 + 100));
-            meter.given(0, TILE, start);
+            meter.given(0, (TILE, TILE), start);
             meter.arrived(0, (TILE, 0), start.after(1), capacity);
-            meter.given(1, 2 * TILE, start);
+            meter.given(1, (TILE, 2 * TILE), start);
             meter.arrived(1, (TILE, 2 * TILE), end, capacity);
             assert_eq!(meter.news(&SLOW), None);
         }
@@ -348,10 +464,10 @@ mod tests {
         for tile in 0..1000 {
             let start = Timestamp(tile * 400);
             if tile % 4 == 0 {
-                meter.given(0, TILE, start);
+                meter.given(0, (TILE, TILE), start);
                 meter.arrived(0, (TILE, 0), start.after(10), |_| TILE as f64 * 1e8);
             }
-            (1..=4).for_each(|tiles| meter.given(1, tiles * TILE, start));
+            (1..=4).for_each(|tiles| meter.given(1, (TILE, tiles * TILE), start));
             (1..=4).for_each(|tile| {
                 let arrived = (TILE, (4 - tile as usize) * TILE);
                 meter.arrived(1, arrived, start.after(tile * 100), |_| TILE as f64 * 1e8);
@@ -370,13 +486,50 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_fill_no_rail_are_no_news() {
+    fn messages_that_fill_no_rail_are_no_news_unless_one_is_very_slow() {
         let mut meter = Meter::new(2, DEEP, WINDOW);
-        assert_eq!(told(&mut meter, &[100, 900], 1, 10_000), []);
+        assert_eq!(told(&mut meter, &[100, 190], 1, 10_000), []);
         let mostly_small = |meter: &mut Meter| {
-            [told(meter, &[100, 900], 1, 60), told(meter, &[100, 900], 2, 1)].concat()
+            [told(meter, &[100, 190], 1, 60), told(meter, &[100, 190], 2, 1)].concat()
         };
         assert!((0..1000).all(|_| mostly_small(&mut meter).is_empty()));
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        let looks = AGREEING * LOOKED_AT;
+        assert_eq!(told(&mut meter, &[100, 900], 1, looks as u64 - 1), []);
+        let slow = told(&mut meter, &[100, 900], 1, 1);
+        assert!(matches!(slow[..], [(1, share)] if (0.1..0.12).contains(&share)), "{slow:?}");
+    }
+
+    /// Where it is as slow as before, after a time that doubles.
+    #[test]
+    fn a_rail_that_is_slow_for_small_messages_is_tried_again_later_and_later() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        let look = |meter: &mut Meter, tile_ns: u64| {
+            // Who believes that it is slow gives it nothing.
+            let rails = if meter.share(1) < FULL { &[100][..] } else { &[100, tile_ns] };
+            let messages = 2 * LOOKED_AT / rails.len();
+            let looked = told(meter, rails, 1, messages as u64);
+            looked.last().map(|(_, share)| *share < FULL)
+        };
+        let mut until =
+            |is_slow: bool| (1..10_000).find(|_| look(&mut meter, 900) == Some(is_slow));
+        let found = [true, false, true, false, true].map(&mut until).map(Option::unwrap);
+        let agreeing = AGREEING as u32;
+        assert_eq!(found, [agreeing, FIRST_TRIAL, agreeing, 2 * FIRST_TRIAL, agreeing]);
+        let healed = (1..10_000).find(|_| look(&mut meter, 100) == Some(false));
+        assert_eq!(healed, Some(4 * FIRST_TRIAL));
+        assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
+        assert_eq!(meter.gauges[1].looks.trial, FIRST_TRIAL);
+    }
+
+    #[test]
+    fn what_was_measured_while_a_rail_was_full_counts_for_more() {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        let looks = AGREEING * LOOKED_AT;
+        assert!(!told(&mut meter, &[100, 900], 1, looks as u64).is_empty());
+        assert!(meter.gauges[1].looks.is_judge);
+        assert_eq!(told(&mut meter, &[100, 100], 8, 100), [(1, 1.0)]);
+        assert!(!meter.gauges[1].looks.is_judge);
     }
 
     #[test]
@@ -384,7 +537,7 @@ mod tests {
         let mut meter = Meter::new(2, DEEP, WINDOW);
         for message in 0..1000 {
             assert_eq!(told(&mut meter, &[100], 8, 20), [], "message {message}");
-            meter.given(1, DEEP, Timestamp(0));
+            meter.given(1, (DEEP, DEEP), Timestamp(0));
             meter.arrived(1, (TILE, 0), Timestamp(4000), |_| 1.0);
             assert_eq!(meter.news(&SLOW), None, "message {message}");
         }

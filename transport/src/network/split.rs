@@ -5,12 +5,13 @@
 //! than promised, is found out by its backlog: rails whose backlog takes longer than that of the best
 //! one, by more than a slack, are passed over until it has drained. What they missed meanwhile is
 //! forgiven, not caught up. A rail that turns out to be slow for longer counts for less from then on
-//! ([`super::meter`]).
+//! ([`super::meter`]); and while the others are not full it gets only what it would finish before them:
+//! a message that fills no rail would wait for its one tile there.
 
 use ccl_core::ids::Timestamp;
 use ccl_core::queue::{queue_bytes, tile_bytes};
 
-use super::meter::{CROWDED, Meter};
+use super::meter::{CROWDED, Meter, News};
 
 /// Before the rails are compared, so many tiles are given out for each, so that one more or less does not
 /// matter.
@@ -174,16 +175,27 @@ impl Split {
     /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed or full.
     #[must_use]
     pub fn choose(&self, bytes: usize) -> Option<usize> {
-        let open = self.shares.iter().filter(|share| share.is_open);
-        let drain = open.map(Share::drain_time);
-        let limit = drain.fold(f64::INFINITY, f64::min) + self.slack;
+        let open = || self.shares.iter().filter(|share| share.is_open);
+        let limit = open().map(Share::drain_time).fold(f64::INFINITY, f64::min) + self.slack;
+        let end = |share: &Share| (share.backlog + bytes) as f64 / share.capacity;
+        let first_end = || open().map(end).fold(f64::INFINITY, f64::min);
+        let is_slow = |rail: usize| self.meter.share(rail) < 1.0;
+        let is_full = |rail: usize| {
+            let share = &self.shares[rail];
+            !share.is_open || is_slow(rail) || self.meter.fills(share.backlog)
+        };
+        let is_late = |rail: usize| {
+            is_slow(rail)
+                && end(&self.shares[rail]) > first_end()
+                && !(0..self.shares.len()).all(is_full)
+        };
         let finish = |index: usize| {
             let share = &self.shares[index];
             share.finish + bytes as f64 / share.capacity
         };
         (0..self.shares.len())
             .filter(|&index| self.shares[index].takes(bytes))
-            .filter(|&index| self.shares[index].drain_time() <= limit)
+            .filter(|&index| self.shares[index].drain_time() <= limit && !is_late(index))
             .min_by(|&one, &other| {
                 let turn =
                     |rail: usize| (rail + self.shares.len() - self.first) % self.shares.len();
@@ -196,7 +208,7 @@ impl Split {
         let start = self.shares[rail].finish;
         let share = &mut self.shares[rail];
         share.backlog += bytes;
-        self.meter.given(rail, share.backlog, now);
+        self.meter.given(rail, (bytes, share.backlog), now);
         share.finish = start + bytes as f64 / share.capacity;
         for share in &mut self.shares {
             let one = bytes as f64 / share.capacity;
@@ -209,12 +221,15 @@ impl Split {
         self.meter.is_fresh()
     }
 
-    /// A rail that turned out to carry another share of its nominal capacity, beside the others, than
+    /// A rail that turned out, while it was full, to carry another share of its nominal capacity, beside the others, than
     /// was told before, and the share of its NIC, between 0 and 1. `nics` is what part of their capacities
     /// the NICs of the rails carry on all links together, over the best such part of any.
     pub fn news(&mut self, nics: &[f64]) -> Option<(usize, f64)> {
-        let (rail, share) = self.meter.news(nics)?;
+        let News { rail, share, is_sure } = self.meter.news(nics)?;
         self.shares[rail].capacity = self.capacity(rail);
+        if !is_sure {
+            return None;
+        }
         let drained = &mut self.shares[rail].drained;
         // A slow NIC that is given little passes it on in bursts and looks fast, except to who waits for it.
         let is_still_slow = *drained < 1.0 && share < CROWDED;
@@ -381,6 +396,42 @@ mod tests {
             let (_, most) = told((&mut split, &mut now), [1000, 1000], [1.0, 1.0]);
             assert_eq!(most, [limit; 2]);
         }
+    }
+
+    /// It is no news for anybody else.
+    #[test]
+    fn messages_that_fill_no_rail_do_not_wait_for_one_that_is_slow() {
+        const TILE: usize = 16 << 10;
+        let mut split = open(&[1e9, 1e9], 64 * TILE);
+        let mut now = 0;
+        // Messages of two tiles, of which each rail has one.
+        let mut has_both = |split: &mut Split| {
+            let mut rails = [0; 2].map(|_| {
+                let rail = split.choose(TILE).expect("both are open");
+                split.give(rail, TILE, Timestamp(now));
+                rail
+            });
+            rails.sort_unstable();
+            for rail in rails {
+                now += [20_000, 200_000][rail];
+                split.finished(rail, TILE, Timestamp(now));
+            }
+            assert_eq!(split.news(&[1.0; 2]), None);
+            rails == [0, 1]
+        };
+        let before = (0..1000).take_while(|_| has_both(&mut split)).count();
+        assert!((30..100).contains(&before), "{before} messages have waited for it");
+        assert!((0..100).all(|_| !has_both(&mut split)));
+        let given = std::array::from_fn::<_, 16, _>(|_| {
+            let rail = split.choose(TILE).expect("there is room");
+            split.give(rail, TILE, Timestamp(now));
+            rail
+        });
+        let first = given.iter().position(|rail| *rail == 1);
+        assert!(
+            first.is_some_and(|first| (7..16).contains(&first)),
+            "once the other is full: {given:?}"
+        );
     }
 
     #[test]
