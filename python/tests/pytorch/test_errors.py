@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from datetime import timedelta
 
@@ -290,3 +291,26 @@ def used_after_its_end(end: str) -> None:
 @pytest.mark.parametrize("end", ["shutdown", "abort"])
 def test_a_group_that_has_ended_says_so(end: str) -> None:
     run_world(2, used_after_its_end, end)
+
+
+def aborted_while_a_tensor_is_copied() -> None:
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    # Before the library is called it is made contiguous, which takes long.
+    tensor = torch.ones(6000, 6000).t()
+    before = backend._get_sequence_number_for_group()
+
+    def abort() -> None:
+        while backend._get_sequence_number_for_group() == before:
+            pass
+        backend.abort()
+
+    thread = threading.Thread(target=abort)
+    thread.start()
+    with pytest.raises(dist.DistBackendError, match="aborted or destroyed"):
+        dist.all_reduce(tensor)
+    thread.join()
+
+
+def test_a_call_that_an_abort_overtakes_says_that_the_group_has_ended() -> None:
+    run_world(1, aborted_while_a_tensor_is_copied)

@@ -191,7 +191,7 @@ Work R2cclBackend::launch_on_host(const Call& call, Tensors outputs, Body body) 
       [communicator = communicator_, limit = std::max(timeout, own_timeout_),
        body = std::move(body)] {
         communicator->set_timeout(limit);
-        body(Target::host(communicator->get()));
+        communicator->use([&body](ccl_comm_t comm) { body(Target::host(comm)); });
       },
       here);
   return post(std::move(operation));

@@ -65,7 +65,9 @@ Communicator::~Communicator() {
 void Communicator::set_timeout(Milliseconds timeout) {
   const int wanted = timeout_ms(timeout);
   if (wanted != timeout_ms_) {
-    check(library().comm_set_timeout(get(), wanted), "set_timeout");
+    use([wanted](ccl_comm_t comm) {
+      check(library().comm_set_timeout(comm, wanted), "set_timeout");
+    });
     timeout_ms_ = wanted;
   }
 }
@@ -128,9 +130,11 @@ std::vector<ccl_rail_health_t> Communicator::health() const {
   // Rails may be added between the two questions.
   do {
     rails.resize(there);
-    check(library().comm_get_health(get(), rails.data(), sizeof(ccl_rail_health_t), rails.size(),
-                                    &there),
-          "health");
+    use([&](ccl_comm_t comm) {
+      check(library().comm_get_health(comm, rails.data(), sizeof(ccl_rail_health_t), rails.size(),
+                                      &there),
+            "health");
+    });
   } while (there > rails.size());
   rails.resize(there);
   return rails;

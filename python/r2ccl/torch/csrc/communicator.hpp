@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/util/Exception.h>
+
 #include "library.hpp"
 
 namespace r2ccl_torch {
@@ -35,8 +37,19 @@ class Communicator {
   // Sets the deadline of the calls that begin from now on. To be called by whoever makes them.
   void set_timeout(Milliseconds timeout);
 
-  // For calls of the library. Throws if the communicator has ended.
-  ccl_comm_t get() const;
+  // Runs `act` with the communicator, for calls of the library. Throws that the group has ended if
+  // it has before, or does meanwhile: the library then finds that there is no such communicator,
+  // which is no impossible argument of the program.
+  template <typename Act>
+  void use(const Act& act) const {
+    const ccl_comm_t comm = get();
+    try {
+      act(comm);
+    } catch (const c10::ValueError&) {
+      get();
+      throw;
+    }
+  }
 
   // What went wrong, after the end too; empty if nothing did, as when leave was taken. Asks nobody.
   std::string failure() const;
@@ -59,6 +72,8 @@ class Communicator {
     std::string reason;
   };
 
+  // Throws if it has ended.
+  ccl_comm_t get() const;
   // What the library says, as long as it knows the communicator.
   std::optional<Failure> asked() const;
   Failure known() const;

@@ -237,7 +237,8 @@ c10::intrusive_ptr<DeviceWork> DeviceGroup::run_on(Line& line,
   // from there.
   const c10::StreamGuard guard(stream);
   line.communicator->set_timeout(std::max(description.timeout, timeout_));
-  body(Target::device(line.communicator->get(), native_handle(stream)));
+  line.communicator->use(
+      [&](ccl_comm_t comm) { body(Target::device(comm, native_handle(stream))); });
   work->start(stream);
   const std::lock_guard<std::mutex> lock(lines_mutex_);
   line.last = work->end();

@@ -262,11 +262,12 @@ void Mailbox::transmit(Channel& channel, const Outgoing& job) {
   if (bytes > 0 && bytes <= kInEnvelope) {
     std::memcpy(envelope.payload, payload, bytes);
   }
-  const auto comm = channel.communicator->get();
-  check(library().send(&envelope, sizeof(envelope), CCL_UINT8, kReceiver, comm), "send", note);
-  if (bytes > kInEnvelope) {
-    check(library().send(payload, bytes, CCL_UINT8, kReceiver, comm), "send", note);
-  }
+  channel.communicator->use([&](ccl_comm_t comm) {
+    check(library().send(&envelope, sizeof(envelope), CCL_UINT8, kReceiver, comm), "send", note);
+    if (bytes > kInEnvelope) {
+      check(library().send(payload, bytes, CCL_UINT8, kReceiver, comm), "send", note);
+    }
+  });
 }
 
 // ---- Receiving ----------------------------------------------------------------------------------
@@ -287,9 +288,9 @@ void Mailbox::serve_incoming(Channel& channel) {
 }
 
 void Mailbox::read(Channel& channel, void* target, size_t bytes) {
-  const auto result =
-      library().recv(target, bytes, CCL_UINT8, kSender, channel.communicator->get());
-  check(result, "receive");
+  channel.communicator->use([&](ccl_comm_t comm) {
+    check(library().recv(target, bytes, CCL_UINT8, kSender, comm), "receive");
+  });
 }
 
 // The message whose envelope has come goes to whoever waits for it; if nobody does, it stays with
