@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
-from worlds import SECONDS, die, meet, outcomes_of, run_world
+from worlds import GROUP_SECONDS, SECONDS, die, meet, outcomes_of, run_world
 
 # A rank that comes so late is awaited by those whose deadline allows it.
 LATE_SECONDS = 4.0
@@ -279,6 +280,8 @@ def used_after_its_end(end: str) -> None:
     calls = [
         backend.health,
         dist.barrier,
+        dist.monitored_barrier,
+        lambda: dist.split_group(split_ranks=[[0, 1]]),
         lambda: dist.all_reduce(x),
         lambda: dist.isend(x, other),
         lambda: dist.irecv(x, other),
@@ -314,3 +317,34 @@ def aborted_while_a_tensor_is_copied() -> None:
 
 def test_a_call_that_an_abort_overtakes_says_that_the_group_has_ended() -> None:
     run_world(1, aborted_while_a_tensor_is_copied)
+
+
+def aborted_in_a_monitored_barrier(who: int) -> str:
+    assert dist.group.WORLD is not None
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    inside = {who, 1}
+    meet("here")
+    if rank == 2:
+        store.set("keys", str(store.num_keys()))
+    before = int(store.get("keys")) + 1
+    if rank not in inside:
+        store.wait(["told"])
+        return "it does not come"
+    with ThreadPoolExecutor() as threads:
+        barrier = threads.submit(dist.monitored_barrier, timeout=timedelta(seconds=SECONDS))
+        if rank == who:
+            # Each leaves a key when it comes.
+            while store.num_keys() < before + len(inside):
+                pass
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        error = barrier.exception(GROUP_SECONDS)
+    if rank == 1:
+        store.set("told", "1")
+    return str(error)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_an_abort_ends_a_monitored_barrier(who: int) -> None:
+    messages = run_world(3, aborted_in_a_monitored_barrier, who, seconds=60.0)
+    assert "the process group was aborted or destroyed" in messages[who]
+    assert "aborted or destroyed" in messages[1]

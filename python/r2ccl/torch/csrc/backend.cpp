@@ -71,9 +71,29 @@ R2cclBackend::~R2cclBackend() {
 
 void R2cclBackend::shutdown() {
   check_process();
-  if (ended_.exchange(true)) {
-    return;
+  if (!ended_.exchange(true)) {
+    finish();
   }
+}
+
+void R2cclBackend::abort() {
+  check_process();
+  // First: who waits in the store looks for it, and nothing more is made that is not ended here.
+  const bool had_ended = ended_.exchange(true);
+  communicator_->abort();
+  if (const auto devices = existing_device_group()) {
+    devices->abort();
+  }
+  // Else the end of the group would wait for what is being sent.
+  if (const auto mailbox = existing_mailbox()) {
+    mailbox->close();
+  }
+  if (!had_ended) {
+    finish();
+  }
+}
+
+void R2cclBackend::finish() {
   const auto deadline =
       std::chrono::steady_clock::now() + std::min<Milliseconds>(kGrace, options_->timeout);
   const auto devices = existing_device_group();
@@ -97,19 +117,6 @@ void R2cclBackend::shutdown() {
   if (!done) {
     TORCH_WARN("r2ccl: the process group is destroyed while a call is under way; it is aborted");
   }
-}
-
-void R2cclBackend::abort() {
-  check_process();
-  communicator_->abort();
-  if (const auto devices = existing_device_group()) {
-    devices->abort();
-  }
-  // Else the end of the group would wait for what is being sent.
-  if (const auto mailbox = existing_mailbox()) {
-    mailbox->close();
-  }
-  shutdown();
 }
 
 void R2cclBackend::check_process() const {
@@ -447,6 +454,9 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
                                                       const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
   check_process();
+  if (ended_) {
+    throw_ended();
+  }
   const auto place = std::find(ranks.begin(), ranks.end(), rank_);
   if (place == ranks.end()) {
     return nullptr;

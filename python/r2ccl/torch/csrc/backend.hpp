@@ -159,6 +159,8 @@ class R2cclBackend : public c10d::Backend {
     // Why a message was refused, the first that was.
     std::exception_ptr refusal;
   };
+  // What shutdown() does, once.
+  void finish();
   // That of this thread, which nobody else uses; null if it has begun none.
   Block* block();
   Block take_block();

@@ -33,6 +33,9 @@ std::string verdict_on(const std::vector<int>& missing, Milliseconds timeout) {
 
 void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
   check_process();
+  if (ended_) {
+    throw_ended();
+  }
   const auto prefix = c10::str("monitored_barrier/", barriers_++, "/");
   // None at all is a timeout too, unlike elsewhere.
   const auto timeout =
@@ -48,9 +51,14 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
       store_->deleteKey(heard);
     }
   };
+  const auto has_ended = [this] { return ended_.load(); };
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
-    const bool told = await([&] { return store_->check({verdict}); }, timeout + kAnswerTime);
+    const bool told =
+        await([&] { return store_->check({verdict}); }, timeout + kAnswerTime, has_ended);
+    if (!told && has_ended()) {
+      throw_ended();
+    }
     const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
     if (text.empty()) {
       leave();
@@ -63,13 +71,17 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   for (int rank = 1; rank < size_; ++rank) {
     missing.push_back(rank);
   }
-  await(
+  const bool all_came = await(
       [&] {
         const auto came = [&](int rank) { return store_->check({here(rank)}); };
         missing.erase(std::remove_if(missing.begin(), missing.end(), came), missing.end());
         return missing.empty();
       },
-      timeout);
+      timeout, has_ended);
+  if (!all_came && has_ended()) {
+    store_->set(verdict, as_bytes("r2ccl: rank 0 has aborted or destroyed the process group"));
+    throw_ended();
+  }
   if (!wait_all_ranks && !missing.empty()) {
     missing.resize(1);
   }
