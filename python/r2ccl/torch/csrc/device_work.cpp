@@ -59,7 +59,7 @@ void DeviceWork::wait_in_host(c10::intrusive_ptr<Operation> other) {
 
 DeviceWork::State DeviceWork::look() const {
   std::lock_guard<std::mutex> lock(const_cast<std::mutex&>(mutex_));
-  if (state_ != State::UnderWay) {
+  if (state_ != State::UnderWay || claimed_) {
     return state_;
   }
   // The event first: who fails lets streams go on only after that is known.
@@ -89,15 +89,19 @@ bool DeviceWork::is_settled() {
   }
 }
 
-std::optional<News> DeviceWork::expire(const std::string& what) {
+bool DeviceWork::claim() {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (state_ != State::UnderWay) {
-    return std::nullopt;
-  }
+  const bool is_free = state_ == State::UnderWay && !claimed_;
+  claimed_ = true;
+  return is_free;
+}
+
+News DeviceWork::expire(const std::string& what) {
+  std::lock_guard<std::mutex> lock(mutex_);
   state_ = State::Failed;
   reason_ = timed_out(what, timeout_);
   // Futures of devices have ended when the call was made.
-  return News();
+  return nullptr;
 }
 
 bool DeviceWork::isCompleted() {

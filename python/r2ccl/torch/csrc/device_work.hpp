@@ -38,7 +38,8 @@ class DeviceWork : public Expiring {
   }
 
   bool is_settled() override;
-  std::optional<News> expire(const std::string& what) override;
+  bool claim() override;
+  News expire(const std::string& what) override;
 
   bool isCompleted() override;
   bool isSuccess() const override;
@@ -71,7 +72,9 @@ class DeviceWork : public Expiring {
   bool waits_in_host_ = false;
   c10::intrusive_ptr<Operation> other_;
 
-  // Once it is known, under the mutex of the base.
+  // Under the mutex of the base, as what follows. What is claimed is under way until it expires.
+  bool claimed_ = false;
+  // Once it is known.
   mutable State state_ = State::UnderWay;
   mutable std::exception_ptr reason_;
 };

@@ -55,16 +55,16 @@ void Sentinel::serve() {
   while (true) {
     for (auto& late : sweep()) {
       const auto operation = late.operation.lock();
-      auto tell = operation ? operation->expire(late.what) : std::nullopt;
       // It may have ended well at the last moment.
-      if (!tell) {
+      if (!operation || !operation->claim()) {
         continue;
       }
+      // Before anybody sees that it is late: the group knows then how it has ended.
       if (late.expired) {
         late.expired();
       }
-      if (*tell) {
-        start_telling(std::move(*tell));
+      if (auto tell = operation->expire(late.what)) {
+        start_telling(std::move(tell));
       }
     }
     std::unique_lock<std::mutex> lock(mutex_);

@@ -17,8 +17,8 @@ namespace r2ccl_torch {
 // Its thread shares it with the group: the group may end in a callback.
 class Sentinel : public std::enable_shared_from_this<Sentinel> {
  public:
-  // When `timeout` is over and the operation is not settled, it is settled with a message that says
-  // `what` did not finish; then `expired` is called, if there is one, and then callbacks.
+  // When `timeout` is over and the operation is not settled, `expired` is called, if there is one;
+  // then it is settled with a message that says `what` did not finish, and then callbacks run.
   void watch(const c10::intrusive_ptr<Expiring>& operation,
              Milliseconds timeout,
              std::string what,

@@ -1,6 +1,5 @@
 #include "work.hpp"
 
-#include <atomic>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -94,17 +93,14 @@ News Operation::conclude(const std::function<void()>& body) {
 }
 
 News Operation::conclude(std::exception_ptr failure) {
-  return end(std::move(failure)).value_or(nullptr);
+  return claim() ? end(std::move(failure)) : nullptr;
 }
 
-std::optional<News> Operation::end(std::exception_ptr failure) {
+News Operation::end(std::exception_ptr failure) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::vector<Follower> followers;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (completed_) {
-      return std::nullopt;
-    }
     // Before anybody sees the end: who has waited for the last call may stop the profiler.
     if (recordFunctionEndCallback_) {
       recordFunctionEndCallback_();
@@ -117,7 +113,7 @@ std::optional<News> Operation::end(std::exception_ptr failure) {
   }
   cv_.notify_all();
   if (!future && followers.empty()) {
-    return News();
+    return nullptr;
   }
   return [future = std::move(future), outputs = outputs_, followers = std::move(followers),
           failure = std::move(failure)] {
@@ -130,13 +126,16 @@ std::optional<News> Operation::end(std::exception_ptr failure) {
   };
 }
 
-std::optional<News> Operation::expire(const std::string& what) {
-  return end(timed_out(what, timeout_));
+bool Operation::is_settled() {
+  return claimed_;
 }
 
-bool Operation::is_settled() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return completed_;
+bool Operation::claim() {
+  return !claimed_.exchange(true);
+}
+
+News Operation::expire(const std::string& what) {
+  return end(timed_out(what, timeout_));
 }
 
 void Operation::follow(Follower follower) {

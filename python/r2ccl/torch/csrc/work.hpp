@@ -1,8 +1,8 @@
 // One started call, as PyTorch sees it: c10d::Work.
 #pragma once
 
+#include <atomic>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,8 +24,11 @@ class Expiring : public c10d::Work {
 
   virtual bool is_settled() = 0;
 
-  // Settles it with a timeout that says `what` did not happen; nothing if that has happened.
-  virtual std::optional<News> expire(const std::string& what) = 0;
+  // Nobody else settles it from now on. False if it is settled.
+  virtual bool claim() = 0;
+
+  // Settles what was claimed with a timeout that says `what` did not happen.
+  virtual News expire(const std::string& what) = 0;
 };
 
 // What is thrown when `what` did not happen in time.
@@ -60,9 +63,10 @@ class Operation : public Expiring {
   News conclude(const std::function<void()>& body);
   News conclude(std::exception_ptr failure);
 
-  std::optional<News> expire(const std::string& what) override;
-
+  // Or claimed.
   bool is_settled() override;
+  bool claim() override;
+  News expire(const std::string& what) override;
 
   // The rank whose message it received; set before it is settled.
   void set_source(int rank) {
@@ -81,8 +85,8 @@ class Operation : public Expiring {
  private:
   using Follower = std::function<void(const std::exception_ptr&)>;
 
-  // Nothing if it was settled before.
-  std::optional<News> end(std::exception_ptr failure);
+  // Settles what was claimed.
+  News end(std::exception_ptr failure);
 
   // Calls `follower` when the operation is settled, or at once if it is.
   void follow(Follower follower);
@@ -91,6 +95,7 @@ class Operation : public Expiring {
   const uint64_t sequence_;
   const Milliseconds timeout_;
   const std::vector<at::Tensor> outputs_;
+  std::atomic<bool> claimed_{false};
   c10::intrusive_ptr<c10::ivalue::Future> future_;
   std::vector<Follower> followers_;
   int source_ = -1;
