@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -164,3 +165,31 @@ def callback_that_waits_behind_a_deadline() -> str:
 def test_a_callback_on_a_message_that_expired_may_wait_for_another() -> None:
     message = run_world(2, callback_that_waits_behind_a_deadline, seconds=60.0)[0]
     assert "with tag 2 did not finish within 1000 ms" in message
+
+
+def backend_of_world() -> Any:
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD._get_backend(torch.device("cpu"))
+
+
+def ended_while_a_callback_runs() -> None:
+    dist.set_timeout(timedelta(seconds=1))
+    told = []
+
+    def callback(_: torch.futures.Future[list[torch.Tensor]]) -> None:
+        # Others have the interpreter meanwhile.
+        for _ in range(1_000_000):
+            pass
+        told.append("it has run")
+
+    work = dist.irecv(torch.ones(1), 1 - dist.get_rank())
+    assert work is not None
+    work.get_future().then(callback)
+    with pytest.raises(dist.DistBackendError):
+        work.wait()
+    backend_of_world().shutdown()
+    assert told == ["it has run"]
+
+
+def test_the_end_of_a_group_waits_for_callbacks_on_calls_that_expired() -> None:
+    run_world(2, ended_while_a_callback_runs, seconds=60.0)

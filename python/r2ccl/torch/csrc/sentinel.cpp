@@ -35,19 +35,24 @@ void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
 }
 
 void Sentinel::stop() {
+  // May hold tensors and communicators, which end without the lock.
+  std::vector<Watched> unneeded;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     stopped_ = true;
-    changed_.notify_all();
-    const int own = telling_here_ == this ? 1 : 0;
-    changed_.wait(lock, [this, own] { return telling_ <= own; });
+    unneeded.swap(watched_);
   }
-  // The last that holds an operation may hold what holds the group.
+  changed_.notify_all();
+  // It ends first: it may be about to tell. The last that holds an operation may hold what holds the
+  // group, so this may be its thread.
   if (thread_.get_id() == std::this_thread::get_id()) {
     thread_.detach();
   } else if (thread_.joinable()) {
     thread_.join();
   }
+  std::unique_lock<std::mutex> lock(mutex_);
+  const int own = telling_here_ == this ? 1 : 0;
+  changed_.wait(lock, [this, own] { return telling_ <= own; });
 }
 
 void Sentinel::serve() {
@@ -106,9 +111,12 @@ std::vector<Sentinel::Watched> Sentinel::sweep() {
   const auto now = std::chrono::steady_clock::now();
   std::vector<Watched> late;
   std::vector<Watched> waiting;
+  // They go without the lock: the last that holds an operation may hold what holds the group, whose
+  // end wants the lock.
+  std::vector<c10::intrusive_ptr<Expiring>> held;
   std::lock_guard<std::mutex> lock(mutex_);
   for (auto& watched : watched_) {
-    const auto operation = watched.operation.lock();
+    const auto& operation = held.emplace_back(watched.operation.lock());
     if (!operation || operation->is_settled()) {
       continue;
     }
