@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from worlds import run_world
+from worlds import names_of_threads, run_world
 
 
 def started(late: int, name: str) -> torch.futures.Future[list[torch.Tensor]]:
@@ -193,3 +194,36 @@ def ended_while_a_callback_runs() -> None:
 
 def test_the_end_of_a_group_waits_for_callbacks_on_calls_that_expired() -> None:
     run_world(2, ended_while_a_callback_runs, seconds=60.0)
+
+
+def many_expire_at_once() -> None:
+    dist.set_timeout(timedelta(seconds=1))
+    last = threading.Event()
+    works = [dist.irecv(torch.ones(1), 1 - dist.get_rank(), tag=tag) for tag in range(100)]
+    told = [work.get_future().then(lambda _: last.wait(60.0)) for work in works if work]
+    for work in works:
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+    assert 1 <= sum(name.startswith("r2ccl-expired") for name in names_of_threads()) <= 16
+    last.set()
+    assert all(future.wait() for future in told)
+
+
+def test_callbacks_on_calls_that_expire_at_once_share_a_few_threads() -> None:
+    run_world(2, many_expire_at_once, seconds=60.0)
+
+
+def ended_while_a_callback_waits() -> None:
+    dist.set_timeout(timedelta(seconds=1))
+    begun, ended = threading.Event(), threading.Event()
+    work = dist.irecv(torch.ones(1), 1 - dist.get_rank())
+    assert work is not None
+    told = work.get_future().then(lambda _: begun.set() or ended.wait(60.0))
+    assert begun.wait(60.0)
+    backend_of_world().shutdown()
+    ended.set()
+    assert told.wait()
+
+
+def test_a_group_ends_although_a_callback_on_a_call_that_expired_does_not() -> None:
+    run_world(2, ended_while_a_callback_waits, seconds=50.0)

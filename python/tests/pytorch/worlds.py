@@ -192,11 +192,12 @@ def await_end_of_threads() -> None:
 
     Rank 0 has some until all others have taken leave.
     """
-    while any(name.startswith("r2ccl") for name in _names_of_threads()):
+    while any(name.startswith("r2ccl") for name in names_of_threads()):
         time.sleep(0.01)
 
 
-def _names_of_threads() -> list[str]:
+def names_of_threads() -> list[str]:
+    """Those of all threads of this process, in Python or not."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         # It may end meanwhile.

@@ -16,7 +16,8 @@ namespace r2ccl_torch {
 
 namespace {
 
-// How long the end of a group waits for calls that nobody has waited for.
+// How long the end of a group waits for calls that nobody has waited for, and for callbacks on calls
+// that were late.
 constexpr auto kGrace = std::chrono::seconds(10);
 
 c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
@@ -107,7 +108,7 @@ void R2cclBackend::finish() {
     mailbox->close();
   }
   queue_->join();
-  sentinel_->stop();
+  sentinel_->stop(std::chrono::steady_clock::now() + kGrace);
   try {
     communicator_->finish();
   } catch (const c10::Error&) {

@@ -1,6 +1,5 @@
 #include "sentinel.hpp"
 
-#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +11,8 @@ namespace {
 
 // How late a deadline may be noticed.
 constexpr auto kPeriod = std::chrono::milliseconds(20);
+// Thousands of messages may expire at once.
+constexpr int kMostTelling = 16;
 
 }  // namespace
 
@@ -30,29 +31,32 @@ void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                       std::move(expired)});
   if (!thread_.joinable()) {
     thread_ = std::thread([self = shared_from_this()] { self->serve(); });
+    serving_ = true;
   }
   changed_.notify_all();
 }
 
-void Sentinel::stop() {
+void Sentinel::stop(std::chrono::steady_clock::time_point deadline) {
   // May hold tensors and communicators, which end without the lock.
   std::vector<Watched> unneeded;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopped_ = true;
-    unneeded.swap(watched_);
-  }
+  std::unique_lock<std::mutex> lock(mutex_);
+  // The last that holds an operation may hold what holds the group, so this may be its thread.
+  const bool serves_here = thread_.get_id() == std::this_thread::get_id();
+  const int tells_here = telling_here_ == this ? 1 : 0;
+  stopped_ = true;
+  unneeded.swap(watched_);
   changed_.notify_all();
-  // It ends first: it may be about to tell. The last that holds an operation may hold what holds the
-  // group, so this may be its thread.
-  if (thread_.get_id() == std::this_thread::get_id()) {
+  changed_.wait_until(lock, deadline, [&] {
+    // The thread may be about to tell.
+    return (!serving_ || serves_here) && untold_.empty() && telling_ <= tells_here;
+  });
+  const bool serves = serving_;
+  lock.unlock();
+  if (serves) {
     thread_.detach();
   } else if (thread_.joinable()) {
     thread_.join();
   }
-  std::unique_lock<std::mutex> lock(mutex_);
-  const int own = telling_here_ == this ? 1 : 0;
-  changed_.wait(lock, [this, own] { return telling_ <= own; });
 }
 
 void Sentinel::serve() {
@@ -75,6 +79,8 @@ void Sentinel::serve() {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return stopped_ || !watched_.empty(); });
     if (stopped_ || changed_.wait_for(lock, kPeriod, [this] { return stopped_; })) {
+      serving_ = false;
+      changed_.notify_all();
       return;
     }
   }
@@ -83,28 +89,38 @@ void Sentinel::serve() {
 void Sentinel::start_telling(News news) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    untold_.push_back(std::move(news));
+    if (telling_ == kMostTelling) {
+      return;
+    }
     ++telling_;
   }
-  const auto shared = std::make_shared<News>(std::move(news));
-  const auto tell = [self = shared_from_this(), shared] {
-    const auto* const before = std::exchange(telling_here_, self.get());
-    (*shared)();
-    // What it holds may be of the program too.
-    *shared = nullptr;
-    telling_here_ = before;
-    std::lock_guard<std::mutex> lock(self->mutex_);
-    --self->telling_;
-    self->changed_.notify_all();
-  };
   try {
-    std::thread([tell] {
+    std::thread([self = shared_from_this()] {
       c10::setThreadName("r2ccl-expired");
-      tell();
+      self->tell();
     }).detach();
   } catch (const std::system_error&) {
     // Late is better than never: other deadlines wait for the callback.
     tell();
   }
+}
+
+void Sentinel::tell() {
+  const auto* const before = std::exchange(telling_here_, this);
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!untold_.empty()) {
+    auto news = std::move(untold_.front());
+    untold_.pop_front();
+    lock.unlock();
+    news();
+    // What it holds may be of the program too.
+    news = nullptr;
+    lock.lock();
+  }
+  telling_here_ = before;
+  --telling_;
+  changed_.notify_all();
 }
 
 std::vector<Sentinel::Watched> Sentinel::sweep() {

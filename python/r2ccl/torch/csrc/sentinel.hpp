@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -24,9 +25,9 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
              std::string what,
              std::function<void()> expired = nullptr);
 
-  // Nothing expires any more. Waits for callbacks that are under way, but for the one that calls
-  // this.
-  void stop();
+  // Nothing expires any more. Waits until `deadline` for callbacks, but for the one that calls
+  // this; what takes longer goes on alone.
+  void stop(std::chrono::steady_clock::time_point deadline);
 
  private:
   struct Watched {
@@ -37,9 +38,11 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
   };
 
   void serve();
-  // In a thread of its own: a callback may wait for other calls, which end now, or at their own
+  // In another thread: a callback may wait for other calls, which end now, or at their own
   // deadlines.
   void start_telling(News news);
+  // Tells until nothing is left.
+  void tell();
   // Takes what has expired out of the list, and forgets what is settled.
   std::vector<Watched> sweep();
 
@@ -49,8 +52,11 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
   std::condition_variable changed_;
   std::vector<Watched> watched_;
   bool stopped_ = false;
+  std::deque<News> untold_;
   // Threads that tell.
   int telling_ = 0;
+  // The thread that watches has not ended.
+  bool serving_ = false;
   std::thread thread_;
 };
 
