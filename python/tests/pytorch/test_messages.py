@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -228,6 +229,41 @@ def block_beside_another_thread() -> None:
 
 def test_a_block_is_of_the_thread_that_has_begun_it() -> None:
     run_world(2, block_beside_another_thread, seconds=60.0)
+
+
+def block_of_a_thread_that_has_ended() -> None:
+    assert dist.group.WORLD is not None
+    group, other = dist.group.WORLD, (dist.get_rank() + 1) % dist.get_world_size()
+    left: list[int] = []
+    refused: list[bool] = []
+
+    def leave() -> None:
+        left.append(threading.get_ident())
+        group._start_coalescing(torch.device("cpu"))
+
+    def refuse() -> None:
+        if threading.get_ident() not in left:
+            return
+        try:
+            dist.irecv(torch.empty(1).expand(3), other)
+            refused.append(False)
+        except ValueError:
+            refused.append(True)
+
+    # The system soon gives the id of a thread that has ended to a new one.
+    for _ in range(1000):
+        for target in (leave, refuse):
+            thread = threading.Thread(target=target)
+            thread.start()
+            thread.join()
+        if refused:
+            break
+    # In a block its end would say it.
+    assert refused == [True]
+
+
+def test_a_block_that_an_exception_has_left_ends_with_its_thread() -> None:
+    run_world(2, block_of_a_thread_that_has_ended, seconds=60.0)
 
 
 def collectives_beside_a_message() -> None:

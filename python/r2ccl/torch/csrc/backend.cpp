@@ -16,8 +16,8 @@ namespace r2ccl_torch {
 
 namespace {
 
-// How long the end of a group waits for calls that nobody has waited for, and for callbacks on calls
-// that were late.
+// How long the end of a group waits for calls that nobody has waited for, and for callbacks on
+// calls that were late.
 constexpr auto kGrace = std::chrono::seconds(10);
 
 c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
@@ -27,6 +27,14 @@ c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
   options->group_name = name;
   options->global_ranks_in_group = std::move(global_ranks);
   return options;
+}
+
+// Of this thread, and never of another one: the system gives the ids of threads that have ended to
+// new ones, and a block that an exception has left stays.
+uint64_t number_of_thread() {
+  static std::atomic<uint64_t> last{0};
+  static thread_local const uint64_t number = ++last;
+  return number;
 }
 
 }  // namespace
@@ -214,7 +222,7 @@ Work R2cclBackend::post(c10::intrusive_ptr<Operation> operation) {
 
 R2cclBackend::Block* R2cclBackend::block() {
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  const auto place = blocks_.find(std::this_thread::get_id());
+  const auto place = blocks_.find(number_of_thread());
   return place == blocks_.end() ? nullptr : &place->second;
 }
 
@@ -222,12 +230,12 @@ R2cclBackend::Block* R2cclBackend::block() {
 void R2cclBackend::startCoalescing() {
   check_process();
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  blocks_[std::this_thread::get_id()] = Block();
+  blocks_[number_of_thread()] = Block();
 }
 
 R2cclBackend::Block R2cclBackend::take_block() {
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  auto taken = blocks_.extract(std::this_thread::get_id());
+  auto taken = blocks_.extract(number_of_thread());
   TORCH_CHECK(!taken.empty(), "r2ccl: coalescing has not begun in this thread");
   return std::move(taken.mapped());
 }

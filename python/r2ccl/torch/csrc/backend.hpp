@@ -1,13 +1,15 @@
 // The process group "r2ccl": c10d::Backend over one communicator.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -211,9 +213,10 @@ class R2cclBackend : public c10d::Backend {
   mutable std::mutex device_group_mutex_;
   std::shared_ptr<DeviceGroup> device_group_;
 
-  // By the threads that have begun them: calls of others, as callbacks make them, are in none.
+  // By the numbers of the threads that have begun them: calls of others, as callbacks make them, are
+  // in none.
   std::mutex blocks_mutex_;
-  std::map<std::thread::id, Block> blocks_;
+  std::map<uint64_t, Block> blocks_;
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
   std::shared_ptr<CallQueue> queue_;
