@@ -16,11 +16,11 @@ namespace r2ccl_torch {
 constexpr Milliseconds kFirstPause{1};
 constexpr Milliseconds kLongestPause{50};
 
-// Whether whoever waits should give up.
+// Whether whoever waits gives up.
 using GivesUp = std::function<bool()>;
 
 // Looks again and again whether `condition` holds; false if it does not within `timeout`, or before
-// `gives_up` does.
+// `gives_up` says yes.
 bool await(const std::function<bool()>& condition,
            Milliseconds timeout,
            const GivesUp& gives_up = nullptr);
