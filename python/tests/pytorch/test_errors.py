@@ -348,3 +348,19 @@ def test_an_abort_ends_a_monitored_barrier(who: int) -> None:
     messages = run_world(3, aborted_in_a_monitored_barrier, who, seconds=60.0)
     assert "the process group was aborted or destroyed" in messages[who]
     assert "aborted or destroyed" in messages[1]
+
+
+def one_aborts() -> ErrorType:
+    assert dist.group.WORLD is not None
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    meet("here")
+    if dist.get_rank() == 1:
+        while backend.get_error() == ErrorType.SUCCESS:
+            pass
+    backend.abort()
+    return backend.get_error()
+
+
+def test_a_group_tells_its_own_abort_from_that_of_another_rank() -> None:
+    errors = run_world(2, one_aborts, seconds=60.0)
+    assert errors == [ErrorType.COMM_ERROR, ErrorType.REMOTE_ERROR]

@@ -18,6 +18,9 @@ namespace r2ccl_torch {
 
 using Milliseconds = std::chrono::milliseconds;
 
+// What communicators say of themselves that the program has aborted: no other rank is to blame.
+constexpr ccl_result_t kAborted = CCL_INVALID_USAGE;
+
 // How many times this process and its ancestors have forked since the module was loaded: threads
 // and connections belong to the process that made them.
 uint64_t fork_generation();
@@ -62,8 +65,8 @@ class Communicator {
   void finish();
 
   // Ends all calls on all ranks, and does not wait for anybody. `why` is what status() says from
-  // now on, unless something went wrong before.
-  void abort(ccl_result_t why = CCL_REMOTE_ERROR);
+  // now on, unless something went wrong before; the others find a remote error.
+  void abort(ccl_result_t why = kAborted);
 
  private:
   // What went wrong.

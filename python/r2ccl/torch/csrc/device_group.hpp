@@ -79,7 +79,7 @@ class DeviceGroup {
                                            Tensors outputs);
 
   // Ends all calls on all ranks, and waits for nobody. Streams go on. `why` as for communicators.
-  void abort(ccl_result_t why = CCL_REMOTE_ERROR);
+  void abort(ccl_result_t why = kAborted);
 
   // Waits until `deadline` for what is on streams, aborts what is not done then, and takes leave.
   // Tells whether all was done.
