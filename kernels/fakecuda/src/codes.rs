@@ -24,6 +24,12 @@ macro_rules! codes {
                 }
             }
 
+            /// The error with this name in the header.
+            pub(crate) fn of_symbol(symbol: &str) -> Option<Self> {
+                let is_meant = |code: &Self| code.symbol().to_bytes() == symbol.as_bytes();
+                [$(Self::$name,)*].into_iter().filter(|code| *code != Self::Success).find(is_meant)
+            }
+
             /// Its name in the header.
             pub(crate) fn symbol(self) -> &'static CStr {
                 match self {

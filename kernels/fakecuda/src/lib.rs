@@ -17,6 +17,7 @@ mod codes;
 mod device;
 mod driver;
 mod event;
+mod failure;
 mod folder;
 mod graph;
 mod ipc;

@@ -17,6 +17,9 @@ const LATE: &str = "FAKECUDA_LATE";
 /// How much may wait in a stream: who puts in more waits until there is room, as with real drivers. Without it there is no limit.
 const QUEUE: &str = "FAKECUDA_QUEUE";
 
+/// Which call fails, and how: `cuMemAlloc_v2:2:CUDA_ERROR_OUT_OF_MEMORY` for the second call of this function. Nothing of it is done.
+pub(crate) const FAIL: &str = "FAKECUDA_FAIL";
+
 /// What is exported as a dma-buf: `0`: nothing, `sealed`: memory that processors cannot map.
 const DMABUF: &str = "FAKECUDA_DMABUF";
 
@@ -39,6 +42,12 @@ pub(crate) fn dmabufs() -> DmaBufs {
         Ok("sealed") => DmaBufs::Sealed,
         Ok(_) | Err(_) => DmaBufs::Open,
     }
+}
+
+/// What the environment says of a call that fails.
+pub(crate) fn failure() -> Option<String> {
+    #[expect(clippy::disallowed_methods, reason = "the only place that reads the environment")]
+    std::env::var(FAIL).ok()
 }
 
 /// Whether it does late what real drivers do late.

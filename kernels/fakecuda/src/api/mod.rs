@@ -18,7 +18,10 @@ macro_rules! entry_points {
             #[unsafe(no_mangle)]
             extern "C" fn $name($($argument: $type),*) -> u32 {
                 $crate::driver::enter();
-                $crate::outside::answer(|| -> $crate::codes::Result<()> { $body })
+                $crate::outside::answer(|| -> $crate::codes::Result<()> {
+                    $crate::failure::permit(stringify!($name))?;
+                    $body
+                })
             }
         )*
     };

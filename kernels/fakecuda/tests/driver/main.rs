@@ -44,6 +44,7 @@ macro_rules! must {
 
 mod captures;
 mod devices;
+mod failures;
 mod processes;
 
 /// The address of something in which a result is put.
