@@ -284,11 +284,17 @@ impl Communicator {
         self.core().queue.push(Work::Operations(operations))
     }
 
-    /// Starts what the driver does for a call on memory of a device, in order with all other calls.
+    /// Starts the driver thread, if that was not done: before streams are told to wait for it.
     #[cfg(feature = "cuda")]
-    pub(crate) fn start_on_device(&self, work: Work) -> Result<Pending, Error> {
-        self.handle.ensure_driver()?;
-        Ok(self.core().queue.push(work))
+    pub(crate) fn ensure_driver(&self) -> Result<(), Error> {
+        self.handle.ensure_driver()
+    }
+
+    /// Starts what the driver thread, which [is there](Self::ensure_driver), does for a call on memory of a device, in order
+    /// with all other calls.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start_on_device(&self, work: Work) -> Pending {
+        self.core().queue.push(work)
     }
 
     /// What a thread needs that meets other ranks beside the calls. The same number of times on all ranks.

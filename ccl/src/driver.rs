@@ -140,8 +140,7 @@ impl Queue {
         while let Some((work, pending)) = self.next() {
             let result = catch_unwind(AssertUnwindSafe(|| run(work)));
             pending.finish(result.unwrap_or_else(|_| {
-                let what = "the driver thread panicked; its message is on standard error";
-                let error = Error::Internal(what.to_owned());
+                let error = panicked();
                 broke(&error);
                 Err(error)
             }));
@@ -164,6 +163,12 @@ impl Queue {
             waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
+
+/// What ends a call in which the driver thread panics.
+pub(crate) fn panicked() -> Error {
+    let what = "the driver thread panicked; its message is on standard error";
+    Error::Internal(what.to_owned())
 }
 
 /// Locks; a panic elsewhere does not matter, since every value here is consistent at any time.

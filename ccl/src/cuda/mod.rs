@@ -15,6 +15,8 @@ mod error;
 mod pieces;
 mod sentinel;
 mod staging;
+#[cfg(test)]
+mod tests;
 mod uneven;
 mod wire;
 
@@ -168,8 +170,11 @@ impl Communicator {
         let batches = batches(&operations);
         let counts = batches.iter().map(|batch| self.cutter.count(batch));
         let counts = counts.collect::<Result<Vec<_>, _>>()?;
+        // From here on the others wait for this rank, and streams for what the thread does.
+        self.host.ensure_driver().inspect_err(|error| self.fail(error))?;
         for other in others {
-            other.mark().and_then(|come| first.wait(&come)).map_err(error)?;
+            let joined = other.mark().and_then(|come| first.wait(&come));
+            joined.map_err(error)?;
         }
         // What is done first here is done first on all ranks.
         let mut issue = lock(&self.issue);
@@ -179,7 +184,8 @@ impl Communicator {
         }
         drop(issue);
         for other in others {
-            first.mark().and_then(|end| other.wait(&end)).map_err(error)?;
+            let joined = first.mark().and_then(|end| other.wait(&end));
+            joined.map_err(error)?;
         }
         Ok(())
     }
@@ -336,7 +342,7 @@ impl Communicator {
     ) -> Result<(), Error> {
         let work = self.direct.issue(batch, stream, issue).map_err(error)?;
         let Some(work) = work else { return self.issue(issue, batch, count, stream) };
-        *lock(&self.last) = Some(self.host.start_on_device(work)?);
+        *lock(&self.last) = Some(self.host.start_on_device(work));
         Ok(())
     }
 
@@ -359,7 +365,7 @@ impl Communicator {
             let piece = self.cutter.piece(batch, index)?;
             let (next, job) = issue.begin(stream, piece).map_err(error)?;
             begun.push_back(next);
-            *lock(&self.last) = Some(self.host.start_on_device(Work::Staged(job))?);
+            *lock(&self.last) = Some(self.host.start_on_device(Work::Staged(job)));
         }
         begun.iter().try_for_each(|begun| issue.end(stream, begun)).map_err(error)
     }

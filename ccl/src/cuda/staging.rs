@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
@@ -18,7 +19,7 @@ use super::error::{described, error as from_device};
 use super::pieces::{Piece, Stretch};
 use super::sentinel::Sentinel;
 use super::uneven::{Aside, Census};
-use crate::driver::lock;
+use crate::driver::{lock, panicked};
 use crate::operation::{Operation, OperationOn};
 
 /// One is filled or emptied while the collective works in the other.
@@ -99,6 +100,11 @@ pub(super) struct Milestone {
 }
 
 impl Milestone {
+    /// Lets it happen when the work of the stream so far has ended.
+    pub(super) fn mark(&self, stream: &Stream) -> Result<(), gpu::Error> {
+        stream.write_word(&self.staging.seen, self.offset, self.number)
+    }
+
     /// Whether it has happened.
     pub(super) fn has_happened(&self) -> bool {
         let seen = self.staging.seen.word(self.offset).load(Ordering::Acquire);
@@ -167,6 +173,10 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        if thread::panicking() {
+            // Whoever catches it does so when the stream has gone on.
+            self.keep(&panicked());
+        }
         advance(self.staging.over.word(0), &mut lock(&self.staging.early), self.number);
     }
 }
@@ -295,18 +305,23 @@ impl Issue {
     /// The moment in which a stream comes to a call, which begins here.
     pub(super) fn enter(&mut self, stream: &Stream) -> Result<Milestone, gpu::Error> {
         self.seen = self.seen.wrapping_add(1);
-        self.moment(stream, 0)
+        let entered = self.moment(0);
+        entered.mark(stream).map(|()| entered)
     }
 
     /// The moment in which that call has ended on the stream.
     pub(super) fn leave(&self, stream: &Stream) -> Result<Milestone, gpu::Error> {
-        self.moment(stream, size_of::<u32>())
+        let ended = self.end_of_call();
+        ended.mark(stream).map(|()| ended)
     }
 
-    fn moment(&self, stream: &Stream, offset: usize) -> Result<Milestone, gpu::Error> {
-        let (staging, number) = (Arc::clone(&self.staging), self.seen);
-        stream.write_word(&staging.seen, offset, number)?;
-        Ok(Milestone { staging, offset, number })
+    /// The same moment, which is still to be marked.
+    pub(super) fn end_of_call(&self) -> Milestone {
+        self.moment(size_of::<u32>())
+    }
+
+    fn moment(&self, offset: usize) -> Milestone {
+        Milestone { staging: Arc::clone(&self.staging), offset, number: self.seen }
     }
 
     /// Lets the stream come to a call that works on memory where it is, and wait for its end. The memory stays as long,

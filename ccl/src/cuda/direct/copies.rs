@@ -21,6 +21,7 @@ use super::windows::{Shared, Windows};
 use super::wish::Wish;
 use super::{Direct, Way};
 use crate::cuda::digest::digest;
+use crate::cuda::error::described;
 use crate::cuda::staging::Issue;
 use crate::driver::lock;
 
@@ -150,12 +151,15 @@ impl Direct {
         let (bytes, input, output) = (request.bytes(), *input, *output);
         let copies = Copies { exchange: &exchange, window: &window, offset, bytes, input, output };
         let enqueued = copies.enqueue(&plan, marks.own, stream);
-        let ended = Arc::new(issue.leave(stream)?);
-        issue.last = Some(Arc::new(self.events.mark(stream)?));
+        let ended = Arc::new(issue.end_of_call());
         let place = (Arc::clone(&exchange), window);
         let hold = Hold::new(place, (number, marks), Arc::clone(&ended), &self.releases);
-        // What waits already is let go with what is held.
-        enqueued?;
+        // Behind a call that is not whole, too: it is let go until its end is told, or the device is broken.
+        let marked = ended.mark(stream);
+        let whole = enqueued.and(marked).and_then(|()| self.events.mark(stream));
+        // What waits already is let go with what is held, and nobody must take that for a result.
+        let last = whole.inspect_err(|error| self.staging.keep(&described(error)))?;
+        issue.last = Some(Arc::new(last));
         let (staging, members) = (Arc::clone(&self.staging), Arc::clone(&self.members));
         let means = Means::Copies(hold);
         Ok(Watch { exchange, staging, call: wish.name(), means, members, entered, ended })
