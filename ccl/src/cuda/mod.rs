@@ -36,10 +36,12 @@ use std::sync::{Arc, Mutex};
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
 use ccl_core::layout::Ragged;
+use ccl_kernels::cuda::gpu;
 
 use crate::driver::{Pending, Work, lock};
 use crate::operation::{OperationOn, Span, as_done, check_own_messages};
 use direct::Direct;
+use error::described;
 use pieces::{Cutter, batches};
 use staging::{Issue, SLOTS, Staging};
 
@@ -174,7 +176,7 @@ impl Communicator {
         self.host.ensure_driver().inspect_err(|error| self.fail(error))?;
         for other in others {
             let joined = other.mark().and_then(|come| first.wait(&come));
-            joined.map_err(error)?;
+            joined.map_err(|error| self.refused(&error))?;
         }
         // What is done first here is done first on all ranks.
         let mut issue = lock(&self.issue);
@@ -185,7 +187,7 @@ impl Communicator {
         drop(issue);
         for other in others {
             let joined = first.mark().and_then(|end| other.wait(&end));
-            joined.map_err(error)?;
+            joined.map_err(|error| self.refused(&error))?;
         }
         Ok(())
     }
@@ -388,6 +390,13 @@ impl Communicator {
         self.host.fail(error);
     }
 
+    /// What the driver says in place of an answer: it ends the communicator, because the others do not hear of it else.
+    fn refused(&self, error: &gpu::Error) -> Error {
+        let error = described(error);
+        self.fail(&error);
+        error
+    }
+
     fn check_call(&self, operation: &Operation<'_>) -> Result<(), Error> {
         operation.validate(self.host.rank(), self.host.size())?;
         memory(operation).into_iter().try_for_each(|region| self.check_place(region))
@@ -401,7 +410,7 @@ impl Communicator {
                 self.gpu.ordinal()
             )));
         }
-        match stream.is_capturing().map_err(error)? {
+        match stream.is_capturing().map_err(|error| self.refused(&error))? {
             false => Ok(()),
             true => Err(Error::InvalidUsage(
                 "collectives cannot be captured into a graph: end the capture before the call, and \
@@ -416,7 +425,7 @@ impl Communicator {
             return Ok(());
         }
         let (own, address) = (self.gpu.ordinal(), region.address());
-        let wrong = match self.gpu.place(address).map_err(error)? {
+        let wrong = match self.gpu.place(address).map_err(|error| self.refused(&error))? {
             Place::Device(ordinal) if ordinal == own => return Ok(()),
             Place::Device(other) => {
                 format!("is memory of device {other}: use a communicator of that device, or copy it")

@@ -143,6 +143,30 @@ fn refused(cuda: &Communicator, stream: &Stream, memory: &Buffer) {
     assert_eq!(kept, Err(described(&error)));
 }
 
+#[test]
+fn a_driver_that_refuses_something_around_a_call_ends_the_communicator() {
+    // Whether a stream is captured, where memory is; and streams that wait for each other before the call, and behind it.
+    let failures = [
+        "cuStreamIsCapturing:1:CUDA_ERROR_UNKNOWN",
+        "cuPointerGetAttribute:1:CUDA_ERROR_UNKNOWN",
+        "cuStreamWaitEvent:1:CUDA_ERROR_UNKNOWN",
+        "cuStreamWaitEvent:2:CUDA_ERROR_UNKNOWN",
+    ];
+    const TEST: &str = "a_driver_that_refuses_something_around_a_call_ends_the_communicator";
+    inside_failing(TEST, &failures, || {
+        let id = UniqueId::create(&config().settings).unwrap();
+        let host = crate::Communicator::create(&id, 0, 1, &config()).unwrap();
+        let gpu = open(0).unwrap();
+        let (cuda, memory) = (Communicator::new(&host, &gpu).unwrap(), gpu.allocate(32).unwrap());
+        let streams = [gpu.stream().unwrap(), gpu.stream().unwrap()];
+        let error = cuda.enqueue_joined(&[gather(&memory)], &streams).unwrap_err();
+        assert!(matches!(error, Error::Cuda(_)), "{error}");
+        assert_eq!(cuda.check(), Err(error));
+        assert!(host.async_error().is_some(), "the others hear of it");
+        streams.iter().for_each(|stream| stream.synchronise().unwrap());
+    });
+}
+
 /// An `AllGather` of blocks of 32 bytes of rank 0, in place.
 fn gather(memory: &Buffer) -> Operation<'_> {
     let request = Request {
