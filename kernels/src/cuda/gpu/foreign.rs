@@ -1,10 +1,11 @@
 //! What belongs to the program around the library: its streams, its captures, and the contexts of its threads.
 
+use std::cell::Cell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::driver_version;
 use super::error::Error;
@@ -52,8 +53,14 @@ impl Drop for KeptContext {
 /// Belongs to the thread that made it.
 #[derive(Debug)]
 pub struct BesideCaptures {
-    before: sys::CUstreamCaptureMode,
+    /// The mode of the thread, if this has changed it.
+    before: Option<sys::CUstreamCaptureMode>,
     of_this_thread: PhantomData<*const ()>,
+}
+
+thread_local! {
+    /// Whether there is one that has changed the mode: those inside of it ask the driver nothing.
+    static IS_BESIDE: Cell<bool> = const { Cell::new(false) };
 }
 
 impl BesideCaptures {
@@ -61,23 +68,42 @@ impl BesideCaptures {
     #[must_use]
     pub fn begin() -> Self {
         let relaxed = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        Self { before: exchange(relaxed), of_this_thread: PhantomData }
+        // A driver that refuses it refuses what comes next, too, and that is told.
+        let before = if IS_BESIDE.get() { None } else { exchange(relaxed).ok() };
+        IS_BESIDE.set(IS_BESIDE.get() || before.is_some());
+        Self { before, of_this_thread: PhantomData }
+    }
+
+    /// As [`Self::begin`], in a thread that has this context from then on.
+    pub(super) fn with(context: &CudaContext) -> Result<Self, Error> {
+        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        Ok(Self::begin())
     }
 }
 
 impl Drop for BesideCaptures {
     fn drop(&mut self) {
-        exchange(self.before);
+        let Some(before) = self.before else { return };
+        IS_BESIDE.set(false);
+        // Nobody is left to hear of it.
+        let _ = exchange(before);
     }
 }
 
 /// Gives this thread another mode; the one that it had.
-fn exchange(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+fn exchange(mut mode: sys::CUstreamCaptureMode) -> Result<sys::CUstreamCaptureMode, DriverError> {
     // SAFETY: a mode is read and written where it is told.
-    let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result();
-    // A driver that refuses it refuses what comes next, too, and that is told.
-    let _ = exchanged;
-    mode
+    unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result().map(|()| mode)
+}
+
+/// Gives something back to the driver, for a destructor: captures of the program do not mind it, and nobody hears of an
+/// error, of which the next call for the device would be accused. Whoever makes that call hears what is wrong with the
+/// device.
+pub(super) fn give_back(context: &CudaContext, act: impl FnOnce() -> Result<(), DriverError>) {
+    // SAFETY: the context stays as long as whatever belongs to it.
+    let bound = unsafe { result::ctx::set_current(context.cu_ctx()) };
+    let _beside = BesideCaptures::begin();
+    let _ = bound.and_then(|()| act());
 }
 
 /// Whether this is no stream of its own, but stands for one of the context that is current: null,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::error::Error;
-use super::foreign::BesideCaptures;
+use super::foreign::{BesideCaptures, give_back};
 use crate::region::Region;
 
 /// Bytes at an address that a device knows.
@@ -87,8 +87,7 @@ impl Buffer {
 
     /// With anything in it.
     pub(super) fn unwritten(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
-        let _beside = BesideCaptures::begin();
-        copies.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
+        let _beside = BesideCaptures::with(copies.context())?;
         // SAFETY: on the device every byte is a value, whatever was there before.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
         let address = address.map_err(Error::driver("allocate memory of the device"))?;
@@ -97,7 +96,7 @@ impl Buffer {
 
     /// Waits until the copies so far are done.
     fn arrived(&self) -> Result<(), Error> {
-        let _beside = BesideCaptures::begin();
+        let _beside = BesideCaptures::with(self.copies.context())?;
         self.copies.synchronize().map_err(Error::driver("wait for a copy"))
     }
 
@@ -170,11 +169,8 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let _beside = BesideCaptures::begin();
-        let context = self.copies.context();
-        context.record_err(context.bind_to_thread());
         // SAFETY: the memory was allocated, and is freed once; the call waits for the device.
-        context.record_err(unsafe { result::free_sync(self.address) });
+        give_back(self.copies.context(), || unsafe { result::free_sync(self.address) });
     }
 }
 
@@ -202,8 +198,7 @@ pub struct Imported {
 
 impl Imported {
     pub(super) fn new(context: &Arc<CudaContext>, handle: &Handle) -> Result<Self, Error> {
-        let _beside = BesideCaptures::begin();
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        let _beside = BesideCaptures::with(context)?;
         let raw = sys::CUipcMemHandle { reserved: handle.bytes.map(|byte| byte as _) };
         let flags = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
         let mut address = 0;
@@ -223,10 +218,8 @@ impl Imported {
 
 impl Drop for Imported {
     fn drop(&mut self) {
-        let _beside = BesideCaptures::begin();
-        self.context.record_err(self.context.bind_to_thread());
         // SAFETY: the handle was opened, and is closed once.
-        self.context.record_err(unsafe { sys::cuIpcCloseMemHandle(self.address) }.result());
+        give_back(&self.context, || unsafe { sys::cuIpcCloseMemHandle(self.address) }.result());
     }
 }
 
@@ -255,8 +248,7 @@ impl fmt::Debug for Pinned {
 
 impl Pinned {
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self, Error> {
-        let _beside = BesideCaptures::begin();
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        let _beside = BesideCaptures::with(context)?;
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the memory is zeroed before anybody reads it.
         let start = unsafe { result::malloc_host(bytes.max(1), flags) };
@@ -352,9 +344,7 @@ impl Drop for Lent<'_> {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let _beside = BesideCaptures::begin();
-        self.context.record_err(self.context.bind_to_thread());
         // SAFETY: the memory was allocated, and is freed once; the call waits for the device.
-        self.context.record_err(unsafe { result::free_host(self.start.cast()) });
+        give_back(&self.context, || unsafe { result::free_host(self.start.cast()) });
     }
 }

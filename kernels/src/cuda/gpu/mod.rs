@@ -90,7 +90,7 @@ impl Gpu {
         let architecture = major.unsigned_abs() * 10 + minor.unsigned_abs();
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
-        let copies = context.new_stream().map_err(Error::driver("make a stream"))?;
+        let Stream(copies) = Stream::new(&context)?;
         let (functions, loading) = Default::default();
         Ok(Self { context, copies, device, processors, supply, functions, loading })
     }
@@ -288,7 +288,7 @@ impl Gpu {
             return Ok(());
         }
         let image = supply.module(module, self.device)?;
-        let _beside = BesideCaptures::begin();
+        let _beside = BesideCaptures::with(&self.context)?;
         let loaded = self.context.load_module(Ptx::from_binary(image));
         let loaded = loaded.map_err(Error::driver("load kernels"))?;
         let load = |entry: Entry| {

@@ -14,7 +14,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::Gpu;
 use super::error::Error;
-use super::foreign::BesideCaptures;
+use super::foreign::{BesideCaptures, give_back};
 use super::memory::{Buffer, DeviceRegion};
 
 /// What a dma-buf begins and ends at: pages of the host.
@@ -114,7 +114,9 @@ impl Buffer {
     }
 }
 
-/// Memory of the host in a file that others have mapped too, pinned and known to a device.
+/// Memory of the host in a file that others have mapped too, pinned and known to a device. Other than memory of the device
+/// it is to be dropped when the kernels that were given it have ended: captures of the program would come to nothing if that
+/// waited for the device.
 pub struct PinnedFile {
     start: *mut c_void,
     address: u64,
@@ -136,12 +138,11 @@ impl fmt::Debug for PinnedFile {
 impl PinnedFile {
     fn new(context: &Arc<CudaContext>, file: impl AsFd, bytes: usize) -> Result<Self, Error> {
         let refused = |cause| Error::Misuse(format!("map a file of the host: {cause}"));
-        let _beside = BesideCaptures::begin();
         let size = rustix::fs::fstat(&file).map_err(refused)?.st_size;
         if bytes == 0 || usize::try_from(size).is_ok_and(|size| size < bytes) {
             return Err(Error::Misuse(format!("{bytes} bytes of a file of {size} are pinned")));
         }
-        context.bind_to_thread().map_err(Error::driver("bind the context"))?;
+        let _beside = BesideCaptures::with(context)?;
         let (anywhere, protection) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let start = unsafe { mmap(anywhere, bytes, protection, MapFlags::SHARED, &file, 0) };
@@ -171,12 +172,8 @@ impl PinnedFile {
 
 impl Drop for PinnedFile {
     fn drop(&mut self) {
-        let _beside = BesideCaptures::begin();
-        self.context.record_err(self.context.bind_to_thread());
-        // What kernels still do with it comes first.
-        self.context.record_err(self.context.synchronize());
         // SAFETY: the memory was registered, once.
-        self.context.record_err(unsafe { sys::cuMemHostUnregister(self.start) }.result());
+        give_back(&self.context, || unsafe { sys::cuMemHostUnregister(self.start) }.result());
         // SAFETY: mapped by `new`, and no longer known to the device.
         let unmapped = unsafe { munmap(self.start, self.bytes) };
         debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");

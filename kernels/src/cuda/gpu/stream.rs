@@ -20,7 +20,7 @@ pub struct Stream(pub(super) Arc<CudaStream>);
 
 impl Stream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
-        let _beside = BesideCaptures::begin();
+        let _beside = BesideCaptures::with(context)?;
         context.new_stream().map(Self).map_err(Error::driver("make a stream"))
     }
 
@@ -317,8 +317,7 @@ impl Event {
     /// Work before it failed.
     pub fn has_happened(&self) -> Result<bool, Error> {
         let event = self.recorded()?;
-        let _beside = BesideCaptures::begin();
-        event.context().bind_to_thread().map_err(Error::driver("bind the context"))?;
+        let _beside = BesideCaptures::with(event.context())?;
         event.try_is_complete().map_err(Error::driver("look at an event"))
     }
 
@@ -328,17 +327,20 @@ impl Event {
     ///
     /// Work before it failed.
     pub fn synchronise(&self) -> Result<(), Error> {
-        let _beside = BesideCaptures::begin();
-        self.recorded()?.synchronize().map_err(Error::driver("wait for an event"))
+        let event = self.recorded()?;
+        let _beside = BesideCaptures::with(event.context())?;
+        event.synchronize().map_err(Error::driver("wait for an event"))
     }
 
-    /// Seconds from this event to a later one; both have happened.
+    /// Seconds from this event to a later one; both have happened. Captures do not mind the question.
     ///
     /// # Errors
     ///
     /// One has not.
     pub fn seconds_until(&self, later: &Self) -> Result<f64, Error> {
-        let milliseconds = self.recorded()?.elapsed_ms(later.recorded()?);
+        let event = self.recorded()?;
+        let _beside = BesideCaptures::with(event.context())?;
+        let milliseconds = event.elapsed_ms(later.recorded()?);
         let milliseconds = milliseconds.map_err(Error::driver("compare events"))?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
