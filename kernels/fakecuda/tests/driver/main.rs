@@ -6,8 +6,9 @@ use std::ffi::{CString, c_char};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::Library;
 
@@ -133,8 +134,13 @@ fn function_of(module: u64, name: &str) -> u64 {
     function
 }
 
+/// Where the arguments of a kernel are.
+fn pointers(arguments: &[u64; 2]) -> [u64; 2] {
+    arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64)
+}
+
 fn launch(function: u64, (grid, block): (u32, u32), stream: u64, arguments: [u64; 2]) -> u32 {
-    let pointers = arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
+    let pointers = pointers(&arguments);
     let pointers = pointers.as_ptr().expose_provenance();
     call!("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, pointers, 0)
 }
@@ -168,6 +174,14 @@ fn device_word() -> u64 {
     address
 }
 
+/// Long enough for what does not wait.
+fn a_moment() {
+    let begin = Instant::now();
+    while let Some(left) = Duration::from_millis(50).checked_sub(begin.elapsed()) {
+        thread::park_timeout(left);
+    }
+}
+
 #[test]
 fn work_of_streams_that_were_destroyed_is_waited_for() {
     let _calm = start();
@@ -179,13 +193,17 @@ fn work_of_streams_that_were_destroyed_is_waited_for() {
     must!("cuStreamDestroy_v2", blocking);
     // The default stream comes behind it.
     must!("cuEventRecord", done, 0);
-    let free = || {
+    let (about, told) = mpsc::channel();
+    let free = move || {
         bind();
+        about.send(()).expect("somebody listens");
         must!("cuMemFree_v2", count);
     };
     thread::scope(|scope| {
         let freeing = scope.spawn(free);
         assert_eq!(call!("cuEventQuery", done), NOT_READY);
+        told.recv().expect("it is about to be freed");
+        a_moment();
         assert!(!freeing.is_finished());
         opened.store(1, Ordering::Release);
         freeing.join().expect("it is freed");
@@ -204,11 +222,10 @@ fn launches_that_cannot_be_are_refused() {
     assert_eq!(refused((0, 1)), INVALID_VALUE);
     assert_eq!(refused((1, 1025)), INVALID_VALUE);
     assert_eq!(refused((1, 65)), 701, "the text allows 64");
+    let arguments = [gate, gate];
+    let pointers = pointers(&arguments);
+    let pointers = pointers.as_ptr().expose_provenance();
     let shaped = |grid: [u32; 3], block: [u32; 3], shared: u32| {
-        let arguments = [gate, gate];
-        let pointers =
-            arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
-        let pointers = pointers.as_ptr().expose_provenance();
         let ([x, y, z], [i, j, k]) = (grid, block);
         call!("cuLaunchKernel", kernel, x, y, z, i, j, k, shared, 0, pointers, 0)
     };
@@ -221,10 +238,6 @@ fn launches_that_cannot_be_are_refused() {
         "the text has 1024"
     );
     let cooperative = |blocks: u32, threads: u32| {
-        let arguments = [gate, gate];
-        let pointers =
-            arguments.each_ref().map(|it| std::ptr::from_ref(it).expose_provenance() as u64);
-        let pointers = pointers.as_ptr().expose_provenance();
         call!("cuLaunchCooperativeKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, 0, pointers)
     };
     assert_eq!(cooperative(16 * 32 + 1, 64), 720);
