@@ -113,7 +113,9 @@ impl Work {
                 outside::write(*to, &element.to_le_bytes()[..*element_bytes].repeat(*count));
             }
             Self::Reach(event, number) => event.reach(*number),
-            Self::Await(event, number) => bell::wait_until(|| event.is_reached(*number)),
+            Self::Await(event, number) => {
+                bell::wait_until(|| event.is_reached(*number) || device.error().is_some());
+            }
             Self::AwaitWord { address, value, comparison } => bell::wait_until(|| {
                 let found = outside::word(*address);
                 comparison.holds(found, *value) || device.error().is_some()

@@ -1,9 +1,13 @@
 //! Several devices, in a process of their own.
 
 use std::env;
+use std::thread;
 
 use super::processes::{again, end_at_the_deadline};
-use super::{OK, TEXT, bind_to, event, function_of, launch, load, out, stream, word};
+use super::{OK, TEXT, a_moment, bind_to, event, function_of, launch, load, out, stream, word};
+
+/// The result of everything that has to do with a device on which a kernel has touched what it must not.
+const ILLEGAL_ADDRESS: u32 = 700;
 
 /// Runs a test in a process with two devices.
 fn with_two(test: &str, act: impl FnOnce()) {
@@ -42,5 +46,29 @@ fn what_belongs_to_one_device_is_not_for_streams_of_another() {
         must!("cuStreamSynchronize", there);
         let mut milliseconds = 0f32;
         assert_eq!(call!("cuEventElapsedTime", out(&mut milliseconds), own, elsewhere), 400);
+    });
+}
+
+#[test]
+fn nothing_on_a_device_that_has_failed_waits_for_another_device() {
+    const TEST: &str = "devices::nothing_on_a_device_that_has_failed_waits_for_another_device";
+    with_two(TEST, || {
+        bind_to(1);
+        let (there, (closed, _), never) = (stream(1), word(), event(2));
+        must!("cuStreamWaitValue32_v2", there, closed, 1, 0);
+        must!("cuEventRecord", never, there);
+        bind_to(0);
+        let (waiting, failing, (open, _)) = (stream(1), stream(1), word());
+        must!("cuStreamWaitEvent", waiting, never, 0);
+        must!("cuMemsetD32_v2", open, 1, 1);
+        let (kernel, nowhere) = (function_of(load(TEXT).expect("it is PTX"), "wait"), 64);
+        let wait = move || {
+            bind_to(0);
+            call!("cuStreamSynchronize", waiting)
+        };
+        let waits = thread::spawn(wait);
+        a_moment();
+        assert_eq!(launch(kernel, (1, 1), failing, [open, nowhere]), OK);
+        assert_eq!(waits.join().expect("it returns"), ILLEGAL_ADDRESS);
     });
 }
