@@ -1,6 +1,6 @@
 //! Memory that kernels and copies may touch, and what becomes of those that touch other memory.
 
-use ccl_kernels::cuda::gpu::{DeviceRegion, Error, Gpu, Shape};
+use ccl_kernels::cuda::gpu::{DeviceRegion, Error, Gpu, Invitation, Mapped, Shape};
 use ccl_kernels::cuda::{CopyParameters, Entry};
 use cudarc::driver::sys;
 
@@ -75,6 +75,21 @@ fn memory_of_another_device_has_to_be_opened() {
         let closed = copy(&here, extra.region().address(), target.region().address(), 64);
         assert_eq!(code(closed), "CUDA_ERROR_ILLEGAL_ADDRESS");
         copy(&there, extra.region().address(), source.region().address(), 64).unwrap();
+    });
+}
+
+#[test]
+fn a_process_with_the_same_number_is_not_this_one() {
+    inside("access::a_process_with_the_same_number_is_not_this_one", 1, || {
+        let gpu = gpu(0);
+        let buffer = gpu.allocate(64).unwrap();
+        let allocation = gpu.allocation(buffer.region().address()).unwrap();
+        let own = gpu.invitation(&allocation).unwrap();
+        assert!(matches!(gpu.map(&own).unwrap(), Mapped::Near(_)));
+        // A process cannot import its own memory.
+        let elsewhere = Invitation { word: !own.word, ..own };
+        let error = gpu.map(&elsewhere).unwrap_err().to_string();
+        assert!(error.contains("import memory"), "{error}");
     });
 }
 

@@ -11,6 +11,7 @@ use crate::cuda::wire::{Means, Shape};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Letter {
     process: u32,
+    word: u64,
     device: u32,
     address: u64,
     handle: Vec<u8>,
@@ -19,8 +20,9 @@ pub(super) struct Letter {
 
 impl From<Invitation> for Letter {
     fn from(invitation: Invitation) -> Self {
-        let Invitation { process, device, address, handle } = invitation;
-        Self { process, device, address, handle: handle.bytes.to_vec(), bytes: handle.size }
+        let Invitation { process, word, device, address, handle } = invitation;
+        let (handle, bytes) = (handle.bytes.to_vec(), handle.size);
+        Self { process, word, device, address, handle, bytes }
     }
 }
 
@@ -30,8 +32,9 @@ impl TryFrom<&Letter> for Invitation {
     fn try_from(letter: &Letter) -> Result<Self, String> {
         let wrong = |_| "a handle has a strange size".to_owned();
         let bytes: [u8; Handle::BYTES] = letter.handle.as_slice().try_into().map_err(wrong)?;
-        let Letter { process, device, address, .. } = *letter;
-        Ok(Self { process, device, address, handle: Handle { bytes, size: letter.bytes } })
+        let Letter { process, word, device, address, .. } = *letter;
+        let handle = Handle { bytes, size: letter.bytes };
+        Ok(Self { process, word, device, address, handle })
     }
 }
 
@@ -137,7 +140,7 @@ mod tests {
 
     fn facts(bus: &str) -> Facts {
         let handle = Handle { bytes: [7; Handle::BYTES], size: 100 };
-        let region = Invitation { process: 1, device: 0, address: 4096, handle };
+        let region = Invitation { process: 1, word: 5, device: 0, address: 4096, handle };
         Facts {
             host: "here".into(),
             bus: bus.into(),

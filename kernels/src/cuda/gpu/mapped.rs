@@ -1,6 +1,8 @@
 //! Memory of other ranks on this host: of this process, or of another one.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::process;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, result, sys};
 
@@ -12,8 +14,10 @@ use super::{Gpu, Told};
 /// What somebody needs to map memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Invitation {
-    /// The process that it belongs to, as all processes of the host number it.
+    /// The process that it belongs to, as processes of its namespace number it.
     pub process: u32,
+    /// What that process has drawn: one of another namespace may have the same number.
+    pub word: u64,
     /// Its number among the devices that the process sees.
     pub device: u32,
     /// Where it begins in that process.
@@ -21,6 +25,9 @@ pub struct Invitation {
     /// Its name for other processes.
     pub handle: Handle,
 }
+
+/// What tells this process from others of the host with the same number.
+static WORD: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
 /// Buffers that other ranks of this process may map.
 static SHARED: Mutex<Vec<(u64, Weak<Buffer>)>> = Mutex::new(Vec::new());
@@ -44,7 +51,8 @@ impl Shared {
 
     pub(super) fn invitation(&self) -> Result<Invitation, Error> {
         Ok(Invitation {
-            process: std::process::id(),
+            process: process::id(),
+            word: *WORD,
             device: self.0.ordinal() as u32,
             address: self.0.region().address(),
             handle: self.0.export()?,
@@ -155,7 +163,7 @@ impl Gpu {
     ///
     /// The driver refuses it: for example, devices do not reach each other.
     pub fn map(&self, invitation: &Invitation) -> Result<Mapped, Error> {
-        if invitation.process != std::process::id() {
+        if (invitation.process, invitation.word) != (process::id(), *WORD) {
             return self.import(&invitation.handle).map(Mapped::Far);
         }
         self.reach(invitation.device as usize)?;
@@ -191,7 +199,8 @@ impl Gpu {
             .map_err(Error::driver("export memory"))?;
         let bytes = handle.reserved.map(|character| character as u8);
         Ok(Invitation {
-            process: std::process::id(),
+            process: process::id(),
+            word: *WORD,
             device: self.ordinal() as u32,
             address: allocation.start,
             handle: Handle { bytes, size: allocation.bytes },
