@@ -82,11 +82,11 @@ impl Buffers {
         self.known.iter_mut().find(|known| known.allocation.number == number)
     }
 
-    /// Forgets an allocation; tells whether others have it.
+    /// Forgets an allocation; tells whether others may have it: some have mapped what others could not.
     fn forget(&mut self, number: u64) -> bool {
         let is_meant = |known: &mut Known| known.allocation.number == number;
         let forgotten = self.known.extract_if(.., is_meant).next();
-        forgotten.is_some_and(|known| matches!(known.fate, Fate::Shown(_)))
+        forgotten.is_some_and(|known| !matches!(known.fate, Fate::New))
     }
 }
 
@@ -115,4 +115,22 @@ pub(super) fn news(buffers: &Mutex<Buffers>, gpu: &Gpu) -> News {
         }
     }
     News { calls: Vec::new(), shown, gone }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_hear_of_the_end_of_everything_that_some_of_them_may_have() {
+        let known = |number| {
+            let allocation = Allocation { number, start: 4096, bytes: 64 };
+            Known { allocation, fate: Fate::New }
+        };
+        let mut buffers = Buffers { known: [1, 2, 3].map(known).into() };
+        buffers.answered(1, 0, Some(vec![0, 512]));
+        buffers.answered(2, 0, None);
+        assert_eq!([1, 2, 3, 4].map(|number| buffers.forget(number)), [true, true, false, false]);
+        assert!(buffers.known.is_empty());
+    }
 }
