@@ -293,8 +293,8 @@ impl Host {
     /// The allocation of a window, and what others need to map it.
     fn offer(&self, own: Own) -> Result<(Allocation, Letter), String> {
         let allocation = self.gpu.allocation(own.address).map_err(|error| error.to_string())?;
-        let end = own.address - allocation.start + own.bytes as u64;
-        if end > allocation.bytes as u64 {
+        let offset = (own.address - allocation.start) as usize;
+        if own.bytes > allocation.bytes.saturating_sub(offset) {
             return Err("the window is in several allocations".to_owned());
         }
         let invitation = self.gpu.invitation(&allocation).map_err(|error| error.to_string())?;

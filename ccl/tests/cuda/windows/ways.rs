@@ -1,6 +1,6 @@
 //! Which calls copy engines do, and when a window is of no use.
 
-use ccl::cuda::Promise;
+use ccl::cuda::{DeviceRegion, Promise};
 use ccl::{Collective, DataType, Error, OperationOn, ReduceOp, UniqueId};
 
 use super::{LEAST_BYTES, Windowed, bytes_of, check_gather, gather, gathered, member, noise};
@@ -144,6 +144,20 @@ fn windows_of_different_sizes_are_refused_on_all_ranks() {
         assert!(error.to_string().contains("no bytes"), "{error}");
         // Nothing has happened.
         check_gather(&Windowed::with(member, 9000), 1100, 4);
+    });
+}
+
+#[test]
+fn a_window_that_ends_beyond_all_addresses_is_of_no_use() {
+    const TEST: &str = "windows::ways::a_window_that_ends_beyond_all_addresses_is_of_no_use";
+    processes(TEST, 2, &[], |rank, size, id| {
+        let member = member((rank, size), &id, ("1", LEAST_BYTES));
+        let memory = member.gpu().allocate(5000).unwrap();
+        // SAFETY: nobody reads or writes there, because it is of no use.
+        let region = unsafe { DeviceRegion::new(memory.region().address() + 1, usize::MAX) };
+        let window = member.cuda.register_window(&region, Promise::Symmetric).unwrap();
+        let obstacle = window.obstacle().unwrap();
+        assert!(obstacle.contains("the window is in several allocations"), "{obstacle}");
     });
 }
 
