@@ -228,6 +228,13 @@ pub(crate) struct Barrier {
     pub(crate) predicate: Slot,
 }
 
+impl Barrier {
+    /// Whether threads go on from it as soon as their warp has come.
+    pub(crate) fn is_passed_together(&self) -> bool {
+        self.is_aligned && !self.waits
+    }
+}
+
 /// From whom a shuffled value comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
@@ -258,6 +265,7 @@ impl Exchange {
         match (self, other) {
             (Self::Shuffle(own), Self::Shuffle(other)) => own == other,
             (Self::Reduce(own), Self::Reduce(other)) => std::ptr::fn_addr_eq(own, other),
+            (Self::Match(own), Self::Match(other)) => own == other,
             (own, other) => std::mem::discriminant(&own) == std::mem::discriminant(&other),
         }
     }

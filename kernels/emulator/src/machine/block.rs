@@ -10,7 +10,7 @@ use super::warp::{Mask, Warp, lanes};
 use crate::arithmetic::WIDTH;
 use crate::error::Reason;
 use crate::memory::{Range, Reach, Words};
-use crate::program::{Barrier, Kernel, Motion, Operation, Tally};
+use crate::program::{Barrier, Kernel, Motion, Operation, Place, Tally};
 
 /// Barriers of a block.
 const BARRIERS: usize = 16;
@@ -23,6 +23,18 @@ pub(crate) struct Grid {
     pub(crate) block: [u32; 3],
     pub(crate) dynamic_shared_bytes: usize,
     pub(crate) parameters: Words,
+}
+
+impl Grid {
+    /// The barrier at a place, if there is one.
+    fn barrier(&self, place: Place) -> Option<&Barrier> {
+        let operation = &self.kernel.module.code[place as usize].operation;
+        if let Operation::Motion(Motion::Barrier(barrier)) = operation {
+            Some(barrier)
+        } else {
+            None
+        }
+    }
 }
 
 /// Threads that have come to a barrier, and what they said.
@@ -201,10 +213,12 @@ impl Block {
                     break;
                 }
                 Stop::Barrier(place, who) => {
-                    let operation = &grid.kernel.module.code[place as usize].operation;
-                    if let Operation::Motion(Motion::Barrier(barrier)) = operation {
+                    if let Some(barrier) = grid.barrier(place)
+                        && !barrier.is_passed_together()
+                    {
                         outcome.released |= self.arrive(warp, barrier, who, means)?;
                     }
+                    outcome.released |= self.pass(warp, means)?;
                 }
                 Stop::Ended(who) => {
                     means.changed = means.executed;
@@ -213,11 +227,32 @@ impl Block {
                     if outcome.finished {
                         break;
                     }
-                    outcome.released |= self.release_all(means)?;
+                    outcome.released |= self.pass(warp, means)? | self.release_all(means)?;
                 }
             }
         }
         Ok(outcome)
+    }
+
+    /// Lets the threads of a warp go on from an aligned barrier at which they do not wait, once all of them have come to it.
+    fn pass(&mut self, warp: usize, means: &mut Means<'_>) -> Result<bool, OfWarp> {
+        let (grid, state) = (Arc::clone(&self.grid), &self.warps[warp]);
+        let passed = |lane: usize| {
+            self.barrier(warp, lane).filter(|barrier| barrier.is_passed_together()).is_some()
+        };
+        let Some(lane) = lanes(state.at_barrier).find(|lane| passed(*lane)) else {
+            return Ok(false);
+        };
+        let place = state.places[lane] - 1;
+        let Some(barrier) = grid.barrier(place) else { return Ok(false) };
+        match self.apart(warp, lane, barrier) {
+            None => self.arrive(warp, barrier, !state.ended, means),
+            // It comes here no more without those that wait for it.
+            Some(other) if self.barrier(warp, other).is_some_and(|other| other.is_aligned) => {
+                Err(self.parted(warp, lane, other))
+            }
+            Some(_) => Ok(false),
+        }
     }
 
     /// Threads of a warp come to a barrier. Says whether anybody can go on.
@@ -273,38 +308,48 @@ impl Block {
         let state = &self.warps[warp];
         let is_here = |lane: &usize| {
             self.barrier(warp, *lane).is_some_and(|barrier| {
-                barrier.is_aligned && state.value(*lane, barrier.number) as u32 as usize == number
+                let is_this = state.value(*lane, barrier.number) as u32 as usize == number;
+                is_this && barrier.is_aligned && barrier.waits
             })
         };
         let Some(lane) = lanes(state.at_barrier).find(is_here) else { return Ok(()) };
-        let place = state.places[lane];
-        let is_elsewhere =
-            |other: &usize| state.at_barrier >> other & 1 == 0 || state.places[*other] != place;
-        let Some(other) = lanes(!state.ended).find(is_elsewhere) else { return Ok(()) };
-        let (line, _) = self.place(warp, other);
-        let reason = Reason::Apart { thread: (warp * WIDTH + other) as u32, line };
-        Err((warp, Trouble { lane, place: place - 1, reason }))
+        let Some(barrier) = self.barrier(warp, lane) else { return Ok(()) };
+        let other = self.apart(warp, lane, barrier);
+        other.map_or(Ok(()), |other| Err(self.parted(warp, lane, other)))
     }
 
-    /// The barrier at which a thread waits.
+    /// A living thread of a warp that is not at the barrier at which that one is.
+    fn apart(&self, warp: usize, lane: usize, barrier: &Barrier) -> Option<usize> {
+        let state = &self.warps[warp];
+        let number = |lane: usize| state.value(lane, barrier.number) as u32;
+        let is_elsewhere = |other: &usize| {
+            let is_at_barrier = state.at_barrier >> other & 1 != 0;
+            let is_there = is_at_barrier && state.places[*other] == state.places[lane];
+            !is_there || number(*other) != number(lane)
+        };
+        lanes(!state.ended).find(is_elsewhere)
+    }
+
+    /// What is wrong if one thread of a warp is at an aligned barrier, and another one is not.
+    fn parted(&self, warp: usize, lane: usize, other: usize) -> OfWarp {
+        let (line, _) = self.place(warp, other);
+        let reason = Reason::Apart { thread: (warp * WIDTH + other) as u32, line };
+        (warp, Trouble { lane, place: self.warps[warp].places[lane] - 1, reason })
+    }
+
+    /// The barrier at which a thread is, if it is at one.
     fn barrier(&self, warp: usize, lane: usize) -> Option<&Barrier> {
-        let place = self.warps[warp].places[lane] as usize - 1;
-        let operation = &self.grid.kernel.module.code[place].operation;
-        if let Operation::Motion(Motion::Barrier(barrier)) = operation {
-            Some(barrier)
-        } else {
-            None
-        }
+        let state = &self.warps[warp];
+        let is_at_barrier = state.at_barrier >> lane & 1 != 0;
+        if is_at_barrier { self.grid.barrier(state.places[lane] - 1) } else { None }
     }
 
     fn release(&mut self, warp: usize, number: usize, arrivals: Arrivals) {
         let grid = Arc::clone(&self.grid);
         for lane in lanes(self.warps[warp].at_barrier) {
             let state = &mut self.warps[warp];
-            let place = state.places[lane] as usize - 1;
-            let operation = &grid.kernel.module.code[place].operation;
-            let Operation::Motion(Motion::Barrier(barrier)) = operation else { continue };
-            if state.value(lane, barrier.number) as u32 as usize != number {
+            let Some(barrier) = grid.barrier(state.places[lane] - 1) else { continue };
+            if !barrier.waits || state.value(lane, barrier.number) as u32 as usize != number {
                 continue;
             }
             let result = match barrier.tally {

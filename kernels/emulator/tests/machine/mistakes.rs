@@ -2,7 +2,7 @@
 
 use ccl_emulator::{Access, Memory, Module, Options, Reason};
 
-use crate::world::{World, fault, kernel};
+use crate::world::{World, fault, kernel, schedules};
 
 #[test]
 fn accesses_outside_are_found() {
@@ -52,6 +52,7 @@ fn threads_that_bring_each_other_different_things_do_not_meet() {
         (vote, "bar.warp.sync -1;"),
         (vote, "vote.sync.all.pred %p2, %p1, -1;"),
         ("shfl.sync.up.b32 %r2, %r1, 1, 0, -1;", "shfl.sync.down.b32 %r2, %r1, 1, 31, -1;"),
+        ("match.any.sync.b32 %r2, %r1, -1;", "match.any.sync.b64 %r2, %d0, -1;"),
         ("redux.sync.min.u32 %r2, %r1, -1;", "redux.sync.max.u32 %r2, %r1, -1;"),
     ] {
         let found = fault(&both(low, high), 32);
@@ -72,7 +73,12 @@ fn warps_come_to_aligned_barriers_together() {
             $LOW: {barrier} $END: ret;";
         kernel("", &text.replace("{barrier}", barrier))
     };
-    for barrier in ["bar.sync 0;", "barrier.sync.aligned 0;", "bar.red.or.pred %p2, 0, %p1;"] {
+    for barrier in [
+        "bar.sync 0;",
+        "barrier.sync.aligned 0;",
+        "bar.red.or.pred %p2, 0, %p1;",
+        "bar.arrive 1, 64;",
+    ] {
         let found = fault(&parted(barrier), 64);
         assert!(matches!(found.reason, Reason::Apart { .. }), "{found}");
     }
@@ -85,6 +91,27 @@ fn warps_come_to_aligned_barriers_together() {
     );
     let found = fault(&halves, 64);
     assert_eq!(found.reason, Reason::Apart { thread: 16, line: 12 }, "{found}");
+    // The same place, and another barrier.
+    let numbers = kernel("", "and.b32 %r1, %r0, 1; bar.sync %r1, 32;");
+    let found = fault(&numbers, 64);
+    assert_eq!(found.reason, Reason::Apart { thread: 1, line: 12 }, "{found}");
+}
+
+#[test]
+fn half_a_warp_that_comes_twice_is_no_warp() {
+    let twice = |arrive: &str| {
+        let text = "and.b32 %r1, %r0, 31; setp.lt.u32 %p1, %r1, 16; @%p1 {arrive}; @%p1 {arrive};
+            barrier.sync 0; bar.sync 1, 128;";
+        kernel("", &text.replace("{arrive}", arrive))
+    };
+    let world = World::new(1);
+    let unaligned = twice("barrier.arrive 1, 128");
+    world.run(&unaligned, 1, 64, Options::default()).expect("it is not aligned");
+    for options in schedules() {
+        let ended = world.run(&twice("bar.arrive 1, 128"), 1, 64, options);
+        let found = ended.expect_err("they come in parts");
+        assert!(matches!(found.reason, Reason::Deadlock(_)), "{options:?}: {found}");
+    }
 }
 
 #[test]
