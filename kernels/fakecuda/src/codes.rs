@@ -80,6 +80,7 @@ codes! {
     LaunchFailed = 719, c"unspecified launch failure", c"CUDA_ERROR_LAUNCH_FAILED";
     CooperativeTooLarge = 720, c"too many blocks in cooperative launch",
         c"CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE";
+    NotPermitted = 800, c"operation not permitted", c"CUDA_ERROR_NOT_PERMITTED";
     NotSupported = 801, c"operation not supported", c"CUDA_ERROR_NOT_SUPPORTED";
     CaptureUnsupported = 900, c"operation not permitted when stream is capturing",
         c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";

@@ -1,8 +1,9 @@
 //! Events: how often one was recorded, and to which records streams have come.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use crate::bell;
@@ -15,24 +16,79 @@ use crate::outside::{self, Mapping};
 pub(crate) const DISABLE_TIMING: u32 = 2;
 pub(crate) const INTERPROCESS: u32 = 4;
 
-/// Records of an event that streams may not have come to.
+/// Records of an event of several processes that streams may not have come to.
 const RECORDS: u64 = 1023;
 /// The number of the last record; and where the numbers of records go that were reached, in turn.
 const COUNTERS: usize = 1 + RECORDS as usize;
 const COUNTER_BYTES: usize = COUNTERS * size_of::<AtomicU64>();
 
 #[derive(Debug)]
-enum Counters {
-    Own(Box<[AtomicU64]>),
+enum Records {
+    /// Of this process alone.
+    Own(Mutex<Own>),
     /// In memory that other processes map.
-    Shared(Mapping, OwnedFd),
+    Shared(Shared, OwnedFd),
+}
+
+#[derive(Debug, Default)]
+struct Own {
+    /// The number of the last one.
+    last: u64,
+    /// Those to which streams have not come.
+    open: BTreeSet<u64>,
+}
+
+impl Own {
+    fn record(&mut self) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last);
+        self.last
+    }
+}
+
+fn lock(own: &Mutex<Own>) -> MutexGuard<'_, Own> {
+    own.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Shared(Mapping);
+
+impl Shared {
+    fn new(file: &OwnedFd) -> Result<Self> {
+        Mapping::file(file, COUNTER_BYTES).map(Self)
+    }
+
+    /// The number of the last one.
+    fn last(&self) -> &AtomicU64 {
+        self.0.counter(0)
+    }
+
+    /// There must be room for what says that it was reached.
+    fn record(&self) -> Result<u64> {
+        let has_room = |last: u64| self.is_reached((last + 1).saturating_sub(RECORDS));
+        let next = |last: u64| has_room(last).then_some(last + 1);
+        let counted = self.last().fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
+        counted.map(|last| last + 1).map_err(|_| {
+            outside::say(&format!("{RECORDS} records of an event were not reached yet"));
+            Code::OutOfMemory
+        })
+    }
+
+    fn is_reached(&self, number: u64) -> bool {
+        self.reached(number).load(Ordering::SeqCst) >= number
+    }
+
+    /// Where the number is written when it is reached.
+    fn reached(&self, number: u64) -> &AtomicU64 {
+        self.0.counter(1 + (number % RECORDS) as usize)
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Event {
     /// On whose streams it is recorded.
     pub(crate) device: &'static Device,
-    counters: Counters,
+    records: Records,
     has_time: bool,
     /// The last record that was reached, and when.
     reached_at: Mutex<Option<(u64, Instant)>>,
@@ -46,39 +102,32 @@ impl Event {
         if flags & !7 != 0 || is_shared && flags & DISABLE_TIMING == 0 {
             return Err(Code::InvalidValue);
         }
-        let counters = if is_shared {
+        let records = if is_shared {
             let file = outside::file(COUNTER_BYTES)?;
-            Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file)
+            Records::Shared(Shared::new(&file)?, file)
         } else {
-            Counters::Own((0..COUNTERS).map(|_| AtomicU64::new(0)).collect())
+            Records::Own(Mutex::default())
         };
-        Ok(Self::with(device, counters, flags & DISABLE_TIMING == 0))
+        Ok(Self::with(device, records, flags & DISABLE_TIMING == 0))
     }
 
     /// The event of another process.
     pub(crate) fn open(device: &'static Device, handle: &Handle) -> Result<Self> {
         let file = handle.open()?;
-        let counters = Counters::Shared(Mapping::file(&file, COUNTER_BYTES)?, file);
-        Ok(Self::with(device, counters, false))
+        let records = Records::Shared(Shared::new(&file)?, file);
+        Ok(Self::with(device, records, false))
     }
 
-    fn with(device: &'static Device, counters: Counters, has_time: bool) -> Self {
+    fn with(device: &'static Device, records: Records, has_time: bool) -> Self {
         let (reached_at, captured) = (Mutex::new(None), Mutex::new(None));
-        Self { device, counters, has_time, reached_at, captured }
+        Self { device, records, has_time, reached_at, captured }
     }
 
     /// How other processes find it.
     pub(crate) fn handle(&self) -> Result<Handle> {
-        match &self.counters {
-            Counters::Shared(_, file) => Handle::of(file, file.as_raw_fd(), COUNTER_BYTES, 0),
-            Counters::Own(_) => Err(Code::InvalidHandle),
-        }
-    }
-
-    fn counter(&self, index: usize) -> &AtomicU64 {
-        match &self.counters {
-            Counters::Own(counters) => &counters[index],
-            Counters::Shared(mapping, _) => mapping.counter(index),
+        match &self.records {
+            Records::Shared(_, file) => Handle::of(file, file.as_raw_fd(), COUNTER_BYTES, 0),
+            Records::Own(_) => Err(Code::InvalidHandle),
         }
     }
 
@@ -92,20 +141,20 @@ impl Event {
         Ok(())
     }
 
-    /// Counts a record, and gives its number. There must be room for what says that it was reached.
+    /// Counts a record, and gives its number.
     pub(crate) fn record(&self) -> Result<u64> {
-        let has_room = |last: u64| self.is_reached((last + 1).saturating_sub(RECORDS));
-        let next = |last: u64| has_room(last).then_some(last + 1);
-        let counted = self.counter(0).fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
-        counted.map(|last| last + 1).map_err(|_| {
-            outside::say(&format!("{RECORDS} records of an event were not reached yet"));
-            Code::OutOfMemory
-        })
+        match &self.records {
+            Records::Own(own) => Ok(lock(own).record()),
+            Records::Shared(shared, _) => shared.record(),
+        }
     }
 
     /// The number of the last record.
     pub(crate) fn recorded(&self) -> u64 {
-        self.counter(0).load(Ordering::SeqCst)
+        match &self.records {
+            Records::Own(own) => lock(own).last,
+            Records::Shared(shared, _) => shared.last().load(Ordering::SeqCst),
+        }
     }
 
     /// A stream has come to a record. Others may be reached earlier or later, whenever they were counted.
@@ -115,17 +164,20 @@ impl Event {
         {
             *reached_at = Some((number, crate::settings::now()));
         }
-        self.reached(number).fetch_max(number, Ordering::SeqCst);
+        match &self.records {
+            Records::Own(own) => drop(lock(own).open.remove(&number)),
+            Records::Shared(shared, _) => {
+                shared.reached(number).fetch_max(number, Ordering::SeqCst);
+            }
+        }
         bell::ring();
     }
 
     pub(crate) fn is_reached(&self, number: u64) -> bool {
-        self.reached(number).load(Ordering::SeqCst) >= number
-    }
-
-    /// Where the number is written when it is reached.
-    fn reached(&self, number: u64) -> &AtomicU64 {
-        self.counter(1 + (number % RECORDS) as usize)
+        match &self.records {
+            Records::Own(own) => !lock(own).open.contains(&number),
+            Records::Shared(shared, _) => shared.is_reached(number),
+        }
     }
 
     /// Milliseconds from one event to another.
@@ -169,8 +221,11 @@ mod tests {
     }
 
     #[test]
-    fn records_that_nobody_comes_to_need_room() {
-        let event = Event::new(&Device::all()[0], 0).expect("it can be made");
+    fn records_that_nobody_comes_to_need_room_if_other_processes_look_at_them() {
+        let own = Event::new(&Device::all()[0], 0).expect("it can be made");
+        assert!((1..2 * RECORDS).all(|number| own.record() == Ok(number)));
+        let flags = INTERPROCESS | DISABLE_TIMING;
+        let event = Event::new(&Device::all()[0], flags).expect("it can be made");
         let first = event.record().expect("room");
         for _ in 1..RECORDS {
             let number = event.record().expect("room");

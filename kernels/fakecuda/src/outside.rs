@@ -4,6 +4,7 @@
 //! The callers of a driver promise what `cuda.h` and the manual ask of them: pointers that are given
 //! for results can be written, strings end with a zero, memory that is copied is there.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char};
 use std::io::Write as _;
 use std::os::fd::{AsFd, OwnedFd};
@@ -91,8 +92,16 @@ pub(crate) fn text(start: In<c_char>) -> Result<String> {
     text.to_str().map(str::to_owned).map_err(|_| Code::InvalidValue)
 }
 
-/// Runs a call, and makes a number of how it ended.
+thread_local! {
+    /// Whether this thread calls a function of the program.
+    static CALLS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs a call, and makes a number of how it ended. Functions that streams call must not call the driver.
 pub(crate) fn answer(call: impl FnOnce() -> Result<()>) -> u32 {
+    if CALLS.get() {
+        return Code::NotPermitted.number();
+    }
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code.number(),
@@ -152,7 +161,9 @@ pub(crate) fn call(function: usize, argument: usize) {
     // SAFETY: `cuLaunchHostFunc` takes a function of this type, which may be called once with its
     // argument.
     let function = unsafe { std::mem::transmute::<usize, extern "C" fn(usize)>(function) };
+    CALLS.set(true);
     function(argument);
+    CALLS.set(false);
 }
 
 /// Lets kernels of a device touch memory.

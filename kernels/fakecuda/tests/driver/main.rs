@@ -369,6 +369,25 @@ fn functions_of_the_host_run_in_order() {
     assert_eq!(counted.load(Ordering::SeqCst), 1);
 }
 
+/// What asks the driver something, and gives its answer.
+extern "C" fn ask(answer: &AtomicU32) {
+    let mut free = [0u64; 2];
+    let [free, all] = free.each_mut().map(out);
+    answer.store(call!("cuMemGetInfo_v2", free, all), Ordering::SeqCst);
+}
+
+#[test]
+fn functions_of_the_host_must_not_call_the_driver() {
+    let _calm = start();
+    let (stream, (argument, answer)) = (stream(1), word());
+    let function = ask as extern "C" fn(&AtomicU32) as usize;
+    must!("cuLaunchHostFunc", stream, function, argument);
+    must!("cuStreamSynchronize", stream);
+    assert_eq!(answer.load(Ordering::SeqCst), 800);
+    ask(answer);
+    assert_eq!(answer.load(Ordering::SeqCst), OK, "others may");
+}
+
 #[test]
 fn errors_have_names() {
     let mut name = std::ptr::null::<c_char>();
