@@ -439,7 +439,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
  *    cut into pieces, which are calls of their own to ranks that cut nothing.
  *  - Memory of the host, pinned memory and memory of another device are CCL_INVALID_ARGUMENT, and a
  *    stream that is captured into a graph is CCL_INVALID_USAGE; nothing has happened then.
- *  - CCL_UNHANDLED_CUDA_ERROR: a call of CUDA failed, or there is no driver. CCL_INVALID_USAGE, with a
+ *  - CCL_UNHANDLED_CUDA_ERROR: a call of CUDA failed, or there is no driver. A driver that knows the
+ *    stream and refuses anything of the call has ended the communicator. CCL_INVALID_USAGE, with a
  *    message that says so: the library is built without the feature `cuda`.
  *  - What goes wrong after a call has returned comes by ccl_comm_get_async_error(). Streams go on then,
  *    and what they find in `recv` is worth nothing. Other processes may store into it for some
