@@ -8,6 +8,8 @@
 mod access;
 mod cuda;
 mod inputs;
+#[path = "fake_driver/late.rs"]
+mod late;
 #[path = "fake_driver/meetings.rs"]
 mod meetings;
 #[path = "cuda/nvrtc.rs"]

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use ccl_emulator::Memory;
 
 use crate::codes::{Code, Result};
+use crate::connection::Connections;
 use crate::settings;
 use crate::stream::Stream;
 
@@ -21,6 +22,7 @@ pub(crate) struct Device {
     /// What went wrong; every later call returns it.
     error: AtomicU32,
     default_stream: OnceLock<Arc<Stream>>,
+    pub(crate) connections: Connections,
 }
 
 impl Device {
@@ -30,6 +32,7 @@ impl Device {
             memory: Memory::new(),
             error: AtomicU32::new(0),
             default_stream: OnceLock::new(),
+            connections: Connections::new(),
         }
     }
 

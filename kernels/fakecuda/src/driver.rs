@@ -244,12 +244,14 @@ pub(crate) fn enter() {
     }
 }
 
-/// Does something that waits for the device, and for which a late driver keeps all others away.
+/// Does something for which a late driver waits for the device, and keeps all others away.
 pub(crate) fn alone<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
-    if !settings::is_late() {
-        return act();
-    }
-    let _taken = Taken::take();
+    if settings::is_late() { when_idle(act) } else { act() }
+}
+
+/// Does something when the device has nothing to do. A late driver keeps all others away until then.
+pub(crate) fn when_idle<T>(act: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _taken = settings::is_late().then(Taken::take);
     device().and_then(drain).and_then(|()| act())
 }
 

@@ -14,6 +14,7 @@ mod api;
 mod bell;
 mod capture;
 mod codes;
+mod connection;
 mod device;
 mod driver;
 mod event;

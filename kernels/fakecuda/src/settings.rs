@@ -11,7 +11,7 @@ pub(crate) const SEED: &str = "FAKECUDA_SEED";
 pub(crate) const TORN: &str = "FAKECUDA_TORN";
 
 /// Whether what real drivers do late is done late here: `1` for yes. Copies and fills that are said to wait return before small ones from
-/// ordinary memory are done, and who loads kernels waits for the device and keeps all others from the driver meanwhile.
+/// ordinary memory are done, and who loads kernels or frees memory waits for the device and keeps all others from the driver meanwhile.
 const LATE: &str = "FAKECUDA_LATE";
 
 /// How much may wait in a stream: who puts in more waits until there is room, as with real drivers. Without it there is no limit.
@@ -19,6 +19,9 @@ const QUEUE: &str = "FAKECUDA_QUEUE";
 
 /// Which call fails, and how: `cuMemAlloc_v2:2:CUDA_ERROR_OUT_OF_MEMORY` for the second call of this function. Nothing of it is done.
 pub(crate) const FAIL: &str = "FAKECUDA_FAIL";
+
+/// How many queues the streams of a device share, as with real ones. Without it each has its own.
+const CONNECTIONS: &str = "FAKECUDA_CONNECTIONS";
 
 /// What is exported as a dma-buf: `0`: nothing, `sealed`: memory that processors cannot map.
 const DMABUF: &str = "FAKECUDA_DMABUF";
@@ -60,6 +63,11 @@ pub(crate) fn is_late() -> bool {
 pub(crate) fn most_queued() -> usize {
     static MOST: OnceLock<usize> = OnceLock::new();
     *MOST.get_or_init(|| number(QUEUE).map_or(usize::MAX, |most| most.max(1) as usize))
+}
+
+/// How many queues the streams of a device share; 0 if each has its own.
+pub(crate) fn connections() -> usize {
+    number(CONNECTIONS).unwrap_or(0) as usize
 }
 
 /// A number in the environment.

@@ -6,6 +6,7 @@ use std::thread;
 
 use crate::bell;
 use crate::codes::{Code, Result};
+use crate::connection::{Connection, Place};
 use crate::device::Device;
 use crate::graph::Captured;
 use crate::settings;
@@ -14,9 +15,18 @@ use crate::work::Work;
 /// How far another stream must have come first.
 pub(crate) type After = (Arc<Stream>, u64);
 
+/// A piece of work, and what comes before it.
+#[derive(Debug)]
+struct Item {
+    work: Work,
+    after: Vec<After>,
+    /// If the stream shares a connection with others.
+    place: Option<Place>,
+}
+
 #[derive(Debug, Default)]
 struct Queue {
-    items: VecDeque<(Work, Vec<After>)>,
+    items: VecDeque<Item>,
     /// Pieces of work that were ever put in, and that have ended.
     entered: u64,
     ended: u64,
@@ -32,6 +42,7 @@ pub(crate) struct Stream {
     /// Takes turns with the default stream of the device.
     pub(crate) is_blocking: bool,
     pub(crate) priority: i32,
+    connection: Option<&'static Connection>,
     queue: Mutex<Queue>,
     /// Work was put in, or the stream was closed. Of hundreds of streams that a program has, few have work.
     filled: Condvar,
@@ -46,7 +57,9 @@ impl Stream {
         priority: i32,
     ) -> Arc<Self> {
         let (queue, filled) = (Mutex::default(), Condvar::new());
-        let stream = Arc::new(Self { device, number, is_blocking, priority, queue, filled });
+        let connection = device.connections.next();
+        let stream =
+            Arc::new(Self { device, number, is_blocking, priority, connection, queue, filled });
         let own = Arc::clone(&stream);
         let named = thread::Builder::new().name("fakecuda-stream".to_owned());
         let started = named.spawn(move || own.work());
@@ -60,10 +73,13 @@ impl Stream {
 
     /// What the thread does until the stream is closed.
     fn work(&self) {
-        while let Some((work, after)) = self.next() {
+        while let Some(Item { work, after, place }) = self.next() {
             for (stream, entered) in after {
                 bell::wait_until(|| stream.queue().ended >= entered);
             }
+            let place = place.inspect(Place::come);
+            // What runs has left; what waits does not until it has.
+            let _place = place.filter(|_| work.only_waits());
             // Nothing runs on a device that has failed; but nobody waits for ever either.
             let outcome = match (self.device.error(), &work) {
                 (Some(_), Work::Reach(..)) | (None, _) => work.run(self.device),
@@ -78,7 +94,7 @@ impl Stream {
     }
 
     /// The next piece of work, once there is one; `None` where none will come.
-    fn next(&self) -> Option<(Work, Vec<After>)> {
+    fn next(&self) -> Option<Item> {
         let is_empty = |queue: &mut Queue| queue.items.is_empty() && !queue.is_closed;
         let queue = self.filled.wait_while(self.queue(), is_empty);
         queue.unwrap_or_else(PoisonError::into_inner).items.pop_front()
@@ -96,7 +112,8 @@ impl Stream {
         if let Some(capture) = &mut queue.capture {
             return capture.push(work).map(|()| 0);
         }
-        queue.items.push_back((work, after));
+        let place = self.connection.map(Connection::enter);
+        queue.items.push_back(Item { work, after, place });
         queue.entered += 1;
         let entered = queue.entered;
         drop(queue);

@@ -96,6 +96,11 @@ pub(crate) enum Work {
 }
 
 impl Work {
+    /// Whether it does nothing but wait for others.
+    pub(crate) fn only_waits(&self) -> bool {
+        matches!(self, Self::Await(..) | Self::AwaitWord { .. })
+    }
+
     /// Does it, to its end, and be it a panic: others wait for this. Gives what is wrong with the device from then on.
     pub(crate) fn run(&self, device: &'static Device) -> Result<(), Code> {
         let done = catch_unwind(AssertUnwindSafe(|| self.act(device)));

@@ -102,8 +102,7 @@ fn free(start: u64, is_meant: fn(&Kind) -> bool) -> Result<()> {
         return Ok(());
     }
     capture::permit()?;
-    driver::drain(driver::device()?)?;
-    objects().allocations.free(start, is_meant)
+    driver::when_idle(|| objects().allocations.free(start, is_meant))
 }
 
 fn pin(result: Out<u64>, bytes: usize) -> Result<()> {
@@ -298,8 +297,7 @@ entry_points! {
 
     fn cuIpcCloseMemHandle(start: u64) {
         capture::permit()?;
-        driver::drain(driver::device()?)?;
-        objects().allocations.close(start)
+        driver::when_idle(|| objects().allocations.close(start))
     }
 
     fn cuDeviceGetDefaultMemPool(pool: Out<usize>, device: c_int) {
