@@ -16,6 +16,7 @@ mod columns;
 mod direct;
 mod endings;
 mod kernels;
+mod late;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]
 mod nvrtc;
 mod ranks;

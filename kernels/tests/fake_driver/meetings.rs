@@ -69,8 +69,13 @@ fn streams_meet_by_marks() {
         waiting[0].synchronise().unwrap();
         assert_eq!((looked(0).1, looked(1).1), (vec![], vec![0]));
         assert!(!waiting[1].has_happened().unwrap());
+        // A stream finds that where it comes to it.
+        ranks[1].report(&streams[1]).unwrap();
+        assert_eq!(ranks[1].reported_gone(), []);
         ranks[1].let_go(8).unwrap();
         waiting[1].synchronise().unwrap();
+        streams[1].synchronise().unwrap();
+        assert_eq!(ranks[1].reported_gone(), [0]);
         assert_eq!(looked(0).1, [1]);
     });
 }

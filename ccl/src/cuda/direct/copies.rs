@@ -109,7 +109,8 @@ impl Copies<'_> {
                 stream.copy(there, self.output.part(*to, self.bytes))?;
             }
         }
-        self.exchange.meet(stream, Moment::Taken, mark)
+        self.exchange.meet(stream, Moment::Taken, mark)?;
+        self.exchange.report(stream)
     }
 }
 

@@ -111,18 +111,13 @@ impl Watch {
         fault().map_or(Ok(()), Err)?;
         match &self.means {
             Means::Kernels(..) => Ok(()),
-            Means::Copies(_) => self.trust(fault, deadline),
+            Means::Copies(_) => self.trust(fault),
         }
     }
 
     /// Whether nobody has let its streams go before this call was over: marks of such a rank mean nothing.
-    fn trust(&self, fault: &dyn Fn() -> Option<Error>, deadline: &Deadline) -> Result<(), Error> {
-        let silent = || "its own device, which does not say whether all were in it".to_owned();
-        let late = || deadline.is_past().then(|| deadline.error(self.call, silent()));
-        let _beside = BesideCaptures::begin();
-        let seen = self.exchange.look_at_marks().map_err(from_device)?;
-        until(&seen, || fault().or_else(late))?;
-        let Some(place) = self.exchange.gone().first().copied() else { return Ok(()) };
+    fn trust(&self, fault: &dyn Fn() -> Option<Error>) -> Result<(), Error> {
+        let Some(place) = self.exchange.reported_gone().first().copied() else { return Ok(()) };
         let reason = "it has left a call that copies".to_owned();
         let unknown = || Error::Aborted { rank: self.members[place], reason };
         Err(told(fault).unwrap_or_else(unknown))

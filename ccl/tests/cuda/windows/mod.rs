@@ -34,8 +34,8 @@ fn member(place: (u32, u32), id: &UniqueId, (peers, least_bytes): (&str, usize))
 }
 
 /// A rank with a window.
-struct Windowed {
-    member: Member,
+pub(crate) struct Windowed {
+    pub(crate) member: Member,
     memory: Buffer,
     window: Window,
 }
@@ -50,7 +50,7 @@ impl Windowed {
     }
 
     /// Whose window is of use.
-    fn new(place: (u32, u32), id: &UniqueId) -> Self {
+    pub(crate) fn new(place: (u32, u32), id: &UniqueId) -> Self {
         let windowed = Self::with(member(place, id, ("1", LEAST_BYTES)), WINDOW_BYTES);
         assert_eq!(windowed.window.obstacle(), None);
         windowed
@@ -67,18 +67,18 @@ impl Windowed {
     }
 
     /// Puts bytes into the window.
-    fn write(&self, at: usize, bytes: &[u8]) {
+    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         self.memory.write(SKEW * self.member.me() as usize + at, bytes).unwrap();
     }
 
-    fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
+    pub(crate) fn read(&self, at: usize, bytes: usize) -> Vec<u8> {
         let mut read = vec![0; bytes];
         self.memory.read(SKEW * self.member.me() as usize + at, &mut read).unwrap();
         read
     }
 
     /// How many calls copy engines have done.
-    fn copied(&self) -> u64 {
+    pub(crate) fn copied(&self) -> u64 {
         self.member.cuda.paths().0.copied
     }
 }
@@ -89,7 +89,7 @@ fn bytes_of(collective: Collective, count: usize, root: u32) -> Request {
 }
 
 /// An `AllGather` in place of blocks of so many bytes, from the beginning of the window on.
-fn gather(windowed: &Windowed, count: usize) -> cuda::Operation<'_> {
+pub(crate) fn gather(windowed: &Windowed, count: usize) -> cuda::Operation<'_> {
     let output = windowed.region().part(0, windowed.member.size() as usize * count);
     gather_in(output, windowed.member.me(), count)
 }
@@ -102,7 +102,7 @@ fn gather_in(output: DeviceRegion<'_>, me: u32, count: usize) -> cuda::Operation
 }
 
 /// What such a call gives, when every rank has these bytes.
-fn gathered(windowed: &Windowed, count: usize, seed: u32) -> Vec<u8> {
+pub(crate) fn gathered(windowed: &Windowed, count: usize, seed: u32) -> Vec<u8> {
     (0..windowed.member.size()).flat_map(|rank| noise(count, seed + rank)).collect()
 }
 

@@ -329,6 +329,11 @@ impl Exchange {
         self.own.looked.mark(offset)
     }
 
+    /// The region of this rank, and where what was seen of it lies.
+    pub(super) fn looked_at(&self) -> (&Looked, DeviceRegion<'_>) {
+        (&self.own.looked, self.own.region.region())
+    }
+
     /// A stream that never waits.
     pub(super) fn side_stream(&self) -> &Stream {
         self.own.looked.stream()

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::Gpu;
 use super::error::Error;
 use super::exchange::{Layout, Protocol};
-use super::marks::MARK_BYTES;
+use super::marks::{MARK_BYTES, ROW_BYTES};
 use super::memory::{DeviceRegion, Pinned};
 use super::stream::{Event, Stream};
 use crate::cuda::{ARRIVAL_BYTES, LETTER_BYTES, MOST_BLOCKS, MOST_RANKS, State};
@@ -30,12 +30,14 @@ pub struct Laggards {
 pub(super) struct Looked {
     pinned: Pinned,
     stream: Stream,
+    /// A row of marks, copied by the streams of calls.
+    reported: Pinned,
 }
 
 impl Looked {
     pub(super) fn new(gpu: &Gpu, ranks: usize) -> Result<Self, Error> {
         let pinned = gpu.pin(Layout::MAILBOXES + 2 * ranks * LINE_BYTES)?;
-        Ok(Self { pinned, stream: gpu.stream()? })
+        Ok(Self { pinned, stream: gpu.stream()?, reported: gpu.pin(ROW_BYTES)? })
     }
 
     pub(super) fn stream(&self) -> &Stream {
@@ -55,6 +57,21 @@ impl Looked {
     /// Begins to look at the marks.
     pub(super) fn look_at_marks(&self, region: DeviceRegion<'_>) -> Result<Event, Error> {
         self.copy(region, [(Layout::MARKS, Layout::MARKS, MARK_BYTES)].into_iter())
+    }
+
+    /// Lets the stream copy a row of marks, so many bytes behind the first one.
+    pub(super) fn report(
+        &self,
+        stream: &Stream,
+        region: DeviceRegion<'_>,
+        offset: usize,
+    ) -> Result<(), Error> {
+        stream.copy(region.part(Layout::MARKS + offset, ROW_BYTES), self.reported.region())
+    }
+
+    /// A mark of that row, so many bytes behind its first one.
+    pub(super) fn reported(&self, offset: usize) -> u32 {
+        self.reported.word(offset).load(Ordering::SeqCst)
     }
 
     /// From where to where, and how many bytes.

@@ -23,7 +23,8 @@ const WORD_BYTES: usize = size_of::<u32>();
 /// Rows of words: of both moments, and of those who have let their streams go.
 const ROWS: usize = 3;
 const GONE: usize = 2;
-pub(super) const MARK_BYTES: usize = ROWS * MOST_RANKS * WORD_BYTES;
+pub(super) const ROW_BYTES: usize = MOST_RANKS * WORD_BYTES;
+pub(super) const MARK_BYTES: usize = ROWS * ROW_BYTES;
 
 /// Where in a call ranks meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +88,25 @@ impl Exchange {
     #[must_use]
     pub fn gone(&self) -> Vec<usize> {
         self.looked(GONE).filter(|(_, word)| *word != 0).map(|(rank, _)| rank).collect()
+    }
+
+    /// Lets the stream tell the host which marks mean nothing any more: behind the last meeting of a call, those that
+    /// it may have believed are among them.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses it.
+    pub fn report(&self, stream: &Stream) -> Result<(), Error> {
+        let (looked, region) = self.looked_at();
+        looked.report(stream, region, offset(GONE, 0))
+    }
+
+    /// The ranks whose marks meant nothing any more when a stream came to its [report](Self::report), the last one so far.
+    /// Nothing of the driver is asked.
+    #[must_use]
+    pub fn reported_gone(&self) -> Vec<usize> {
+        let (looked, _) = self.looked_at();
+        self.others().filter(|rank| looked.reported(offset(0, *rank)) != 0).collect()
     }
 
     fn looked(&self, row: usize) -> impl Iterator<Item = (usize, u32)> {
