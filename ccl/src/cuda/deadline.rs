@@ -7,7 +7,7 @@ use ccl_core::error::Error;
 use ccl_transport::clock;
 
 /// How long a call may take, and since when it does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Deadline {
     timeout: Duration,
     begin: OnceCell<Instant>,

@@ -11,6 +11,7 @@
 mod deadline;
 mod digest;
 mod direct;
+mod envoy;
 mod error;
 mod pieces;
 mod sentinel;
@@ -80,8 +81,9 @@ pub fn count() -> Result<usize, Error> {
 
 /// A member of a group of ranks, for calls on memory of one device.
 ///
-/// Memory that calls work on belongs to them until their streams have come past them. Ranks that are
-/// threads of one process need streams that do not wait for each other: not the default stream.
+/// Memory that calls work on belongs to them until their streams have come past them; with `R2CCL_CUDA_NETWORK`, that of a
+/// call that has failed until the device has nothing more to do. Ranks that are threads of one process need streams that
+/// do not wait for each other: not the default stream.
 #[derive(Debug)]
 pub struct Communicator {
     host: crate::Communicator,

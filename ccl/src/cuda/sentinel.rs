@@ -1,7 +1,8 @@
 //! Asks the driver whether the device still works, for threads that must not ask themselves.
 //!
 //! The driver may keep a lock while it waits for the device: when it loads kernels or frees memory. Whoever asks it something then waits too. The
-//! driver thread of a communicator must not: streams wait for it, and so may the device.
+//! driver thread of a communicator must not: streams wait for it, and so may the device. What has to be asked for a call is not for this thread, but for
+//! the [`super::envoy`].
 
 use std::sync::{Arc, Condvar, Mutex, Once, OnceLock, PoisonError};
 use std::thread;

@@ -15,6 +15,7 @@ use ccl_core::error::Error;
 use ccl_kernels::cuda::gpu::{self, DeviceRegion, Event, Gpu, Pinned, Stream};
 
 use super::direct::overdue;
+use super::envoy::Envoy;
 use super::error::{described, error as from_device};
 use super::pieces::{Piece, Stretch};
 use super::sentinel::Sentinel;
@@ -39,6 +40,7 @@ pub(crate) struct Staging {
     /// The numbers of the last calls to which streams have come, and that have ended on them: written by the streams.
     seen: Pinned,
     sentinel: Sentinel,
+    envoy: Envoy,
     failure: Mutex<Option<Error>>,
     /// For how long streams are waited for, once no further call may come.
     patience: OnceLock<Duration>,
@@ -54,6 +56,7 @@ impl Staging {
             early: Mutex::default(),
             seen: pin(2 * size_of::<u32>())?,
             sentinel: Sentinel::new(gpu).map_err(from_device)?,
+            envoy: Envoy::default(),
             failure: Mutex::default(),
             patience: OnceLock::new(),
         })
@@ -78,6 +81,11 @@ impl Staging {
     /// Keeps what went wrong, if it is the first.
     pub(crate) fn keep(&self, error: &Error) {
         lock(&self.failure).get_or_insert_with(|| error.clone());
+    }
+
+    /// What asks the driver for the driver thread.
+    pub(super) fn envoy(&self) -> &Envoy {
+        &self.envoy
     }
 
     /// What is wrong with the device, as far as that is known. It never waits for the driver.
@@ -168,6 +176,11 @@ impl Turn {
     /// Keeps what went wrong, if it is the first.
     pub(crate) fn keep(&self, error: &Error) {
         self.staging.keep(error);
+    }
+
+    /// What asks the driver for the driver thread.
+    pub(super) fn envoy(&self) -> &Envoy {
+        self.staging.envoy()
     }
 }
 

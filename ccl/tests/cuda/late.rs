@@ -1,18 +1,25 @@
-//! Calls beside a thread of the program that has the driver for itself until the device has nothing to do.
+//! Calls beside a thread of the program that has the driver for itself until the device has nothing to do, and calls of
+//! which streams share a queue: they end when they must, and nothing hangs.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ccl::OperationOn;
+use ccl::cuda::Paths;
+use ccl::{DataType, Error, OperationOn};
 
-use crate::Member;
-use crate::direct::noise;
+use crate::calls::without_the_last;
+use crate::direct::{noise, prepared};
 use crate::ranks::processes_where;
 use crate::windows::{Windowed, gather, gathered};
+use crate::{Member, all_reduce, columns, direct, wire, words};
 
+const INT: [DataType; 1] = [DataType::Int64];
 const LATE: [(&str, &str); 1] = [("FAKECUDA_LATE", "1")];
+
+/// Calls last no longer.
+const SHORT: Duration = Duration::from_secs(1);
 
 /// Does it while a thread frees memory, for which a late driver keeps all others away until the device, which has
 /// something to do, has nothing more to do.
@@ -31,6 +38,115 @@ fn while_occupied<T>(member: &Member, act: impl FnOnce() -> T) -> T {
         freeing.join().unwrap();
         result
     })
+}
+
+/// The error of a call that ends at its deadline although nobody can ask the driver; its stream goes on.
+fn ending(member: &Member, call: impl FnOnce(&Member)) -> Error {
+    member.host().set_timeout(SHORT).unwrap();
+    let word = member.gpu().pin(4).unwrap();
+    member.stream.wait_for_word(&word, 0, 1).unwrap();
+    call(member);
+    let error = while_occupied(member, || {
+        word.word(0).store(1, Ordering::Release);
+        member.ending()
+    });
+    member.stream.synchronise().unwrap();
+    assert_eq!(member.cuda.check(), Err(error.clone()), "it is kept");
+    error
+}
+
+/// A sum for which rank 1 does not come.
+fn lonely_sum(member: &Member, count: usize) {
+    let data = member.upload(&words(vec![1; count]));
+    if member.me() == 1 {
+        member.ending();
+        return;
+    }
+    let call = |member: &Member| member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+    let error = ending(member, call);
+    assert!(matches!(error, Error::Deadline { .. }), "{error}");
+}
+
+#[test]
+fn kernels_are_let_go_although_nobody_says_who_has_not_come() {
+    const TEST: &str = "late::kernels_are_let_go_although_nobody_says_who_has_not_come";
+    processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
+        let member = direct::member(rank as usize, (rank, size), &id, "1");
+        lonely_sum(&prepared(member, &INT, &[]), 2000);
+    });
+}
+
+#[test]
+fn a_call_between_hosts_ends_although_nothing_can_be_launched() {
+    const TEST: &str = "late::a_call_between_hosts_ends_although_nothing_can_be_launched";
+    processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
+        lonely_sum(&wire::ready(rank, size, &id, &INT), 2000);
+    });
+}
+
+#[test]
+fn an_abort_ends_a_call_between_hosts_although_nothing_can_be_launched() {
+    const TEST: &str = "late::an_abort_ends_a_call_between_hosts_although_nothing_can_be_launched";
+    processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
+        let member = wire::ready(rank, size, &id, &INT);
+        let data = member.upload(&words([1; 2000]));
+        let word = member.gpu().pin(4).unwrap();
+        if rank == 0 {
+            member.stream.wait_for_word(&word, 0, 1).unwrap();
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            while_occupied(&member, || {
+                word.word(0).store(1, Ordering::Release);
+                // By then a kernel is to be launched; if not, nothing is tested.
+                thread::sleep(Duration::from_millis(200));
+                member.cuda.abort("on purpose");
+                member.ending()
+            });
+            member.stream.synchronise().unwrap();
+        }
+        let error = member.ending();
+        assert!(matches!(error, Error::Aborted { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_call_between_hosts_ends_although_its_kernels_share_a_queue_with_what_waits_for_them() {
+    const TEST: &str = "late::a_call_between_hosts_ends_although_its_kernels_share_a_queue_with_what_waits_for_them";
+    let shared = [("FAKECUDA_CONNECTIONS", "1")];
+    processes_where(TEST, 2, &[], &shared, |rank, size, id| {
+        let member = wire::ready(rank, size, &id, &INT);
+        let data = member.upload(&words([1; 2000]));
+        member.host().set_timeout(SHORT).unwrap();
+        member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+        let error = member.ending();
+        member.stream.synchronise().unwrap();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert_eq!(member.cuda.paths().0, Paths { wire: 1, gpudirect: 1, ..Paths::default() });
+    });
+}
+
+#[test]
+fn legs_in_a_host_end_although_nobody_says_who_has_not_come() {
+    const TEST: &str = "late::legs_in_a_host_end_although_nobody_says_who_has_not_come";
+    processes_where(TEST, 4, &[], &LATE, |rank, size, id| {
+        let member = columns::ready((rank, size, 2), &id, (&INT, &[]));
+        let data = member.upload(&words([1; 2000]));
+        if rank != 3 {
+            // Of these two hear of it, and one is on another host.
+            let error = without_the_last(&member, &data);
+            assert!(matches!(error, Error::Deadline { .. }), "{error}");
+            return;
+        }
+        for _ in 0..3 {
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+        }
+        member.cuda.wait().unwrap();
+        member.host().barrier().unwrap();
+        // Rank 2 is on the same host.
+        let call =
+            |member: &Member| member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+        let error = ending(&member, call);
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+    });
 }
 
 #[test]

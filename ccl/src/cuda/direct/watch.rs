@@ -1,4 +1,7 @@
-//! Watches a call that kernels do: who does not come ends it, and no kernel waits for ever.
+//! Watches a call that kernels do, or copy engines: who does not come ends it, and no kernel and no stream waits for ever.
+//!
+//! Always true: the driver is asked by errands of the [envoy](crate::cuda::envoy) only, for which this waits a while and no
+//! longer.
 
 use std::sync::Arc;
 use std::thread;
@@ -6,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{BesideCaptures, Event, Exchange, Laggards, Protocol};
+use ccl_kernels::cuda::gpu::{BesideCaptures, Exchange, Laggards, Protocol};
 use ccl_transport::clock;
 
 use super::hold::{Absent, Hold};
 use crate::cuda::deadline::Deadline;
+use crate::cuda::envoy::patience;
 use crate::cuda::error::error as from_device;
 use crate::cuda::staging::{Milestone, Staging};
 use crate::cuda::uneven::Party;
@@ -19,8 +23,6 @@ use crate::cuda::uneven::Party;
 const LOOKS: u32 = 64;
 const LEAST_PAUSE: Duration = Duration::from_micros(20);
 const MOST_PAUSE: Duration = Duration::from_millis(1);
-/// How long a device may take to say who has come.
-const LOOK_TIME: Duration = Duration::from_secs(2);
 
 /// What does a call.
 #[derive(Debug)]
@@ -76,10 +78,9 @@ impl Watch {
         let is_copied = matches!(means, Means::Copies(_));
         drop(means);
         if is_copied && entered.has_happened() {
-            let is_over = patience(LOOK_TIME);
-            let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
+            let is_over = patience();
             // What went wrong is known.
-            let _left = until(&*ended, silent);
+            let _left = until(&ended, || is_over().then(silent));
         }
     }
 
@@ -97,7 +98,7 @@ impl Watch {
             })?;
         }
         deadline.begin();
-        until(&*self.ended, || {
+        until(&self.ended, || {
             let quarrel = || fault().or_else(|| self.quarrel());
             quarrel().or_else(|| {
                 let late = self.late(deadline)?;
@@ -125,14 +126,15 @@ impl Watch {
 
     /// Has the region of this rank looked at.
     fn looked(&self) -> Result<(), Error> {
-        let _beside = BesideCaptures::begin();
-        let is_over = patience(LOOK_TIME);
-        let silent = || is_over().then(|| Error::Cuda("the device is silent".to_owned()));
-        let look = match &self.means {
-            Means::Kernels(..) => self.exchange.look(),
-            Means::Copies(_) => self.exchange.look_at_marks(),
+        let exchange = Arc::clone(&self.exchange);
+        let is_copied = matches!(self.means, Means::Copies(_));
+        let look = move || {
+            let _beside = BesideCaptures::begin();
+            let look = if is_copied { exchange.look_at_marks() } else { exchange.look() };
+            look.and_then(|seen| seen.synchronise()).map_err(from_device)
         };
-        look.map_err(from_device).and_then(|seen| until(&seen, silent))
+        let is_over = patience();
+        self.staging.envoy().send(look, || is_over().then(silent))?
     }
 
     /// A rank that sends something else than is expected of it.
@@ -169,7 +171,7 @@ impl Watch {
 
 /// The reason of a rank that has let its streams go: it has told it before, on another way.
 fn told(fault: &dyn Fn() -> Option<Error>) -> Option<Error> {
-    let is_over = patience(LOOK_TIME);
+    let is_over = patience();
     loop {
         if let Some(error) = fault() {
             return Some(error);
@@ -181,44 +183,14 @@ fn told(fault: &dyn Fn() -> Option<Error>) -> Option<Error> {
     }
 }
 
-/// A question that is answered with yes after so long.
-fn patience(time: Duration) -> impl Fn() -> bool {
-    let begin = clock::now();
-    move || clock::now().saturating_duration_since(begin) > time
-}
-
-/// What is waited for: seen without the driver, or, where a call has failed already, by asking it.
-trait Awaited {
-    fn has_happened(&self) -> Result<bool, Error>;
-
-    /// What the device says if it is asked now and then.
-    fn broken(&self) -> Option<Error>;
-}
-
-impl Awaited for Milestone {
-    fn has_happened(&self) -> Result<bool, Error> {
-        Ok(Self::has_happened(self))
-    }
-
-    fn broken(&self) -> Option<Error> {
-        Self::broken(self)
-    }
-}
-
-impl Awaited for Event {
-    fn has_happened(&self) -> Result<bool, Error> {
-        Self::has_happened(self).map_err(from_device)
-    }
-
-    fn broken(&self) -> Option<Error> {
-        None
-    }
+fn silent() -> Error {
+    Error::Cuda("the device is silent, or its driver".to_owned())
 }
 
 /// Waits for a moment, until `hopeless` returns an error or the device does.
-fn until(awaited: &impl Awaited, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
+fn until(awaited: &Milestone, mut hopeless: impl FnMut() -> Option<Error>) -> Result<(), Error> {
     let (mut looks, mut pause) = (0, LEAST_PAUSE);
-    while !awaited.has_happened()? {
+    while !awaited.has_happened() {
         let broken = if pause < MOST_PAUSE { None } else { awaited.broken() };
         if let Some(error) = broken.or_else(&mut hopeless) {
             return Err(error);

@@ -1,13 +1,14 @@
 //! Collectives on memory of devices between hosts, of groups in which every rank is on a host of its own: kernels
-//! combine, NICs carry, and the driver thread tells each when it is its turn. See docs/cuda.md.
+//! combine, NICs carry, and a thread tells each when it is its turn. See docs/cuda.md.
 //!
 //! Ranks are a ring ([`ring`]). Of every tile that comes, one kernel combines what the ranks before have with what this
 //! rank has, in memory of the program, and puts the result into a slot from which a NIC takes it, or into the output, or
 //! into both ([`script`]). Slots are memory of the device if NICs reach that, else pinned memory of the host, which
 //! kernels reach. The processor touches no element.
 //!
-//! Always true: a kernel is launched when its tile has come and its slot is free, so no kernel waits; and a stream goes
-//! on when the call is over, however it ended.
+//! Always true: a kernel is launched when its tile has come and its slot is free, so no kernel waits; a stream goes
+//! on when the call is over, however it ended; and whoever launches is not the driver thread, which a driver could keep from
+//! ending a call ([`super::envoy`]).
 
 mod connect;
 mod passage;
@@ -20,7 +21,7 @@ pub(super) use connect::{Means, Offer, Place, Shape};
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ccl_core::collective::Request;
@@ -29,6 +30,7 @@ use ccl_kernels::cuda::gpu::{self, DeviceRegion, Gpu, Stream};
 use ccl_transport::clock;
 
 use super::deadline::Deadline;
+use super::envoy::patience;
 use super::error::error as from_device;
 use super::staging::Turn;
 use crate::driver::lock;
@@ -67,7 +69,7 @@ pub(crate) struct Wire {
 }
 
 /// What one call works on.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Call {
     pub(super) request: Request,
     /// Its number among the collectives of the communicator.
@@ -92,6 +94,10 @@ impl Call {
     ) -> Self {
         let (pitch, contributions, called) = (request.bytes(), ranks, request);
         Self { request, sequence, input, output, pitch, contributions, called }
+    }
+
+    fn name(&self) -> &'static str {
+        self.called.collective.name()
     }
 }
 
@@ -132,8 +138,55 @@ impl Job {
         deadline: &Deadline,
     ) -> Result<(), Error> {
         let hopeless = || fault().or_else(hindrance);
-        self.turn.begin(self.call.called.collective.name(), &hopeless)?;
-        self.wire.run(&self.call, fault, deadline)
+        self.turn.begin(self.call.name(), &hopeless)?;
+        self.run_errand(fault, deadline)
+    }
+
+    /// The call itself, once its stream has come. Where the device or the driver is silent when it has failed, a kernel
+    /// may still work on the memory of the call after this.
+    fn run_errand(
+        &self,
+        fault: &dyn Fn() -> Option<Error>,
+        deadline: &Deadline,
+    ) -> Result<(), Error> {
+        deadline.begin();
+        let ending = Ending::default();
+        let errand = {
+            let (wire, call) = (Arc::clone(&self.wire), self.call);
+            let (deadline, ending) = (deadline.clone(), ending.clone());
+            move || wire.run(&call, &ending, &deadline)
+        };
+        let mut is_over = None;
+        let hopeless = || {
+            if let Some(error) = fault() {
+                ending.tell(&error);
+            }
+            if ending.told().is_none() && !deadline.is_past() {
+                return None;
+            }
+            is_over.get_or_insert_with(patience)().then(|| {
+                let silent = "its own device, or the driver of that".to_owned();
+                ending.tell(&deadline.error(self.call.name(), silent))
+            })
+        };
+        let result = self.turn.envoy().send(errand, hopeless)?;
+        // Whatever else went wrong, that came first.
+        result.map_err(|error| fault().unwrap_or(error))
+    }
+}
+
+/// What ends a call early, whoever finds it first: the driver thread, or the thread that does the call.
+#[derive(Clone, Debug, Default)]
+struct Ending(Arc<OnceLock<Error>>);
+
+impl Ending {
+    /// What was told first.
+    fn tell(&self, error: &Error) -> Error {
+        self.0.get_or_init(|| error.clone()).clone()
+    }
+
+    fn told(&self) -> Option<Error> {
+        self.0.get().cloned()
     }
 }
 
@@ -216,12 +269,7 @@ impl Wire {
         }
     }
 
-    fn run(
-        &self,
-        call: &Call,
-        fault: &dyn Fn() -> Option<Error>,
-        deadline: &Deadline,
-    ) -> Result<(), Error> {
+    fn run(&self, call: &Call, ending: &Ending, deadline: &Deadline) -> Result<(), Error> {
         let place = (self.place.me, self.place.ranks());
         let slots = (SLOTS * self.shape.lanes, self.shape.slot_bytes);
         let script =
@@ -229,7 +277,7 @@ impl Wire {
         let none = || Error::Internal(format!("{:?} has no ring", call.request));
         let script = script.ok_or_else(none)?;
         let mut ring = lock(&self.ring);
-        let result = Passage::new(self, &mut ring, call, script).run(fault, deadline);
+        let result = Passage::new(self, &mut ring, call, script).run(ending, deadline);
         self.repairs.store(ring.repairs(), Ordering::Relaxed);
         result
     }

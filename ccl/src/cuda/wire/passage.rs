@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::recipe::Recipe;
 use super::ring::{Label, Ring, Spot};
 use super::script::{Act, Acts, Script};
-use super::{Call, Wire};
+use super::{Call, Ending, Wire};
 use crate::cuda::deadline::Deadline;
 use crate::cuda::digest::digest;
 use crate::cuda::error::error as from_device;
@@ -60,38 +60,33 @@ impl<'a> Passage<'a> {
         Self { wire, ring, call, recipe, acts, launched: VecDeque::new(), mark }
     }
 
-    /// Does all of it. When it returns no kernel works on the memory of the call.
+    /// Does all of it. When it returns no kernel works on the memory of the call. That may take until the stream of the
+    /// call goes on, so `ending` tells an error before.
     ///
     /// # Errors
     /// What ended it.
-    pub(super) fn run(
-        mut self,
-        fault: &dyn Fn() -> Option<Error>,
-        deadline: &Deadline,
-    ) -> Result<(), Error> {
+    pub(super) fn run(mut self, ending: &Ending, deadline: &Deadline) -> Result<(), Error> {
         let _beside = BesideCaptures::begin();
-        let result = self.go_around(fault, deadline);
-        for launched in &self.launched {
-            // A device that fails has its own error, and no kernel works any more.
-            let _ = launched.ended.synchronise();
-        }
-        result
+        let result = self.go_around(ending, deadline);
+        result.map_err(|error| {
+            let error = ending.tell(&error);
+            for launched in &self.launched {
+                // A device that fails has its own error, and no kernel works any more.
+                let _ = launched.ended.synchronise();
+            }
+            error
+        })
     }
 
-    fn go_around(
-        &mut self,
-        fault: &dyn Fn() -> Option<Error>,
-        deadline: &Deadline,
-    ) -> Result<(), Error> {
-        deadline.begin();
+    fn go_around(&mut self, ending: &Ending, deadline: &Deadline) -> Result<(), Error> {
         let mut idle = 0;
         loop {
-            if let Some(error) = fault() {
+            if let Some(error) = ending.told() {
                 return Err(error);
             }
-            let moved = match self.advance() {
+            let moved = match self.advance(ending) {
                 Ok(moved) => moved,
-                Err(error) => return self.end_early(fault().unwrap_or(error)),
+                Err(error) => return self.end_early(error),
             };
             if self.has_result() {
                 match self.ring.is_delivered() {
@@ -128,9 +123,11 @@ impl<'a> Passage<'a> {
     }
 
     /// Does what can be done without waiting; tells whether anything happened.
-    fn advance(&mut self) -> Result<bool, Error> {
+    fn advance(&mut self, ending: &Ending) -> Result<bool, Error> {
         let mut moved = self.ring.poll();
-        while let Some(act) = self.acts.peek().copied()
+        // Every launch may take until the call has failed.
+        while ending.told().is_none()
+            && let Some(act) = self.acts.peek().copied()
             && (!act.receives || self.ring.has_come()?)
             && (!act.sends || self.ring.has_room()?)
         {
@@ -224,7 +221,7 @@ impl<'a> Passage<'a> {
             .acts
             .peek()
             .is_some_and(|act| act.receives && !matches!(self.ring.has_come(), Ok(true)));
-        deadline.error(self.call.called.collective.name(), self.ring.awaited(receives))
+        deadline.error(self.call.name(), self.ring.awaited(receives))
     }
 
     fn rest(&mut self, idle: u32) {

@@ -13,7 +13,7 @@ use super::Member;
 use super::wire::{member, ready_with};
 
 /// A rank of hosts with so many each, numbered host by host, whose calls of these types go by kernels and NICs.
-fn ready(
+pub(crate) fn ready(
     (rank, size, per_host): (u32, u32, u32),
     id: &UniqueId,
     (datatypes, more): (&[DataType], &[(&str, &str)]),

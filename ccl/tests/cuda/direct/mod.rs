@@ -25,7 +25,7 @@ const STAGING_BYTES: usize = 4096;
 const GUARD: u8 = 0x5a;
 
 /// A rank for which `R2CCL_CUDA_P2P` has this value.
-fn member(device: usize, place: (u32, u32), id: &UniqueId, peers: &str) -> Member {
+pub(crate) fn member(device: usize, place: (u32, u32), id: &UniqueId, peers: &str) -> Member {
     let kernels = std::env::var_os(KERNELS).map(Into::into);
     member_with(device, place, id, peers, kernels)
 }

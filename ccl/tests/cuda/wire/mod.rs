@@ -46,7 +46,7 @@ pub(crate) fn member(rank: u32, size: u32, id: &UniqueId, more: &[(&str, &str)])
 }
 
 /// One whose calls of these types go by kernels and NICs.
-fn ready(rank: u32, size: u32, id: &UniqueId, datatypes: &[DataType]) -> Member {
+pub(crate) fn ready(rank: u32, size: u32, id: &UniqueId, datatypes: &[DataType]) -> Member {
     ready_with(rank, size, id, (datatypes, &[]))
 }
 
