@@ -20,6 +20,7 @@ use super::call::Call;
 use super::grid::Grid;
 use super::legs::{Area, Circle, Leg, Memory, Position, legs};
 use super::parts::{Cast, Form, Work};
+use super::watch::guarded;
 use super::{Direct, Watch};
 use crate::cuda::deadline::Deadline;
 use crate::cuda::error::described;
@@ -93,13 +94,15 @@ impl Job {
             Turn::Column(job) => {
                 let watch = before.take();
                 let hindrance = || watch.as_ref().and_then(|watch: &Watch| watch.look(&deadline));
-                let taken = job.take(&hindrance, fault, &deadline);
+                // Before the job goes, and with it its turn.
+                let take = || job.take(&hindrance, fault, &deadline);
+                let taken = guarded(&self.staging, exchange, take);
                 // Before the stream goes on to kernels that would wait.
                 taken.inspect_err(|error| end(error))
             }
         });
         if let (Ok(()), Some(watch)) = (&result, before) {
-            result = watch.wait(fault, &deadline);
+            result = guarded(&self.staging, exchange, || watch.wait(fault, &deadline));
         }
         if let Err(error) = &result {
             end(error);

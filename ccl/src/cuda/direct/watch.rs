@@ -60,7 +60,8 @@ impl Watch {
         fail: &dyn Fn(&Error),
         timeout: Duration,
     ) -> Result<(), Error> {
-        let result = self.wait(fault, &Deadline::new(timeout));
+        let deadline = Deadline::new(timeout);
+        let result = guarded(&self.staging, &self.exchange, || self.wait(fault, &deadline));
         if let Err(error) = &result {
             // Before streams go on with nothing.
             self.staging.keep(error);
@@ -169,6 +170,27 @@ impl Watch {
     }
 }
 
+/// Does something for which kernels wait: if it panics they are let go, and nobody takes that for a result.
+pub(super) fn guarded<T>(staging: &Staging, exchange: &Exchange, act: impl FnOnce() -> T) -> T {
+    let _guard = OnPanic(|| {
+        let what = "the driver thread panicked; its message is on standard error";
+        staging.keep(&Error::Internal(what.to_owned()));
+        exchange.give_up();
+    });
+    act()
+}
+
+/// What is done if the thread panics as long as this lives.
+struct OnPanic<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnPanic<F> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            (self.0)();
+        }
+    }
+}
+
 /// The reason of a rank that has let its streams go: it has told it before, on another way.
 fn told(fault: &dyn Fn() -> Option<Error>) -> Option<Error> {
     let is_over = patience();
@@ -219,4 +241,25 @@ pub(in crate::cuda) fn overdue(
         seconds: patience.as_secs_f64(),
         waiting: "its CUDA stream has not come to it".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    #[test]
+    fn a_panic_is_noticed_and_nothing_else() {
+        let noticed = Cell::new(0);
+        let act = |panics: bool| {
+            let _guard = OnPanic(|| noticed.set(noticed.get() + 1));
+            assert!(!panics, "on purpose");
+        };
+        act(false);
+        assert_eq!(noticed.get(), 0);
+        assert!(catch_unwind(AssertUnwindSafe(|| act(true))).is_err());
+        assert_eq!(noticed.get(), 1);
+    }
 }
