@@ -6,6 +6,7 @@
 //! communicator has failed, so that is the work of a thread that goes when no such call is left.
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -154,22 +155,22 @@ impl Absent {
     }
 }
 
-/// Calls whose streams are to go on, by their numbers.
+/// Calls whose streams are to go on.
 #[derive(Debug, Default)]
-pub(super) struct Releases(Mutex<BTreeMap<u64, Arc<Held>>>);
+pub(super) struct Releases(Mutex<Waiting<Arc<Held>>>);
 
 impl Releases {
     /// Lets the stream of one more call go on.
     fn add(held: &Arc<Held>) {
         let releases = Arc::clone(&held.releases);
         let mut waiting = lock(&releases.0);
-        let is_first = waiting.is_empty();
-        waiting.insert(held.number, Arc::clone(held));
-        if is_first {
+        if !waiting.add(held.number, Arc::clone(held)) {
             let own = Arc::clone(&releases);
             let run = move || own.run();
             let started = thread::Builder::new().name("r2ccl-release".into()).spawn(run);
             if let Err(cause) = started {
+                // The next call tries again.
+                waiting.is_served = false;
                 tracing::error!(%cause, "a stream waits for ranks that do not come");
             }
         }
@@ -178,9 +179,10 @@ impl Releases {
     /// Until no call is left. Streams come to calls in their order.
     fn run(&self) {
         let _beside = BesideCaptures::begin();
-        while let Some(held) = self.first() {
+        loop {
+            let Some(held) = lock(&self.0).first() else { return };
             if held.is_over() {
-                lock(&self.0).remove(&held.number);
+                lock(&self.0).calls.remove(&held.number);
                 continue;
             }
             if let Err(error) = held.exchange.let_go(held.marks.own) {
@@ -189,15 +191,55 @@ impl Releases {
             clock::sleep(PAUSE);
         }
     }
+}
 
-    fn first(&self) -> Option<Arc<Held>> {
-        lock(&self.0).first_key_value().map(|(_, held)| Arc::clone(held))
+/// Calls by their numbers, and whether a thread is there for them.
+#[derive(Debug)]
+struct Waiting<T> {
+    calls: BTreeMap<u64, T>,
+    is_served: bool,
+}
+
+impl<T> Default for Waiting<T> {
+    fn default() -> Self {
+        Self { calls: BTreeMap::new(), is_served: false }
+    }
+}
+
+impl<T: Clone> Waiting<T> {
+    /// Whether a thread was there for it. Else whoever adds it starts one, or says that there is none.
+    fn add(&mut self, number: u64, call: T) -> bool {
+        self.calls.insert(number, call);
+        mem::replace(&mut self.is_served, true)
+    }
+
+    /// The first call. Where there is none, the thread that asks ends.
+    fn first(&mut self) -> Option<T> {
+        let first = self.calls.first_key_value().map(|(_, call)| call.clone());
+        self.is_served = first.is_some();
+        first
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_is_wanted_until_there_is_one() {
+        let mut waiting = Waiting::default();
+        assert!(!waiting.add(2, "later"));
+        // It could not be started.
+        waiting.is_served = false;
+        assert!(!waiting.add(1, "first"));
+        assert!(waiting.add(3, "last"));
+        for (number, call) in [(1, "first"), (2, "later"), (3, "last")] {
+            assert_eq!(waiting.first(), Some(call));
+            waiting.calls.remove(&number);
+        }
+        assert_eq!(waiting.first(), None);
+        assert!(!waiting.add(4, "after it has ended"));
+    }
 
     #[test]
     fn who_is_waited_for_is_named() {
