@@ -29,7 +29,7 @@ pub struct Arguments {
 pub enum Launcher {
     /// The program says so itself.
     Arguments,
-    /// `torchrun`, or whoever sets the same variables.
+    /// `torchrun`, `r2ccl run`, or whoever sets the same variables.
     Torchrun,
     /// `mpirun` of Open MPI.
     OpenMpi,
@@ -136,8 +136,8 @@ pub fn resolve(
         }
     }
     Err(Error::InvalidUsage(
-        "this process does not know its rank: start it with torchrun, mpirun or srun, or set RANK, \
-         WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        "this process does not know its rank: start it with `r2ccl run`, torchrun, mpirun or srun, or \
+         set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
             .to_owned(),
     ))
 }

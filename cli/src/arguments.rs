@@ -1,16 +1,19 @@
 //! The command line.
 
+use std::ffi::OsString;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use bytesize::ByteSize;
 use ccl_core::collective::Collective;
 use ccl_core::cost::Preset;
+use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
 use clap::{Args, Parser, Subcommand};
 
-/// Looks into the planner of r2ccl.
+/// Starts ranks that use r2ccl, and looks into its planner.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(name = "r2ccl", version, about)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -18,8 +21,57 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Starts a program several times on this machine, as the ranks of a job
+    #[command(
+        after_help = "The processes find each other as under torchrun, by RANK, WORLD_SIZE, LOCAL_RANK, \
+                            LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 has the standard input, all have \
+                            the output. When one fails, the others are killed, and its exit status is that of r2ccl."
+    )]
+    Run(Run),
+    /// What `run` starts: becomes the program when it has taken its place
+    #[command(hide = true)]
+    Rank(Rank),
     /// Shows the candidates for a collective with their predicted times, the choice, and the bound
     Explain(Explain),
+}
+
+/// What is to be run.
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// How many processes
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) ranks: NonZeroUsize,
+    /// Let them pretend to be on so many hosts, neighbours on the same one
+    #[arg(long, value_name = "N", value_parser = at_most::<MOST_HOSTS>)]
+    pub(crate) hosts: Option<NonZeroUsize>,
+    /// Give every such host so many network interfaces
+    #[arg(long, value_name = "N", value_parser = at_most::<MOST_RAILS>)]
+    pub(crate) rails: Option<NonZeroUsize>,
+    /// Bind every process to a processor unless there are more processors than processes, or leave that
+    /// to the kernel
+    #[arg(long = "bind-to", value_enum, default_value_t)]
+    pub(crate) binding: Binding,
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
+/// One process of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct Rank {
+    /// Which it is
+    pub(crate) member: Member,
+    /// Where it runs
+    #[arg(value_enum)]
+    pub(crate) binding: Binding,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) program: Vec<OsString>,
 }
 
 /// What is to be explained.
@@ -124,6 +176,11 @@ impl FromStr for Sizes {
     }
 }
 
+fn at_most<const MOST: usize>(text: &str) -> Result<NonZeroUsize, String> {
+    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= MOST);
+    number.ok_or_else(|| format!("expected a number from 1 to {MOST}"))
+}
+
 fn collective(text: &str) -> Result<Collective, String> {
     let plain = |name: &str| name.replace(['_', '-'], "").to_ascii_lowercase();
     let all = Collective::ALL.into_iter();
@@ -161,10 +218,27 @@ mod tests {
     }
 
     #[test]
+    fn the_definition_is_consistent() {
+        use clap::CommandFactory as _;
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_behind_the_program_are_its_own() {
+        for line in ["r2ccl run -n 2 -- prog -n 3 --rails 4", "r2ccl run -n 2 prog -n 3 --rails 4"]
+        {
+            let parsed = Arguments::try_parse_from(line.split(' ')).expect("a good line");
+            let Command::Run(wish) = parsed.command else { panic!("not run: {parsed:?}") };
+            assert_eq!((wish.ranks.get(), wish.rails), (2, None), "{line}");
+            assert_eq!(wish.program, ["prog", "-n", "3", "--rails", "4"]);
+        }
+    }
+
+    #[test]
     fn lines_are_understood() {
         let line = "r2ccl explain all_reduce --nodes 4 --rails 2 --lost 3:1,0:0 --bytes 64M";
-        let Arguments { command: Command::Explain(wish) } =
-            Arguments::try_parse_from(line.split(' ')).expect("a good line");
+        let parsed = Arguments::try_parse_from(line.split(' ')).expect("a good line");
+        let Command::Explain(wish) = parsed.command else { panic!("not explain: {parsed:?}") };
         assert_eq!(wish.collective, Collective::AllReduce);
         assert_eq!(wish.lost, [Lost { node: 3, rail: 1 }, Lost { node: 0, rail: 0 }]);
         for wrong in [
@@ -174,6 +248,10 @@ mod tests {
             "r2ccl explain allreduce --alpha nan",
             "r2ccl explain allreduce --alpha=-1",
             "r2ccl explain allreduce --overhead inf",
+            "r2ccl run -n 0 -- true",
+            "r2ccl run -n 2",
+            "r2ccl run -n 2 --hosts 251 -- true",
+            "r2ccl run -n 2 --rails 0 -- true",
         ] {
             assert!(Arguments::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
         }

@@ -145,8 +145,8 @@ mod tests {
 
     fn wish(line: &str) -> Explain {
         let words = ["r2ccl", "explain"].into_iter().chain(line.split(' '));
-        let Arguments { command: Command::Explain(wish) } =
-            Arguments::try_parse_from(words).expect("a good line");
+        let parsed = Arguments::try_parse_from(words).expect("a good line");
+        let Command::Explain(wish) = parsed.command else { panic!("not explain: {parsed:?}") };
         wish
     }
 

@@ -1,11 +1,16 @@
-//! `r2ccl`: what the planner would do, on this cluster or another, healthy or not.
+//! `r2ccl`: starts ranks, and tells what the planner would do, on this cluster or another, healthy or
+//! not.
 #![forbid(unsafe_code)]
 
 mod arguments;
 mod cluster;
+mod environment;
 mod explain;
+mod meeting;
 mod plot;
+mod run;
 
+use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
 
@@ -13,16 +18,33 @@ use clap::Parser as _;
 
 use arguments::{Arguments, Command};
 
+/// Exit status when the command line asks for something impossible.
+const STATUS_INPUT: u8 = 2;
+
 fn main() -> ExitCode {
-    let Arguments { command: Command::Explain(wish) } = Arguments::parse();
-    let (text, code) = match explain::explain(&wish) {
-        Ok(text) => (text, ExitCode::SUCCESS),
-        Err(error) => {
-            let _ = writeln!(std::io::stderr(), "r2ccl: {error}");
-            return ExitCode::from(2);
+    match Arguments::parse().command {
+        Command::Explain(wish) => match explain::explain(&wish) {
+            Ok(text) => {
+                // Nobody reads the rest when a pager was left.
+                let _ = std::io::stdout().write_all(text.as_bytes());
+                ExitCode::SUCCESS
+            }
+            Err(error) => failed(error, STATUS_INPUT),
+        },
+        Command::Run(wish) => match run::run(&wish) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failed(&failure, run::exit_status(&failure)),
+        },
+        Command::Rank(wish) => {
+            let (failure, status) = run::become_program(&wish);
+            failed(failure, status)
         }
-    };
-    // Nobody reads the rest when a pager was left.
-    let _ = std::io::stdout().write_all(text.as_bytes());
-    code
+    }
+}
+
+/// Tells the reader, and is the end of the program.
+fn failed(error: impl Display, status: u8) -> ExitCode {
+    // There is nobody left to tell when stderr is gone.
+    let _ = writeln!(std::io::stderr(), "r2ccl: {error}");
+    ExitCode::from(status)
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ccl::DataType;
+use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser};
@@ -12,7 +13,6 @@ use clap::{CommandFactory as _, Parser};
 use crate::buffers::Form;
 use crate::data::Operation;
 use crate::faults::wish::{self, Wish};
-use crate::launch::{Binding, Member};
 use crate::size::{self, Step, Sweep};
 use crate::testbed::shape::Rate;
 
@@ -331,9 +331,6 @@ impl Arguments {
 const MOST_BYTES: usize = 1 << 46;
 /// Of each kind; their product is a number.
 const MOST_CALLS: usize = u32::MAX as usize;
-/// Hosts and rails are numbers in a loopback address.
-const MOST_HOSTS: usize = 250;
-const MOST_RAILS: usize = 250;
 
 fn datatype_names() -> PossibleValuesParser {
     DataType::ALL.iter().map(|datatype| datatype.name()).chain([ALL]).collect::<Vec<_>>().into()

@@ -31,18 +31,9 @@ pub enum Failure {
     /// The environment or a file of the user says something impossible.
     #[error("{0}")]
     Input(String),
-    /// A local process of this run ended before its time.
-    #[error("rank {rank} (process {pid}) {how}")]
-    Member {
-        /// Its rank.
-        rank: u32,
-        /// Its process.
-        pid: i32,
-        /// How it ended.
-        how: String,
-        /// Its exit status; 128 and the number of the signal if one ended it.
-        status: u8,
-    },
+    /// A local process of this run could not be started, or ended before its time.
+    #[error(transparent)]
+    Launch(#[from] ccl_launcher::Failure),
     /// The testbed of `--fault` could not be made or used.
     #[error(transparent)]
     Testbed(#[from] crate::testbed::failure::Failure),
@@ -62,9 +53,11 @@ impl Failure {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Results(_) => STATUS_RESULTS,
-            Self::Member { status, .. } => *status,
+            Self::Launch(ccl_launcher::Failure::Member { status, .. }) => *status,
             Self::Testbed(failure) => failure.exit_status(),
-            Self::Library { .. } | Self::System { .. } | Self::Input(_) => STATUS_RUN,
+            Self::Library { .. } | Self::System { .. } | Self::Input(_) | Self::Launch(_) => {
+                STATUS_RUN
+            }
         }
     }
 
@@ -83,7 +76,7 @@ impl Failure {
             Self::Library { error, .. } => format!("{self} ({})", error.remedy()),
             Self::System { .. }
             | Self::Input(_)
-            | Self::Member { .. }
+            | Self::Launch(_)
             | Self::Testbed(_)
             | Self::Results(_) => self.to_string(),
         }

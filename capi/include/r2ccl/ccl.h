@@ -178,7 +178,7 @@ ccl_result_t ccl_comm_init_rank_config(ccl_comm_t *comm, int nranks, ccl_unique_
 ccl_result_t ccl_comm_init_all(ccl_comm_t *comms, int nranks);
 
 /* Joins the communicator of all processes of the job, with rank, size and meeting point from the
- * environment of torchrun, mpirun or Slurm. `config` may be NULL. */
+ * environment of `r2ccl run`, torchrun, mpirun or Slurm. `config` may be NULL. */
 ccl_result_t ccl_comm_init_from_environment(ccl_comm_t *comm, const ccl_config_t *config);
 
 /* Collective over `comm`: ranks with the same `color` >= 0 form a new communicator, ordered by

@@ -9,8 +9,6 @@ const STATUS_INPUT: u8 = 2;
 const STATUS_SYSTEM: u8 = 125;
 /// Exit status when this machine cannot have a bed; test runners know it as a skip.
 pub const STATUS_UNAVAILABLE: u8 = 77;
-/// Added to the number of a signal, it makes an exit status, as shells do.
-pub const STATUS_OF_SIGNAL: i32 = 128;
 
 /// How the kernel says that it does not know something, or does not allow it.
 const LACKS: [io::ErrorKind; 4] = [

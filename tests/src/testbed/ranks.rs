@@ -7,8 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::Sender;
 use std::thread;
 
+use ccl_launcher::STATUS_OF_SIGNAL;
+
 use super::bed::Bed;
-use super::failure::{Failure, Outcome, STATUS_OF_SIGNAL};
+use super::failure::{Failure, Outcome};
 use super::run::Notice;
 use super::shape::{host_name, management_address};
 
