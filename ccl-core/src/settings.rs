@@ -27,6 +27,19 @@ use crate::fault::Rehearsal;
 /// Names that others read: the backend for PyTorch.
 const ELSEWHERE: [&str; 2] = ["R2CCL_LIBRARY", "R2CCL_TORCH_CACHE"];
 
+/// Names that settings would have if they were called as those of NCCL are, and what they are called.
+const AS_IN_NCCL: [(&str, &str); 9] = [
+    ("R2CCL_DEBUG", "R2CCL_LOG"),
+    ("R2CCL_SOCKET_IFNAME", "R2CCL_NIC"),
+    ("R2CCL_COMM_ID", "R2CCL_BOOTSTRAP"),
+    ("R2CCL_HOSTID", "R2CCL_HOST_ID"),
+    ("R2CCL_SHM_DISABLE", "R2CCL_SHM"),
+    ("R2CCL_P2P_DISABLE", "R2CCL_CUDA_P2P"),
+    ("R2CCL_IB_DISABLE", "R2CCL_NET"),
+    ("R2CCL_NSOCKS_PERTHREAD", "R2CCL_NET_CONNECTIONS"),
+    ("R2CCL_BUFFSIZE", "R2CCL_TILE_BYTES"),
+];
+
 /// Every name of a setting starts with this.
 pub const PREFIX: &str = "R2CCL_";
 
@@ -282,8 +295,9 @@ fn whole(text: &str, least: usize, most: usize) -> Result<usize, String> {
 
 /// Says that there is no such setting, and which one may have been meant.
 fn unknown(name: &str) -> String {
+    let known = AS_IN_NCCL.iter().find(|(theirs, _)| *theirs == name).map(|(_, ours)| (0, *ours));
     let nearest = TABLE.iter().map(|row| (differences(name, row.name), row.name)).min();
-    match nearest {
+    match known.or(nearest) {
         Some((distance, meant)) if distance <= 3 => {
             format!("{name} is not a setting; is {meant} meant?")
         }
@@ -434,6 +448,16 @@ mod tests {
                 "R2CCL_ZEBRA_CROSSING is not a setting"
             ]
         );
+    }
+
+    #[test]
+    fn names_as_in_nccl_lead_to_ours() {
+        for (theirs, ours) in AS_IN_NCCL {
+            assert!(TABLE.iter().all(|row| row.name != theirs));
+            assert!(TABLE.iter().any(|row| row.name == ours), "{ours}");
+            let warnings = parse(&[(theirs, "INFO")]).unwrap().warnings;
+            assert_eq!(warnings, [format!("{theirs} is not a setting; is {ours} meant?")]);
+        }
     }
 
     #[test]
