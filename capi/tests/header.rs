@@ -330,3 +330,10 @@ fn the_header_is_cpp_too() {
         Err(_) => support::skip("the header in C++: there is no g++"),
     }
 }
+
+#[test]
+fn pkg_config_is_told_the_version() {
+    let file = include_folder().with_file_name("r2ccl.pc");
+    let text = fs::read_to_string(file).expect("read the description");
+    assert!(text.contains(&format!("\nVersion: {}\n", env!("CARGO_PKG_VERSION"))), "{text}");
+}
