@@ -9,6 +9,7 @@ use bytesize::ByteSize;
 use ccl_core::collective::Collective;
 use ccl_core::cost::Preset;
 use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
 /// Starts ranks that use r2ccl, and looks into its planner.
@@ -95,19 +96,19 @@ pub(crate) struct Explain {
     /// Bytes of the collective as nccl-tests counts them: one size, or the first and the last of a table
     #[arg(long, default_value = "64K..4G")]
     pub(crate) bytes: Sizes,
-    /// Constants of a kind of cluster [default: those of this library's own transport]
-    #[arg(long, value_parser = preset)]
+    /// Constants of a kind of cluster [default: those of this library's own transport, by processors]
+    #[arg(long, value_parser = presets())]
     pub(crate) preset: Option<Preset>,
     /// A file that R2CCL_TUNING has written; it says how many nodes, ranks and rails there are
     #[arg(long, conflicts_with_all = ["preset", "nodes", "rails", "ranks_per_node", "rate"])]
     pub(crate) tuning: Option<PathBuf>,
-    /// Bytes per second of a rail, such as 25GB
+    /// Bytes per second of a rail, such as 25GB [default: 3.125GB, or that of the preset]
     #[arg(long)]
     pub(crate) rate: Option<ByteSize>,
-    /// Latency between nodes, in microseconds
+    /// Latency between nodes, in microseconds [default: 20, more where ranks share processors, or that of the preset]
     #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds)]
     pub(crate) alpha: Option<f64>,
-    /// CPU for a message, in microseconds
+    /// CPU for a message, in microseconds [default: 4, or that of the preset]
     #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds)]
     pub(crate) overhead: Option<f64>,
     /// Only this algorithm, chosen whatever it costs
@@ -195,11 +196,10 @@ fn microseconds(text: &str) -> Result<f64, String> {
     time.ok_or_else(|| "expected a time in microseconds, 0 or longer".to_owned())
 }
 
-fn preset(text: &str) -> Result<Preset, String> {
-    Preset::named(text).ok_or_else(|| {
-        let names: Vec<&str> = Preset::ALL.iter().map(|preset| preset.name).collect();
-        format!("expected one of {}", names.join(", "))
-    })
+/// Names that `--help` lists.
+fn presets() -> impl TypedValueParser<Value = Preset> {
+    let names = PossibleValuesParser::new(Preset::ALL.map(|preset| preset.name));
+    names.try_map(|name| Preset::named(&name).ok_or("it is not among the presets"))
 }
 
 #[cfg(test)]

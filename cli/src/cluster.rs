@@ -8,7 +8,7 @@ use ccl_core::settings::Settings;
 use ccl_core::topology::{Host, RailCapacity, Topology};
 use ccl_core::tuning::{Format, Tuning, model};
 
-use crate::arguments::Explain;
+use crate::arguments::{Explain, Lost};
 
 /// A rail of 25 Gbit/s, if nothing is said.
 const DEFAULT_RATE: f64 = 25e9 / 8.0;
@@ -42,11 +42,7 @@ impl Cluster {
         let mut topology = healthy.clone();
         for lost in &wish.lost {
             let node = Node(lost.node);
-            let exists =
-                lost.node < healthy.nodes() && usize::from(lost.rail) < healthy.rails(node).len();
-            if !exists {
-                return Err(format!("--lost {}:{}: there is no such rail", lost.node, lost.rail));
-            }
+            exists(&healthy, *lost)?;
             topology = topology.with_rail(node, Rail(lost.rail), false);
         }
         let dead = (0..topology.nodes()).find(|node| topology.capacity(Node(*node)) <= 0.0);
@@ -54,6 +50,22 @@ impl Cluster {
             Some(node) => Err(format!("node {node} has no rail left: nothing reaches it")),
             None => Ok(Self { healthy, topology, model }),
         }
+    }
+}
+
+/// # Errors
+/// There is no such rail; the text says which there are.
+fn exists(topology: &Topology, Lost { node, rail }: Lost) -> Result<(), String> {
+    let no = |what: String, count: usize| {
+        Err(format!("--lost {node}:{rail}: {what} are 0 to {}", count.saturating_sub(1)))
+    };
+    if node >= topology.nodes() {
+        return no("nodes".to_owned(), topology.nodes() as usize);
+    }
+    match topology.rails(Node(node)).len() {
+        0 => Err(format!("--lost {node}:{rail}: node {node} has no rails")),
+        rails if usize::from(rail) >= rails => no(format!("rails of node {node}"), rails),
+        _ => Ok(()),
     }
 }
 

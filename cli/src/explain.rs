@@ -6,7 +6,7 @@ use bytesize::ByteSize;
 use ccl_algorithms::{Choice, choose, explain as details, explore};
 use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
-use ccl_core::ids::Rank;
+use ccl_core::ids::{Node, Rank};
 
 use crate::arguments::Explain;
 use crate::cluster::Cluster;
@@ -89,7 +89,7 @@ fn head(wish: &Explain, cluster: &Cluster) -> String {
     let capacities = topology.capacities();
     let least = capacities.iter().copied().fold(f64::INFINITY, f64::min);
     let most = capacities.iter().copied().fold(0.0, f64::max);
-    format!(
+    let line = format!(
         "{}: {} ranks on {} nodes of {:.1} to {:.1} GB/s{lost}; latency {:.1} µs",
         wish.collective.name(),
         topology.ranks(),
@@ -97,7 +97,25 @@ fn head(wish: &Explain, cluster: &Cluster) -> String {
         least / 1e9,
         most / 1e9,
         cluster.model.network.alpha * 1e6,
-    )
+    );
+    [line].into_iter().chain(processors(cluster, most)).collect::<Vec<_>>().join("\n")
+}
+
+/// Says so where the processors of a node do not keep up with `carried` bytes per second, which its rails carry.
+fn processors(cluster: &Cluster, carried: f64) -> Option<String> {
+    let Cluster { topology, model, .. } = cluster;
+    let ranks = (0..topology.nodes()).map(|node| topology.ranks_of(Node(node)).len()).max()?;
+    #[allow(clippy::cast_precision_loss, reason = "few ranks")]
+    let rate = |core: f64| core * ranks as f64;
+    let (copied, reduced) = (rate(model.copy.memory), rate(model.reduce.memory));
+    let is_slow = topology.nodes() > 1 && copied.min(reduced) < carried;
+    is_slow.then(|| {
+        format!(
+            "bound by processors: those of a node copy {:.1} GB/s and reduce {:.1} GB/s; --preset has clusters of GPUs",
+            copied / 1e9,
+            reduced / 1e9
+        )
+    })
 }
 
 fn table(rows: &[Row]) -> String {
@@ -171,6 +189,26 @@ mod tests {
         }
         let cluster = Cluster::of(&wish("allreduce --nodes 2 --ranks-per-node 2")).unwrap();
         assert_ne!(cluster.model.tile_bytes, CostModel::default_for(&cluster.topology).tile_bytes);
+    }
+
+    #[test]
+    fn processors_that_do_not_keep_up_are_told() {
+        let text = explain(&wish("allreduce --rails 8")).unwrap();
+        assert!(text.contains("copy 12.0 GB/s and reduce 9.0 GB/s"), "{text}");
+        for enough in ["allreduce --rails 2", "allreduce --preset nccl-hopper", "barrier --nodes 1"]
+        {
+            let text = explain(&wish(enough)).unwrap();
+            assert!(!text.contains("bound by processors"), "{enough}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_lost_rail_that_is_not_there_names_those_that_are() {
+        for (lost, words) in [("8:0", "nodes are 0 to 7"), ("3:2", "rails of node 3 are 0 to 1")] {
+            let line = format!("allreduce --nodes 8 --rails 2 --lost {lost}");
+            let refused = explain(&wish(&line)).unwrap_err();
+            assert!(refused.contains(words), "{refused}");
+        }
     }
 
     #[test]
