@@ -156,6 +156,12 @@ pub enum Reduction {
     },
 }
 
+impl From<ReduceOp> for Reduction {
+    fn from(op: ReduceOp) -> Self {
+        Self::Builtin(op)
+    }
+}
+
 impl Reduction {
     /// The number that identifies the operation on the wire and in the digest. Scalars of
     /// `PreMulSum` may differ between ranks, so they are not part of it.

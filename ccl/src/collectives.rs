@@ -4,17 +4,24 @@ use ccl_core::collective::{Collective, Request};
 use ccl_core::datatype::{ReduceOp, Reduction};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
+use ccl_core::layout::Ragged;
 use ccl_kernels::{Element, Region};
 
 use crate::communicator::Communicator;
 use crate::operation::{Operation, check, or_empty};
 
-fn request<T: Element>(collective: Collective, count: usize, op: ReduceOp, root: Rank) -> Request {
-    let reduction = Reduction::Builtin(op);
-    Request { collective, count, datatype: T::DATATYPE, reduction, root }
+fn request<T: Element>(
+    collective: Collective,
+    count: usize,
+    op: impl Into<Reduction>,
+    root: Rank,
+) -> Request {
+    Request { collective, count, datatype: T::DATATYPE, reduction: op.into(), root }
 }
 
-/// Calls on slices; lengths are in elements, and every error is that of [`Communicator::run`].
+/// Calls on slices; lengths are in elements, and every error is that of [`Communicator::run`]. `op` is a
+/// [`ReduceOp`](ccl_core::datatype::ReduceOp), or a [`Reduction`] for a sum of scaled contributions. Block `i` of a
+/// slice is its `i`-th of as many equal parts as there are ranks.
 impl Communicator {
     /// Reduces `send` of all ranks into `receive` of all ranks; both of the same length everywhere.
     ///
@@ -24,7 +31,7 @@ impl Communicator {
         &self,
         send: &[T],
         receive: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<(), Error> {
         same_length("receive", receive.len(), send.len())?;
         let request = request::<T>(Collective::AllReduce, send.len(), op, Rank(0));
@@ -38,11 +45,43 @@ impl Communicator {
     pub fn all_reduce_in_place<T: Element>(
         &self,
         data: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<(), Error> {
         let request = request::<T>(Collective::AllReduce, data.len(), op, Rank(0));
         let region = Region::of_mut(data);
         self.collective(&request, Some(region), Some(region))
+    }
+
+    /// Reduces `send` of all ranks into `receive` of `root`, of the same length; elsewhere `receive` is not
+    /// looked at and may be empty.
+    ///
+    /// # Errors
+    /// The lengths differ at the root, or see [`Self::run`].
+    pub fn reduce<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        op: impl Into<Reduction>,
+        root: Rank,
+    ) -> Result<(), Error> {
+        let request = request::<T>(Collective::Reduce, send.len(), op, root);
+        self.at_root("receive", receive.len(), send.len(), root)?;
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+    }
+
+    /// Reduces `data` of all ranks into that of `root`; elsewhere it stays as it is.
+    ///
+    /// # Errors
+    /// See [`Self::run`].
+    pub fn reduce_in_place<T: Element>(
+        &self,
+        data: &mut [T],
+        op: impl Into<Reduction>,
+        root: Rank,
+    ) -> Result<(), Error> {
+        let request = request::<T>(Collective::Reduce, data.len(), op, root);
+        let region = Region::of_mut(data);
+        self.collective(&request, Some(region), (self.rank() == root).then_some(region))
     }
 
     /// Collects `send` of all ranks, in order of rank, in `receive`, which is `size` times as long.
@@ -51,8 +90,19 @@ impl Communicator {
     /// The lengths do not fit, or see [`Self::run`].
     pub fn all_gather<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<(), Error> {
         same_length("receive", receive.len(), send.len() * self.size() as usize)?;
-        let request = request::<T>(Collective::AllGather, send.len(), ReduceOp::Sum, Rank(0));
+        let request = request::<T>(Collective::AllGather, send.len(), NONE, Rank(0));
         self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+    }
+
+    /// Collects in `data` block `i` of that of every rank `i`.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks, or see [`Self::run`].
+    pub fn all_gather_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
+        let count = self.block_of(data)?;
+        let request = request::<T>(Collective::AllGather, count, NONE, Rank(0));
+        let region = Region::of_mut(data);
+        self.collective(&request, Some(self.own_block(region)), Some(region))
     }
 
     /// Reduces `send` of all ranks; rank `i` gets block `i` of the result in `receive`, whose length
@@ -64,11 +114,26 @@ impl Communicator {
         &self,
         send: &[T],
         receive: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Reduction>,
     ) -> Result<(), Error> {
         same_length("send", send.len(), receive.len() * self.size() as usize)?;
         let request = request::<T>(Collective::ReduceScatter, receive.len(), op, Rank(0));
         self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+    }
+
+    /// Reduces `data` of all ranks; rank `i` gets block `i` of the result in block `i` of its `data`.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks, or see [`Self::run`].
+    pub fn reduce_scatter_in_place<T: Element>(
+        &self,
+        data: &mut [T],
+        op: impl Into<Reduction>,
+    ) -> Result<(), Error> {
+        let count = self.block_of(data)?;
+        let request = request::<T>(Collective::ReduceScatter, count, op, Rank(0));
+        let region = Region::of_mut(data);
+        self.collective(&request, Some(region), Some(self.own_block(region)))
     }
 
     /// Copies `data` of `root` to all ranks.
@@ -76,9 +141,41 @@ impl Communicator {
     /// # Errors
     /// See [`Self::run`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<(), Error> {
-        let request = request::<T>(Collective::Broadcast, data.len(), ReduceOp::Sum, root);
+        let request = request::<T>(Collective::Broadcast, data.len(), NONE, root);
         let region = Region::of_mut(data);
         self.collective(&request, Some(region), Some(region))
+    }
+
+    /// Collects `send` of all ranks, in order of rank, in `receive` of `root`, which is `size` times as long;
+    /// elsewhere `receive` is not looked at and may be empty.
+    ///
+    /// # Errors
+    /// The lengths do not fit at the root, or see [`Self::run`].
+    pub fn gather<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        root: Rank,
+    ) -> Result<(), Error> {
+        let request = request::<T>(Collective::Gather, send.len(), NONE, root);
+        self.at_root("receive", receive.len(), send.len() * self.size() as usize, root)?;
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+    }
+
+    /// Block `i` of `send` of `root` becomes `receive` of rank `i`; elsewhere `send` is not looked at and may
+    /// be empty.
+    ///
+    /// # Errors
+    /// The lengths do not fit at the root, or see [`Self::run`].
+    pub fn scatter<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        root: Rank,
+    ) -> Result<(), Error> {
+        let request = request::<T>(Collective::Scatter, receive.len(), NONE, root);
+        self.at_root("send", send.len(), receive.len() * self.size() as usize, root)?;
+        self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
     }
 
     /// Block `j` of `send` goes to rank `j`; block `i` of `receive` comes from rank `i`.
@@ -86,11 +183,36 @@ impl Communicator {
     /// # Errors
     /// The lengths differ or are no multiple of the number of ranks, or see [`Self::run`].
     pub fn all_to_all<T: Element>(&self, send: &[T], receive: &mut [T]) -> Result<(), Error> {
-        let count = send.len() / self.size() as usize;
-        same_length("send", send.len(), count * self.size() as usize)?;
+        let count = self.block_of(send)?;
         same_length("receive", receive.len(), send.len())?;
-        let request = request::<T>(Collective::AllToAll, count, ReduceOp::Sum, Rank(0));
+        let request = request::<T>(Collective::AllToAll, count, NONE, Rank(0));
         self.collective(&request, Some(Region::of(send)), Some(Region::of_mut(receive)))
+    }
+
+    /// Block `j` of `data` goes to rank `j`; what rank `i` sends takes the place of block `i`.
+    ///
+    /// # Errors
+    /// The length is no multiple of the number of ranks, or see [`Self::run`].
+    pub fn all_to_all_in_place<T: Element>(&self, data: &mut [T]) -> Result<(), Error> {
+        let count = self.block_of(data)?;
+        let request = request::<T>(Collective::AllToAll, count, NONE, Rank(0));
+        let region = Region::of_mut(data);
+        self.collective(&request, Some(region), Some(region))
+    }
+
+    /// Sends `counts.send[j]` of `send` to rank `j` and receives `counts.receive[i]` of `receive` from rank
+    /// `i`: pairs of elements and of the first of them.
+    ///
+    /// # Errors
+    /// The counts do not fit into the slices, or see [`Self::run`].
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        send: &[T],
+        receive: &mut [T],
+        counts: Ragged,
+    ) -> Result<(), Error> {
+        let (input, output) = (Region::of(send), Region::of_mut(receive));
+        self.run(Operation::AllToAllV { datatype: T::DATATYPE, counts, input, output })
     }
 
     /// Sends `data` to `peer`, which must receive as much.
@@ -127,6 +249,32 @@ impl Communicator {
         self.with_engine(None, |engine, limits| engine.described(request, &buffers, limits))
     }
 }
+
+impl Communicator {
+    /// Elements of a block of `data`.
+    fn block_of<T>(&self, data: &[T]) -> Result<usize, Error> {
+        let ranks = self.size() as usize;
+        if data.len().is_multiple_of(ranks) {
+            return Ok(data.len() / ranks);
+        }
+        let text = format!("{} elements are no multiple of {ranks} ranks", data.len());
+        Err(Error::InvalidArgument(text))
+    }
+
+    /// The block of this rank in the blocks of all.
+    fn own_block<'a>(&self, all: Region<'a>) -> Region<'a> {
+        let bytes = all.bytes() / self.size() as usize;
+        all.part(self.rank().index() * bytes, bytes)
+    }
+
+    /// [`same_length`], where this rank is `root`.
+    fn at_root(&self, what: &str, given: usize, needed: usize, root: Rank) -> Result<(), Error> {
+        if self.rank() == root { same_length(what, given, needed) } else { Ok(()) }
+    }
+}
+
+/// Of calls that reduce nothing.
+const NONE: ReduceOp = ReduceOp::Sum;
 
 fn same_length(what: &str, given: usize, needed: usize) -> Result<(), Error> {
     if given == needed {

@@ -162,7 +162,8 @@ impl Communicator {
     }
 
     /// Divides the group by `color`, in order of `key` and then of rank; collective. A rank without
-    /// a colour takes part and gets no communicator.
+    /// a colour takes part and gets no communicator. `config` is that of the new communicator, `None`: that of
+    /// this one.
     ///
     /// # Errors
     /// As [`Self::create`]. What keeps the members of a part from meeting, as a rank that does not call this
@@ -260,6 +261,31 @@ impl Communicator {
     }
 
     /// Starts one operation. Operations run in the order in which they were started.
+    ///
+    /// The operation has its memory until [`Pending`] tells that it is done, dropped or not, so there is no safe
+    /// form for memory that is borrowed: the program answers for it. Without `unsafe`, a thread of
+    /// [`std::thread::scope`] can make a call that waits while this thread does something else.
+    ///
+    /// ```no_run
+    /// use ccl::{Collective, Communicator, DataType, Error, Operation, Rank, ReduceOp, Region, Request};
+    ///
+    /// fn sum(communicator: &Communicator, mut data: Vec<f32>) -> Result<Vec<f32>, Error> {
+    ///     let request = Request {
+    ///         collective: Collective::AllReduce,
+    ///         count: data.len(),
+    ///         datatype: DataType::Float32,
+    ///         reduction: ReduceOp::Sum.into(),
+    ///         root: Rank(0),
+    ///     };
+    ///     // SAFETY: the vector is there and left alone until the call is done: nothing in between returns.
+    ///     let all = unsafe { Region::new(data.as_mut_ptr().cast(), size_of_val(&data[..])) };
+    ///     let sum = Operation::Collective { request, input: Some(all), output: Some(all) };
+    ///     let pending = communicator.start(sum)?;
+    ///     // Something else is done here.
+    ///     pending.wait()?;
+    ///     Ok(data)
+    /// }
+    /// ```
     ///
     /// # Errors
     /// The arguments are impossible, or the communicator failed before.

@@ -7,7 +7,7 @@ use ccl_transport::shm;
 
 use crate::communicator::Communicator;
 
-/// Memory of `ccl_mem_alloc`: zeroed, page-aligned, and reached in place by ranks of this host, which
+/// Memory of the library: zeroed, page-aligned, and reached in place by ranks of this host, which
 /// saves copies in every collective on large buffers in it. Freed when dropped.
 #[derive(Debug)]
 pub struct Allocation {

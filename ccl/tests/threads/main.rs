@@ -12,6 +12,7 @@ mod ended;
 mod memory;
 mod refused;
 mod renounced;
+mod slices;
 mod splits;
 
 use std::sync::{Arc, Mutex, mpsc};
