@@ -34,6 +34,9 @@ use crate::{Outcome, environment};
 /// What a cable carries if `--rate` is not given.
 const RATE: Rate = Rate::Limited { bytes_per_second: 125_000_000 };
 
+/// With it begins the argument that tells the ranks on a testbed where it takes orders.
+pub const ORDERS: &str = "--orders=";
+
 /// How long a rail that has failed again is kept out of use.
 const HOLD: &str = "R2CCL_RAIL_HOLD";
 
@@ -66,7 +69,7 @@ fn bed(arguments: &Arguments) -> Outcome<Bed> {
         std::env::current_exe().map_err(|cause| Failure::system("finding this program", cause))?;
     let name = format!("perf-{}", clock::now_ns());
     let words = std::env::args_os().skip(1).filter(|word| word != INSIDE);
-    let orders = format!("--orders={name}");
+    let orders = format!("{ORDERS}{name}");
     let shape = wish::shape(arguments);
     Ok(Bed {
         hosts: shape.hosts,

@@ -9,7 +9,9 @@ use serde::Serialize;
 use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::error::Failure;
+use crate::faults::ORDERS;
 use crate::faults::account::Account;
+use crate::launch::MEMBER;
 use crate::statistics::PerIteration;
 use crate::table::{Device, Measurement, Row, is_slow, version_code};
 use crate::{environment, stopwatch};
@@ -122,6 +124,11 @@ struct Bandwidth {
     okay: &'static str,
 }
 
+/// Whether a word of the command line is not the user's: what ranks are told by those who start them.
+fn is_internal(word: &str) -> bool {
+    [MEMBER, ORDERS].iter().any(|begin| word.starts_with(begin))
+}
+
 impl Report {
     /// Creates the file, under a name with a number behind it if there is one already.
     ///
@@ -129,11 +136,11 @@ impl Report {
     /// The file cannot be created.
     pub fn create(path: &Path, arguments: &Arguments) -> Outcome<Self> {
         let (file, path) = create(path)?;
-        let args = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        let words = std::env::args_os().map(|word| word.to_string_lossy().into_owned());
         let document = Document {
             version: FORMAT,
             start_time: stopwatch::timestamp(),
-            args,
+            args: words.filter(|word| !is_internal(word)).collect(),
             env: environment::relevant(),
             nccl_version: version_code(),
             r2ccl_version: env!("CARGO_PKG_VERSION"),
