@@ -26,6 +26,8 @@ pub struct Account {
     pub measured: Measured,
     /// When, in nanoseconds of `CLOCK_MONOTONIC`.
     pub at_ns: u64,
+    /// A path over the cable was out of use before.
+    pub was_out: bool,
     /// The first rank gave the rail up.
     pub noticed_ms: Option<f64>,
     /// How that rank found out.
@@ -67,12 +69,30 @@ pub(crate) fn accounts(
             (cut.began_ns..end_ns).contains(&entry.at_ns)
                 && concerns(entry, cut.action.cable, ranks_per_host)
         });
+        let before = entries.iter().filter(|entry| {
+            entry.at_ns < cut.began_ns && concerns(entry, cut.action.cable, ranks_per_host)
+        });
         let kind = wishes.get(cut.wish).map_or("", |wish| &wish.kind);
         let mut account = Account::new(number + 1, kind, cut, &window.collect::<Vec<_>>());
+        account.was_out = is_any_out(before);
         account.healed_ms = healed.map(|healed| after_ms(cut, healed.ended_ns));
         account
     };
     cuts.enumerate().map(account).collect()
+}
+
+/// Whether a path was given up and has not returned since.
+fn is_any_out<'a>(entries: impl Iterator<Item = &'a Entry>) -> bool {
+    let mut out: BTreeSet<Path<'_>> = BTreeSet::new();
+    for entry in entries {
+        let path = (entry.rank, &*entry.path);
+        match &*entry.event {
+            "given-up" => _ = out.insert(path),
+            "returned" => _ = out.remove(&path),
+            _ => {}
+        }
+    }
+    !out.is_empty()
 }
 
 /// Whether something happened at one of the ends of a path that leads over a cable. Both ends of a
@@ -124,6 +144,7 @@ impl Account {
             rail: cut.action.cable.rail,
             measured: cut.measured,
             at_ns: cut.began_ns,
+            was_out: false,
             noticed_ms: noticed.map(|entry| after_ms(cut, entry.at_ns)),
             evidence: noticed.and_then(|entry| entry.evidence.clone()),
             known_ms: given_up.values().max().map(|at_ns| after_ms(cut, *at_ns)),
@@ -152,6 +173,7 @@ impl Account {
                 ));
                 parts.push(format!("{tiles} tiles ({bytes} bytes) sent again"));
             }
+            _ if self.was_out => parts.push("the rail was still out of use".to_owned()),
             _ => parts.push("the rail stayed in use".to_owned()),
         }
         parts.push(when("healed", "not healed", self.healed_ms));
@@ -242,6 +264,19 @@ mod tests {
                  bytes, in-place)",
             ]
         );
+    }
+
+    #[test]
+    fn a_rail_that_was_out_of_use_did_not_stay_in_use() {
+        let path = "rail 0 (rail0) to rank 0 rail 0";
+        let wishes = ["down:host=1,rail=0,at=50%".parse().unwrap()];
+        let strikes = [strike(Turn::Cut, 10), strike(Turn::Heal, 30), strike(Turn::Cut, 60)];
+        for (end, words) in [("suspected", "was still out of use"), ("returned", "stayed in use")] {
+            let entries = [entry(2, path, "given-up", 12), entry(2, path, end, 40)];
+            let accounts = accounts(&strikes, &wishes, &entries, 2);
+            let sentence = accounts[1].sentence();
+            assert!(sentence.contains(&format!("the rail {words}")), "{sentence}");
+        }
     }
 
     #[test]
