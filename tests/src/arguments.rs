@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use ccl::DataType;
 use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
+use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser};
 
 use crate::buffers::Form;
 use crate::data::Operation;
@@ -27,15 +27,16 @@ const ALL_ROOTS: &str = "-1";
 #[derive(Clone, Debug, Parser)]
 #[command(
     about = "Measures and checks one collective, with the flags and columns of nccl-tests",
+    long_about = None,
     after_help = "Sizes may have a fraction and end in K, M or G. Without --ranks, the environment of torchrun, mpirun \
                   or Slurm says which rank this is; without such an environment there is one rank."
 )]
 pub struct Arguments {
     /// Ranks of this process, each a thread
-    #[arg(short = 't', long = "nthreads", default_value = "1", value_name = "N")]
+    #[arg(short = 't', long = "nthreads", default_value = "1", value_parser = positive, value_name = "N")]
     pub threads: NonZeroUsize,
     /// Multiplies the ranks of this process
-    #[arg(short = 'g', long = "ngpus", default_value = "1", value_name = "N")]
+    #[arg(short = 'g', long = "ngpus", default_value = "1", value_parser = positive, value_name = "N")]
     pub per_thread: NonZeroUsize,
     /// First size
     #[arg(short = 'b', long = "minbytes", default_value = "32M", value_parser = size::parse, value_name = "SIZE")]
@@ -50,10 +51,10 @@ pub struct Arguments {
     #[arg(short = 'f', long = "stepfactor", default_value_t = 1, value_name = "N")]
     pub step_factor: usize,
     /// Timed iterations
-    #[arg(short = 'n', long = "iters", default_value = "20", value_name = "N")]
+    #[arg(short = 'n', long = "iters", default_value = "20", value_parser = positive, value_name = "N")]
     pub iterations: NonZeroUsize,
     /// Operations per iteration; more than one start together as a group
-    #[arg(short = 'm', long = "agg_iters", default_value = "1", value_name = "N")]
+    #[arg(short = 'm', long = "agg_iters", default_value = "1", value_parser = positive, value_name = "N")]
     pub aggregated: NonZeroUsize,
     /// Iterations that are not timed, before the first row
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 1, value_name = "N")]
@@ -139,7 +140,7 @@ pub struct Arguments {
     )]
     pub skipped: usize,
     /// Start so many processes of this program on this machine
-    #[arg(long, value_name = "N", help_heading = "Ours")]
+    #[arg(long, value_parser = positive, value_name = "N", help_heading = "Ours")]
     pub ranks: Option<NonZeroUsize>,
     /// Bind every process to a processor unless there are more processors than processes, or leave that
     /// to the kernel
@@ -152,10 +153,10 @@ pub struct Arguments {
     )]
     pub binding: Binding,
     /// Let the processes pretend to be on so many hosts, neighbours on the same one
-    #[arg(long, value_name = "N", requires = "ranks", help_heading = "Ours")]
+    #[arg(long, value_parser = positive, value_name = "N", requires = "ranks", help_heading = "Ours")]
     pub hosts: Option<NonZeroUsize>,
     /// Give every such host so many network interfaces
-    #[arg(long, value_name = "N", requires = "ranks", help_heading = "Ours")]
+    #[arg(long, value_parser = positive, value_name = "N", requires = "ranks", help_heading = "Ours")]
     pub rails: Option<NonZeroUsize>,
     /// Where the buffers are. On CUDA devices, rank r of a machine with n of them uses device r % n; if there is
     /// NCCL_TESTS_DEVICE, the ranks of every process use that one and those behind it
@@ -213,10 +214,9 @@ impl Arguments {
     /// Refuses combinations that cannot be run.
     ///
     /// # Errors
-    /// As a usage error of the command line.
+    /// As a usage error of the command line, which is not formatted yet.
     pub fn checked(mut self) -> Result<Self, clap::Error> {
-        let refuse =
-            |message: String| Err(Self::command().error(ErrorKind::ValueValidation, message));
+        let refuse = |message: String| Err(clap::Error::raw(ErrorKind::ValueValidation, message));
         if self.least > self.most {
             return refuse(format!("-b {} is more than -e {}", self.least, self.most));
         }
@@ -332,6 +332,10 @@ const MOST_BYTES: usize = 1 << 46;
 /// Of each kind; their product is a number.
 const MOST_CALLS: usize = u32::MAX as usize;
 
+fn positive(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "expected a whole number, 1 or more".to_owned())
+}
+
 fn datatype_names() -> PossibleValuesParser {
     DataType::ALL.iter().map(|datatype| datatype.name()).chain([ALL]).collect::<Vec<_>>().into()
 }
@@ -342,6 +346,8 @@ fn operation_names() -> PossibleValuesParser {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {

@@ -64,9 +64,10 @@ use error::Failure;
 /// Runs `benchmark` as the command line says.
 #[must_use]
 pub fn main(benchmark: &Benchmark) -> ExitCode {
-    let command = Arguments::command().name(benchmark.name).bin_name(benchmark.name);
-    let parsed = Arguments::from_arg_matches(&command.get_matches());
-    let arguments = parsed.and_then(Arguments::checked).unwrap_or_else(|error| error.exit());
+    let mut command = Arguments::command().name(benchmark.name).bin_name(benchmark.name);
+    let parsed = Arguments::from_arg_matches(&command.clone().get_matches());
+    let checked = parsed.and_then(Arguments::checked);
+    let arguments = checked.unwrap_or_else(|error| error.format(&mut command).exit());
     match run(benchmark, &arguments) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => failure.told_by(benchmark.name),

@@ -168,6 +168,14 @@ fn the_table_is_that_of_nccl_tests() {
 }
 
 #[test]
+fn a_rank_that_is_alone_is_told_how_to_start_others() {
+    for (line, is_alone) in [("-b 8 -e 8 -n 1", true), ("-b 8 -e 8 -n 1 -t 2", false)] {
+        let output = run(ALL_REDUCE, line).output;
+        assert_eq!(output.contains("# Note: one rank"), is_alone, "{line}: {output}");
+    }
+}
+
+#[test]
 fn cycles_repeat_the_rows_of_a_type() {
     let finished = run(ALL_REDUCE, "-t 2 -b 1K -e 2K -f 2 -n 1 -N 2 -d all");
     let rows = finished.rows();
@@ -240,6 +248,8 @@ fn the_report_is_json() {
     assert_eq!(iterations["skipped_iterations"], 1);
     assert_eq!((&report["version"], &report["config"]["per_iter_skip"]), (&3.into(), &1.into()));
     assert_eq!(report["config"]["devices"].as_array().unwrap().len(), 2);
+    let words = report["args"].as_array().unwrap()[1..].iter().map(|word| word.as_str().unwrap());
+    assert_eq!(words.collect::<Vec<_>>().join(" "), format!("{line} -T {CALL_TIMEOUT}"));
 }
 
 #[test]
@@ -247,7 +257,12 @@ fn impossible_arguments_are_refused() {
     for line in ["-b 2M -e 1M", "-d float128", "--hosts 2", "--ranks 2 --hosts 3"] {
         let finished = run(ALL_REDUCE, line);
         assert_eq!(finished.status.code(), Some(2), "{line}: {}", finished.errors);
+        assert!(!finished.errors.contains("Usage: ccl-tests"), "{line}: {}", finished.errors);
     }
+    let none = run(ALL_REDUCE, "-n 0");
+    assert!(none.errors.contains("expected a whole number, 1 or more"), "{}", none.errors);
+    let help = run(ALL_REDUCE, "--help");
+    assert!(help.output.starts_with("Measures and checks one collective"), "{}", help.output);
     let finished = run(OTHERS[2], "-t 2 -r 2 -b 8 -e 8");
     assert_eq!(finished.status.code(), Some(3), "{}", finished.errors);
     assert!(finished.errors.contains("there are only 2 ranks"), "{}", finished.errors);
