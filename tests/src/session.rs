@@ -306,6 +306,9 @@ impl Totals {
     }
 }
 
+/// What numbers of one rank are worth.
+const ALONE: &str = "one rank moves nothing between ranks; --ranks N starts N of them";
+
 /// What rank 0 shows.
 #[derive(Debug)]
 struct Output<'a> {
@@ -335,7 +338,9 @@ impl<'a> Output<'a> {
         lines.extend(wish::lines(arguments));
         lines.push("# Using devices".to_owned());
         lines.extend(devices.iter().map(table::device));
-        lines.extend((benchmark.remark)(ranks).map(|remark| format!("# Note: {remark}")));
+        let alone = (ranks == 1).then(|| ALONE.to_owned());
+        let remarks = alone.into_iter().chain((benchmark.remark)(ranks));
+        lines.extend(remarks.map(|remark| format!("# Note: {remark}")));
         progress.print(&lines)?;
         Ok(Self { session, progress, report })
     }
@@ -363,8 +368,11 @@ impl<'a> Output<'a> {
     /// Prints what happened to the rails, and how the ranks got over every cut.
     fn history(&mut self, history: &History) -> Outcome<()> {
         let History { entries, strikes, missed, rails } = history;
-        let faults = &self.session.arguments.faults;
-        let mut lines = timeline::show(entries.as_deref().unwrap_or_default(), strikes);
+        let Arguments { faults, timeline: file, .. } = self.session.arguments;
+        let mut lines = match file {
+            Some(_) => timeline::show(entries.as_deref().unwrap_or_default(), strikes),
+            None => Vec::new(),
+        };
         lines.extend(rails.iter().cloned());
         if let Some(entries) = entries.as_ref().filter(|_| !faults.is_empty()) {
             let ranks_per_host = wish::ranks_per_host(self.session.arguments);
