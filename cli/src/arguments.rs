@@ -105,7 +105,7 @@ pub(crate) struct Explain {
     /// Bytes per second of a rail, such as 25GB [default: 3.125GB, or that of the preset]
     #[arg(long)]
     pub(crate) rate: Option<ByteSize>,
-    /// Latency between nodes, in microseconds [default: 20, more where ranks share processors, or that of the preset]
+    /// Latency between nodes, in microseconds [default: 20, or that of the preset]
     #[arg(long, value_name = "MICROSECONDS", value_parser = microseconds)]
     pub(crate) alpha: Option<f64>,
     /// CPU for a message, in microseconds [default: 4, or that of the preset]
