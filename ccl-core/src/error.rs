@@ -27,10 +27,10 @@ pub enum Error {
         /// What that one called.
         other_call: String,
     },
-    /// A rank is gone and will not come back.
+    /// A rank is gone, or no rail to it is left.
     #[error("rank {rank} is lost: {reason}")]
     PeerLost {
-        /// Who is gone.
+        /// Who is gone, or out of reach: never the rank itself that has the error.
         rank: Rank,
         /// How that was noticed.
         reason: String,
@@ -117,7 +117,7 @@ impl Error {
                 "make every rank issue the same calls in the same order with the same count, type, operation and root"
             }
             Self::PeerLost { .. } => {
-                "look at that rank's log; abort this communicator and create one without it"
+                "look at that rank's log; go on in a new communicator, without that rank if it has ended"
             }
             Self::Deadline { .. } => {
                 "look at the ranks that were waited for; retry on a new communicator, or raise R2CCL_TIMEOUT"

@@ -386,6 +386,7 @@ fn from_transport(cause: TransportError) -> Error {
         TransportError::System { call, cause } => Error::System { call, cause },
         TransportError::TimedOut(_)
         | TransportError::PeerGone(_)
+        | TransportError::Severed(_)
         | TransportError::Protocol(_)
         | TransportError::Refused(_) => Error::system("connect to the peers", cause),
     }

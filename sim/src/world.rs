@@ -232,7 +232,8 @@ impl World<'_> {
         let mut network = self.network.lock();
         let Failed { peer, cause } = actor.failure.clone().ok_or("a failure without a cause")?;
         let failure = format!("rank {rank} fails in call {}, waiting for rank {peer}", actor.call);
-        let Cause::Link(TransportError::PeerGone(cause)) = cause else {
+        let Cause::Link(TransportError::PeerGone(cause) | TransportError::Severed(cause)) = cause
+        else {
             return Err(format!("{failure}: {cause:?}"));
         };
         let to_peer =

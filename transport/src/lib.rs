@@ -307,6 +307,9 @@ pub enum TransportError {
     /// The peer closed the connection, or its process ended.
     #[error("the peer is gone: {0}")]
     PeerGone(String),
+    /// No rail to the peer can be used, though its process may live.
+    #[error("no rail can be used: {0}")]
+    Severed(String),
     /// The peer sent something that no correct peer sends.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),

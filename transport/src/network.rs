@@ -302,7 +302,7 @@ impl Endpoint {
         let mut links = Vec::new();
         for (peer, plan) in peers.iter().zip(&plans) {
             let geometry = Geometry { rails: plan.connections.len(), shape };
-            let wires = self.wires(peer, plan, geometry.depth(), &mut streams)?;
+            let wires = self.wires(me, peer, plan, geometry.depth(), &mut streams)?;
             let (terms, keeper) = (self.terms.clone(), keeper.keeper_for(peer.rank));
             let mut link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
             link.split.begin_with(me.index() + peer.rank.index());
@@ -345,6 +345,7 @@ impl Endpoint {
     /// The connected rails to one peer.
     fn wires(
         &self,
+        me: Rank,
         peer: &PeerAddresses,
         plan: &PeerPlan,
         depth: Depth,
@@ -363,7 +364,8 @@ impl Endpoint {
             if let Some(part) = &self.part {
                 pair = part.around(pair, (mine, peer.rank, theirs), depth);
             }
-            let name = format!("rail {mine} ({}) to rank {} rail {theirs}", rail.name, peer.rank);
+            let near = format!("rank {me} rail {mine} ({})", rail.name);
+            let name = format!("{near} to rank {} rail {theirs}", peer.rank);
             wires.push(Wire { name, rail: mine, capacity: here.min(there), domain, pair });
         }
         Ok(wires)

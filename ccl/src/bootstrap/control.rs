@@ -74,7 +74,7 @@ impl Control {
     }
 
     fn on(stream: TcpStream, id: &UniqueId, rank: Rank, size: u32) -> Result<Self, Error> {
-        let heard = Arc::new(Heard::new());
+        let heard = Arc::new(Heard::new(rank));
         let post = Arc::new(Post::new()?);
         let watcher = Watcher::new(id, rank, stream, &post, &heard)?;
         let watcher = thread::Builder::new()
@@ -169,7 +169,7 @@ impl Control {
     pub fn announce(&self, event: &ControlEvent) -> Result<(), Error> {
         let event = event.clone().cut();
         let sent = self.send(Request::Announce(event.clone()));
-        self.heard.fail(event.into_error());
+        self.heard.fail(event.into_error(self.rank));
         sent
     }
 

@@ -145,7 +145,8 @@ impl Group {
         match self.phase {
             Phase::Gathering => self.fail(Failure::Lost { rank, reason }, None, out),
             Phase::Formed => {
-                let event = ControlEvent::Lost { rank: ccl_core::ids::Rank(rank), reason };
+                let event =
+                    ControlEvent::Lost { rank: ccl_core::ids::Rank(rank), reason, by: None };
                 out.push(Output { to: self.others(rank), push: Push::Event(event) });
             }
             Phase::Failed(_) => {}

@@ -64,6 +64,7 @@ enum Letter {
 /// What a rank has heard from the store.
 #[derive(Debug)]
 pub(super) struct Heard {
+    me: Rank,
     fault: OnceLock<Arc<Error>>,
     /// Fewest calls that a rank made before it left; `u64::MAX` while all are there.
     fewest_calls: AtomicU64,
@@ -78,8 +79,9 @@ pub(super) struct Heard {
 }
 
 impl Heard {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(me: Rank) -> Self {
         Self {
+            me,
             fault: OnceLock::new(),
             fewest_calls: AtomicU64::new(u64::MAX),
             departed: Mutex::default(),
@@ -218,7 +220,7 @@ impl Heard {
                 if let ControlEvent::Lost { rank, .. } = event {
                     self.deliver(Letter::Gone(rank, None));
                 }
-                self.fail(event.into_error());
+                self.fail(event.into_error(self.me));
             }
             Push::Left { rank, calls } => {
                 lock(&self.departed).insert(Rank(rank), calls);
@@ -270,7 +272,7 @@ mod tests {
     use super::*;
 
     fn hosted_by_rank_0() -> Heard {
-        let heard = Heard::new();
+        let heard = Heard::new(Rank(1));
         heard.take(Push::Formed { host_rank: Some(0), places: Vec::new() });
         heard
     }

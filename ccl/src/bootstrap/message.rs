@@ -191,6 +191,9 @@ pub enum ControlEvent {
         rank: Rank,
         /// How that was noticed.
         reason: String,
+        /// The rank that noticed; nobody if the store did.
+        #[serde(with = "rank_or_nobody")]
+        by: Option<Rank>,
     },
 }
 
@@ -202,7 +205,9 @@ impl ControlEvent {
             Error::Disagreement { sequence, rank, call, other, other_call } => {
                 Self::Disagreement { sequence, rank, call, other, other_call }
             }
-            Error::PeerLost { rank, reason } => Self::Lost { rank, reason },
+            Error::PeerLost { rank: lost, reason } => {
+                Self::Lost { rank: lost, reason, by: Some(rank) }
+            }
             Error::Deadline { call, seconds, waiting } => {
                 Self::DeadlineExpired { rank, call, seconds, waiting }
             }
@@ -215,9 +220,10 @@ impl ControlEvent {
         }
     }
 
-    /// The error that calls of the communicator fail with from now on.
+    /// The error that calls of the communicator fail with on rank `me` from now on. Who is lost to another rank has lost
+    /// that one.
     #[must_use]
-    pub fn into_error(self) -> Error {
+    pub fn into_error(self, me: Rank) -> Error {
         match self {
             Self::Aborted { rank, reason } => Error::Aborted { rank, reason },
             Self::Disagreement { sequence, rank, call, other, other_call } => {
@@ -226,7 +232,11 @@ impl ControlEvent {
             Self::DeadlineExpired { rank, call, seconds, waiting } => {
                 Error::Deadline { call, seconds, waiting: format!("{waiting} (on rank {rank})") }
             }
-            Self::Lost { rank, reason } => Error::PeerLost { rank, reason },
+            Self::Lost { rank, reason, by: Some(by) } if rank == me => {
+                let reason = format!("it has given rank {me} up: {reason}");
+                Error::PeerLost { rank: by, reason }
+            }
+            Self::Lost { rank, reason, by: _ } => Error::PeerLost { rank, reason },
         }
     }
 
@@ -261,6 +271,21 @@ mod rank_as_number {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Rank, D::Error> {
         u32::deserialize(from).map(Rank)
+    }
+}
+
+mod rank_or_nobody {
+    use ccl_core::ids::Rank;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(rank: &Option<Rank>, to: S) -> Result<S::Ok, S::Error> {
+        rank.map(|rank| rank.0).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Rank>, D::Error> {
+        Ok(Option::<u32>::deserialize(from)?.map(Rank))
     }
 }
 
@@ -347,13 +372,22 @@ mod tests {
             let event = ControlEvent::from_error(Rank(9), &error).cut();
             let frame = encode(&Push::Event(event)).unwrap();
             let Push::Event(event) = decode(&frame[LENGTH_BYTES..]).unwrap() else { panic!() };
-            assert_eq!(event.into_error(), error);
+            assert_eq!(event.into_error(Rank(1)), error);
         }
         let event = ControlEvent::from_error(Rank(9), &Error::Internal("odd".into()));
         assert_eq!(
             event,
             ControlEvent::Aborted { rank: Rank(9), reason: "internal error: odd".into() }
         );
+    }
+
+    #[test]
+    fn who_is_lost_to_another_rank_has_lost_that_one() {
+        let lost = Error::PeerLost { rank: Rank(3), reason: "rail 0 is dead".into() };
+        let event = ControlEvent::from_error(Rank(9), &lost);
+        assert_eq!(event.clone().into_error(Rank(9)), lost);
+        let reason = "it has given rank 3 up: rail 0 is dead".into();
+        assert_eq!(event.into_error(Rank(3)), Error::PeerLost { rank: Rank(9), reason });
     }
 
     #[test]

@@ -465,7 +465,7 @@ mod tests {
         let here = listener.local_addr().unwrap();
         let id = UniqueId::at_fixed_port(&[here.ip()], here.port(), "job", &Settings::default());
         let dial = || TcpStream::connect(here).unwrap();
-        let (post, heard) = (Arc::new(Post::new().unwrap()), Arc::new(Heard::new()));
+        let (post, heard) = (Arc::new(Post::new().unwrap()), Arc::new(Heard::new(Rank(1))));
         let mut watcher = Watcher::new(&id, Rank(1), dial(), &post, &heard).unwrap();
         let start = clock::now();
         let mut attempt = |after| watcher.resume_on(dial(), here, start + after);

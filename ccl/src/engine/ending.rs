@@ -126,6 +126,13 @@ impl Limits<'_> {
                     TransportError::System { call, cause } => {
                         Error::System { call: format!("link to rank {peer}: {call}"), cause }
                     }
+                    TransportError::Severed(rails) => {
+                        let reason = format!(
+                            "no rail between it and rank {me} can be used: {rails}; R2CCL_RAIL_PATIENCE says for how \
+                             long to wait, R2CCL_HOT_REPAIR whether at all"
+                        );
+                        Error::PeerLost { rank: peer, reason }
+                    }
                     TransportError::PeerGone(_)
                     | TransportError::Protocol(_)
                     | TransportError::Refused(_)

@@ -75,6 +75,7 @@ impl From<TransportError> for Error {
         match error {
             TransportError::System { call, cause } => Self::System { call, cause },
             TransportError::PeerGone(_)
+            | TransportError::Severed(_)
             | TransportError::Protocol(_)
             | TransportError::Refused(_)
             | TransportError::TimedOut(_) => Self::PeerLost(error.to_string()),

@@ -74,6 +74,7 @@ pub(super) fn connect(
         let overdue = match &cause {
             TransportError::TimedOut(waiting) => deadline.left(waiting).err(),
             TransportError::PeerGone(_)
+            | TransportError::Severed(_)
             | TransportError::Protocol(_)
             | TransportError::Refused(_)
             | TransportError::System { .. } => None,

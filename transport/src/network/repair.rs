@@ -200,13 +200,13 @@ impl NetworkLink {
         let now = self.repair.now();
         let loss = self.window.lose(path, &mut arrivals(&mut self.split, &self.carriers, now));
         self.carriers[path].cause = format!("{cause} ({})", evidence.name());
+        self.repair.only_closed &= evidence == Evidence::Closed;
         if self.peer_left || !self.repair.terms.enabled {
             return self.end_if_severed(Duration::ZERO);
         }
         let (tiles, bytes) = (loss.tiles, loss.bytes);
         self.tell(path, RailEventKind::GivenUp { evidence, cause, tiles, bytes });
         self.repair.mending = Some((path, 0, 0));
-        self.repair.only_closed &= evidence == Evidence::Closed;
         let now = clock::now();
         let timestamp = self.repair.timestamp(now);
         let hold = self.repair.quarantines[path].fault(timestamp);
@@ -415,6 +415,12 @@ impl NetworkLink {
         let lost = self.carriers.iter().filter(|carrier| !carrier.cause.is_empty());
         let causes: Vec<String> =
             lost.map(|carrier| format!("{}: {}", carrier.name, carrier.cause)).collect();
-        self.failure = Some(TransportError::PeerGone(causes.join("; ")));
+        let causes = causes.join("; ");
+        self.failure = Some(if self.peer_left || self.repair.only_closed {
+            TransportError::PeerGone(causes)
+        } else {
+            let waited = self.repair.severed.map_or(Duration::ZERO, |since| clock::now() - since);
+            TransportError::Severed(format!("{causes}; waited {:.1} s", waited.as_secs_f64()))
+        });
     }
 }

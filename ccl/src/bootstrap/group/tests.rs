@@ -111,7 +111,7 @@ fn the_end_of_a_connection_is_a_loss_unless_it_left() {
     assert_eq!(out, []);
     group.gone(Peer(1), 1, "closed", &mut out);
     let rank = ccl_core::ids::Rank(1);
-    let push = Push::Event(ControlEvent::Lost { rank, reason: "closed".into() });
+    let push = Push::Event(ControlEvent::Lost { rank, reason: "closed".into(), by: None });
     assert_eq!(out, [Output { to: peers(&[2]), push }]);
 }
 

@@ -2,10 +2,12 @@
 
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ccl_core::failover::watch::Question;
 use proptest::prelude::*;
 
+use super::super::events::Evidence;
 use super::super::keeper::{Keeper, News, NoKeeper};
 use super::super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, TileHeader};
 use super::super::link::NetworkLink;
@@ -36,10 +38,10 @@ const GEOMETRY: Geometry = Geometry { rails: 1, shape: SHAPE };
 
 impl Impostor {
     fn new() -> Self {
-        Self::with(Box::new(NoKeeper))
+        Self::with(Box::new(NoKeeper), Terms::default())
     }
 
-    fn with(keeper: Box<dyn Keeper>) -> Self {
+    fn with(keeper: Box<dyn Keeper>, terms: Terms) -> Self {
         let device = device();
         let connect = |domain: &dyn Domain, stream| {
             let mut pair = domain.queue_pair(GEOMETRY.depth()).unwrap();
@@ -54,7 +56,6 @@ impl Impostor {
         let near = connect(&*domain, near);
         let traffic = Arc::new([RailTraffic::default()]);
         let wire = Wire { name: "rail 0".into(), rail: 0, capacity: 1.0, domain, pair: near };
-        let terms = Terms::default();
         let mut link =
             NetworkLink::open(GEOMETRY, vec![wire], &(traffic as _), terms, keeper).unwrap();
         let domain = device.domain().unwrap();
@@ -219,7 +220,7 @@ impl Keeper for Clumsy {
 fn in_place_of_a_connection_that_cannot_be_used_another_is_asked_for() {
     let asked = Asked::default();
     let keeper = Clumsy { asked: Arc::clone(&asked), news: Vec::new() };
-    let Impostor { mut link, pair, .. } = Impostor::with(Box::new(keeper));
+    let Impostor { mut link, pair, .. } = Impostor::with(Box::new(keeper), Terms::default());
     drop(pair);
     let deadline = soon();
     while asked.lock().unwrap().len() < 2 {
@@ -228,6 +229,20 @@ fn in_place_of_a_connection_that_cannot_be_used_another_is_asked_for() {
         let _ = link.progress();
     }
     assert_eq!(asked.lock().unwrap()[..2], [(0, 0), (0, 1)]);
+}
+
+/// A card without a carrier says nothing about the process behind it.
+#[test]
+fn only_a_peer_that_closed_all_rails_is_gone() {
+    for (evidence, is_gone) in [(Evidence::Carrier, false), (Evidence::Closed, true)] {
+        let terms = Terms { patience: Duration::ZERO, ..Terms::default() };
+        let mut impostor = Impostor::with(Box::new(NoKeeper), terms);
+        impostor.link.give_up(0, evidence, "nic0 is ill".into());
+        let error = impostor.failure();
+        assert_eq!(matches!(error, TransportError::PeerGone(_)), is_gone, "{error}");
+        assert_eq!(matches!(error, TransportError::Severed(_)), !is_gone, "{error}");
+        assert!(error.to_string().contains("rail 0: nic0 is ill"), "{error}");
+    }
 }
 
 proptest! {

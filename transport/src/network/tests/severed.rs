@@ -27,7 +27,7 @@ fn without_a_rail_left_all_are_named() {
     let near = endpoint(0, &[1.0, 1.0]).terms(terms()).instrument(broken(&Arc::default()));
     let (mut near, mut far) = pair(near, endpoint(1, &[1.0, 1.0]).terms(terms()));
     let error = failure_of_traffic(&mut *near, &mut *far);
-    for name in ["rail 0 (nic0) to rank 1", "rail 1 (nic1) to rank 1"] {
+    for name in ["rank 0 rail 0 (nic0) to rank 1", "rank 0 rail 1 (nic1) to rank 1"] {
         assert!(error.to_string().contains(name), "{error}");
     }
     assert!(failure(&mut *far).to_string().contains("rail 1 (nic1) to rank 0"));

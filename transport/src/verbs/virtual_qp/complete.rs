@@ -62,6 +62,7 @@ impl VirtualQp {
             }
             Some(
                 TransportError::PeerGone(_)
+                | TransportError::Severed(_)
                 | TransportError::TimedOut(_)
                 | TransportError::System { .. },
             )
