@@ -1,6 +1,7 @@
 //! Connects a rank to its peers: shared memory to those on its host, all NICs to the others.
 
 mod introduction;
+mod sizes;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ use crate::rehearsal::{self, Member};
 use crate::stores::Caches;
 use crate::timeline::Timeline;
 use introduction::{Introduction, parties, paths, topology, usable_processors};
+use sizes::Sizes;
 
 /// Small tiles on the way between two ranks of a host, unless there are so many ranks that the headers
 /// of all rings together would need more memory than a part of that of the rings.
@@ -138,6 +140,8 @@ impl Group<'_> {
         let (rails, introductions) = self.introductions()?;
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
+        let sizes: Vec<Sizes> = introductions.iter().map(|rank| rank.sizes).collect();
+        sizes::check(&sizes, &topology)?;
         let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
         let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
         let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use ccl_core::collective::Signature;
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
@@ -170,9 +171,19 @@ impl Engine {
     }
 }
 
+/// Whether two calls differ in nothing but their plans.
+fn is_same_call(ours: Signature, theirs: Signature) -> bool {
+    ours.plan != theirs.plan && Signature { plan: theirs.plan, ..ours } == theirs
+}
+
 fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &History) -> Error {
     let numbered = |stamp: Stamp| format!("{} as call {}", stamp.signature, stamp.sequence);
     let (sequence, call, other_call) = match history.call(theirs.sequence) {
+        Some(then) if is_same_call(then.signature, theirs.signature) => {
+            let other_call =
+                "the same with another plan (is R2CCL_ALGO the same on all ranks?)".to_owned();
+            (then.sequence, then.signature.to_string(), other_call)
+        }
         Some(then) if then.signature != theirs.signature => {
             (then.sequence, then.signature.to_string(), theirs.signature.to_string())
         }
@@ -183,7 +194,31 @@ fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &Hist
 
 #[cfg(test)]
 mod tests {
+    use ccl_core::collective::Collective;
+
     use super::*;
+
+    #[test]
+    fn what_differs_is_named() {
+        let signature =
+            Signature { collective: Collective::Broadcast, plan: 1, ..Signature::POINT_TO_POINT };
+        let (ours, mut history) = (Stamp { sequence: 5, signature }, History::default());
+        history.remember(ours);
+        let text = |theirs: Signature| {
+            let theirs = Stamp { signature: theirs, ..ours };
+            disagreement(Rank(0), Rank(1), ours, theirs, &history).to_string()
+        };
+        assert_eq!(
+            text(Signature { plan: 2, ..signature }),
+            "ranks disagree on call 5: rank 0 called broadcast(count=0, type=uint8, root=0), rank 1 called the same with \
+             another plan (is R2CCL_ALGO the same on all ranks?)"
+        );
+        assert_eq!(
+            text(Signature { plan: 2, count: 3, ..signature }),
+            "ranks disagree on call 5: rank 0 called broadcast(count=0, type=uint8, root=0), rank 1 called \
+             broadcast(count=3, type=uint8, root=0)"
+        );
+    }
 
     #[test]
     fn hope_for_another_rank_begins_anew() {

@@ -8,6 +8,7 @@ use ccl_core::topology::{Host, RailCapacity, Topology};
 use rustix::thread::CpuSet;
 use serde::{Deserialize, Serialize};
 
+use super::sizes::Sizes;
 use crate::health::Paths;
 use crate::hosts::reach::{Offer, Party};
 use crate::hosts::{HostIdentity, Nic, booted_system};
@@ -24,6 +25,7 @@ pub(super) struct Introduction {
     allowance: u32,
     pub(super) rails: Vec<f64>,
     shared_memory: bool,
+    pub(super) sizes: Sizes,
     offer: Offer,
 }
 
@@ -38,6 +40,7 @@ impl Introduction {
             #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
             rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
             shared_memory: settings.shared_memory,
+            sizes: Sizes::new(settings),
             offer,
         }
     }
