@@ -112,6 +112,9 @@ impl Error {
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
+            Self::InvalidArgument(text) | Self::InvalidUsage(text) if text.contains("R2CCL_") => {
+                "correct the setting that is named, or the call"
+            }
             Self::InvalidArgument(_) | Self::InvalidUsage(_) => "correct the call",
             Self::Disagreement { .. } => {
                 "make every rank issue the same calls in the same order with the same count, type, operation and root"
@@ -120,10 +123,14 @@ impl Error {
                 "look at that rank's log; go on in a new communicator, without that rank if it has ended"
             }
             Self::Deadline { .. } => {
-                "look at the ranks that were waited for; retry on a new communicator, or raise R2CCL_TIMEOUT"
+                "look at the ranks that were waited for; retry on a new communicator, or raise the timeout: R2CCL_TIMEOUT for \
+                 calls, unless the program sets one, R2CCL_BOOTSTRAP_TIMEOUT where ranks meet"
             }
             Self::Aborted { .. } => "destroy this communicator and create a new one",
-            Self::System { .. } => "ask the operator of the host to mend the reported cause",
+            Self::System { cause, .. } if is_short_of_descriptors(cause) => {
+                "raise `ulimit -n`, or use fewer ranks, communicators or connections on this host"
+            }
+            Self::System { .. } => "mend the reported cause, or ask the operator of the host to",
             Self::Cuda(_) => "ask the operator of the host to mend the device or its driver",
             Self::Internal(_) => "report it with the log",
         }
@@ -132,5 +139,28 @@ impl Error {
     /// Shorthand for a failed call of the operating system.
     pub fn system(call: impl Into<String>, cause: impl std::fmt::Display) -> Self {
         Self::System { call: call.into(), cause: cause.to_string() }
+    }
+}
+
+/// Whether the system reported that this process, or the host, has too many descriptors. The words of the system
+/// depend on the language, its numbers and their names do not.
+fn is_short_of_descriptors(cause: &str) -> bool {
+    ["os error 24", "os error 23", "EMFILE", "ENFILE"].iter().any(|sign| cause.contains(sign))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remedies_fit_their_causes() {
+        let refused = Error::InvalidArgument("R2CCL_TIMEOUT=\"soon\" is not allowed".into());
+        assert!(refused.remedy().contains("setting"));
+        assert_eq!(Error::InvalidUsage("two calls".into()).remedy(), "correct the call");
+        for cause in ["Too many open files (os error 24)", "ENFILE: too many"] {
+            assert!(Error::system("getifaddrs", cause).remedy().contains("ulimit -n"), "{cause}");
+        }
+        let other = Error::system("bind", "Address already in use (os error 98)");
+        assert!(!other.remedy().contains("ulimit"), "{}", other.remedy());
     }
 }

@@ -61,7 +61,7 @@ impl Error {
             Self::QueueFull => "poll, and try again",
             Self::PeerLost(_) => "look at the other process, and at R2CCL_JOB_KEY of both",
             Self::Deadline { .. } => "look at the other process, or allow more time",
-            Self::System { .. } => "ask the operator of the host to mend the reported cause",
+            Self::System { .. } => "mend the reported cause, or ask the operator of the host to",
         }
     }
 
