@@ -33,12 +33,13 @@ impl Pauses {
         Self { next: PAUSES.0, deadline }
     }
 
-    /// Sleeps; `false` if the deadline has passed.
+    /// Sleeps; `false` if the deadline has passed then, so that nothing is tried without time, which would say nothing about
+    /// the cause.
     pub(super) fn pause(&mut self) -> bool {
         let left = self.deadline.saturating_duration_since(clock::now());
         clock::sleep(self.next.min(left));
         self.next = (self.next * 2).min(PAUSES.1);
-        !left.is_zero()
+        clock::now() < self.deadline
     }
 }
 

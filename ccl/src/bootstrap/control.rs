@@ -53,7 +53,13 @@ impl Control {
         let seconds = deadline.saturating_duration_since(start).as_secs_f64();
         let stream = connect(id, rank, deadline).map_err(|failure| match failure {
             NoConnection::Refused(error) => error,
-            NoConnection::Unreachable(waiting) => join_deadline(seconds, waiting),
+            NoConnection::Unreachable(waiting) => join_deadline(
+                seconds,
+                format!(
+                    "{waiting}; the store is where ranks meet, in the process of rank 0 or of whoever made the unique id; \
+                     all ranks need its address and the same R2CCL_JOB_KEY"
+                ),
+            ),
         })?;
         let control = Self::on(stream, id, rank, size)?;
         let formed = control.heard.expect(Awaited::Formed)?;
