@@ -384,7 +384,10 @@ impl Engine {
                     run.confirm();
                 }
                 if waited >= limits.timeout() {
-                    let call = task.stamp.signature.to_string();
+                    let call = match is_message {
+                        true => "a group of sends and receives".to_owned(),
+                        false => format!("call {}, {}", task.stamp.sequence, task.stamp.signature),
+                    };
                     let seconds = limits.timeout().as_secs_f64();
                     return Err(Error::Deadline { call, seconds, waiting: run.waiting() }.into());
                 }
