@@ -179,6 +179,10 @@ impl Signature {
 /// The call, without the digest of its plan.
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.collective == Collective::PointToPoint {
+            // Type and count are those of a tile, not of the call.
+            return write!(f, "{}({} bytes)", self.collective.name(), self.count);
+        }
         let datatype = DataType::from_number(i32::from(self.datatype)).map_or("?", DataType::name);
         write!(f, "{}(count={}, type={datatype}", self.collective.name(), self.count)?;
         if self.collective.reduces() {

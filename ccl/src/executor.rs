@@ -380,7 +380,11 @@ impl<'a> Run<'a> {
         let link = self.links[index].as_ref();
         let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(0) };
         if *tile.stamp != self.expected(step) {
-            return Err(Failure::of_foreign_tile(port.rank(), tile.stamp));
+            return Err(Failure::of_foreign_tile(
+                port.rank(),
+                self.stamp(step).signature.count,
+                tile.stamp,
+            ));
         }
         let bytes = tile.payload.len();
         self.progress.oldest[index] = bytes;

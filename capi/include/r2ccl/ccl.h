@@ -329,8 +329,10 @@ ccl_result_t ccl_barrier(ccl_comm_t comm);
 
 /* ---- Point to point ------------------------------------------------------------------------- */
 
-/* Sends count elements to `peer`, which calls ccl_recv() with the same count and type. Outside a
- * group it may wait for the peer. Messages between two ranks arrive in the order of the calls. */
+/* Sends count elements to `peer`, which calls ccl_recv() for as many bytes; types are not compared. If
+ * it expects another number, the receiver gets CCL_INVALID_USAGE, and the sender, too, if it has not
+ * returned, else from its next call. Outside a group it may wait for the peer. Messages between two
+ * ranks arrive in the order of the calls. */
 ccl_result_t ccl_send(const void *send, size_t count, ccl_datatype_t datatype, int peer,
                       ccl_comm_t comm);
 

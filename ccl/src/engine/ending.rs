@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ccl_core::collective::Signature;
+use ccl_core::collective::{Collective, Signature};
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
@@ -111,9 +111,12 @@ impl Limits<'_> {
     ) -> Error {
         match failure {
             // The peer may be in another call because something has ended this one.
-            Failure::Mismatch { peer, theirs } => match self.control.fault() {
+            Failure::Mismatch { peer, count, theirs } => match self.control.fault() {
                 Some(fault) => Error::clone(fault),
-                None => disagreement(me, peer, ours, theirs, history),
+                None => {
+                    let ours = Stamp { signature: Signature { count, ..ours.signature }, ..ours };
+                    disagreement(me, peer, ours, theirs, history)
+                }
             },
             Failure::Link { peer, cause } => {
                 let end = clock::now() + NEWS_PATIENCE;
@@ -178,7 +181,14 @@ fn is_same_call(ours: Signature, theirs: Signature) -> bool {
 
 fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &History) -> Error {
     let numbered = |stamp: Stamp| format!("{} as call {}", stamp.signature, stamp.sequence);
-    let (sequence, call, other_call) = match history.call(theirs.sequence) {
+    let is_message = |stamp: Stamp| stamp.signature.collective == Collective::PointToPoint;
+    let then =
+        if theirs.sequence == ours.sequence { Some(ours) } else { history.call(theirs.sequence) };
+    let (sequence, call, other_call) = match then {
+        _ if is_message(ours) && is_message(theirs) => {
+            let call = format!("recv({} bytes) from rank {peer}", ours.signature.count);
+            (ours.sequence, call, format!("send({} bytes) to rank {me}", theirs.signature.count))
+        }
         Some(then) if is_same_call(then.signature, theirs.signature) => {
             let other_call =
                 "the same with another plan (is R2CCL_ALGO the same on all ranks?)".to_owned();
@@ -194,8 +204,6 @@ fn disagreement(me: Rank, peer: Rank, ours: Stamp, theirs: Stamp, history: &Hist
 
 #[cfg(test)]
 mod tests {
-    use ccl_core::collective::Collective;
-
     use super::*;
 
     #[test]
@@ -217,6 +225,19 @@ mod tests {
             text(Signature { plan: 2, count: 3, ..signature }),
             "ranks disagree on call 5: rank 0 called broadcast(count=0, type=uint8, root=0), rank 1 called \
              broadcast(count=3, type=uint8, root=0)"
+        );
+    }
+
+    #[test]
+    fn messages_that_differ_are_named_with_their_bytes() {
+        let message = |count| Stamp {
+            sequence: 0,
+            signature: Signature { count, ..Signature::POINT_TO_POINT },
+        };
+        let error = disagreement(Rank(1), Rank(0), message(16), message(32), &History::default());
+        assert_eq!(
+            error.to_string(),
+            "ranks disagree on call 0: rank 1 called recv(16 bytes) from rank 0, rank 0 called send(32 bytes) to rank 1"
         );
     }
 

@@ -68,9 +68,11 @@ impl Run<'_> {
         self.open_receives().try_for_each(|port| {
             let link = self.links[self.index(port)].as_ref();
             match link.and_then(|link| link.peek()) {
-                Some(tile) if *tile.stamp != self.encoded => {
-                    Err(Failure::of_foreign_tile(port.rank(), tile.stamp))
-                }
+                Some(tile) if *tile.stamp != self.encoded => Err(Failure::of_foreign_tile(
+                    port.rank(),
+                    self.task.stamp.signature.count,
+                    tile.stamp,
+                )),
                 _ => Ok(()),
             }
         })
@@ -175,7 +177,11 @@ impl<'r> Straight<'r> {
         let link = self.links[self.index(port)].as_ref();
         let Some(tile) = link.and_then(|link| link.peek()) else { return Ok(None) };
         if *tile.stamp != self.encoded {
-            return Err(Failure::of_foreign_tile(port.rank(), tile.stamp));
+            return Err(Failure::of_foreign_tile(
+                port.rank(),
+                self.task.stamp.signature.count,
+                tile.stamp,
+            ));
         }
         if tile.payload.len() != bytes {
             let text = format!("a tile of {} bytes instead of {bytes}", tile.payload.len());

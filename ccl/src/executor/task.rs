@@ -39,15 +39,16 @@ pub(crate) struct Arithmetic {
 pub(crate) enum Failure {
     /// The link to or from `peer` failed.
     Link { peer: Rank, cause: TransportError },
-    /// `peer` is in another call.
-    Mismatch { peer: Rank, theirs: Stamp },
+    /// `peer` is in another call, or its message is not of the `count` of bytes that this rank expects.
+    Mismatch { peer: Rank, count: u64, theirs: Stamp },
 }
 
 impl Failure {
-    /// A tile of `peer` does not belong to the task.
-    pub(crate) fn of_foreign_tile(peer: Rank, stamp: &EncodedStamp) -> Self {
+    /// A tile of `peer` does not belong to the task, where `count` should be in its stamp.
+    #[cold]
+    pub(crate) fn of_foreign_tile(peer: Rank, count: u64, stamp: &EncodedStamp) -> Self {
         match Stamp::decode(stamp) {
-            Some(theirs) => Self::Mismatch { peer, theirs },
+            Some(theirs) => Self::Mismatch { peer, count, theirs },
             None => {
                 let cause = TransportError::Protocol("a tile carries no valid stamp".into());
                 Self::Link { peer, cause }

@@ -402,7 +402,7 @@ fn a_peer_in_another_call_is_noticed() {
     assert!(one.sweep().unwrap());
     let failure = other.sweep();
     assert!(
-        matches!(&failure, Err(Failure::Mismatch { peer: Rank(0), theirs }) if *theirs == stamps[0]),
+        matches!(&failure, Err(Failure::Mismatch { peer: Rank(0), theirs, .. }) if *theirs == stamps[0]),
         "{failure:?}"
     );
 }
