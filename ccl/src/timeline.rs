@@ -92,11 +92,12 @@ impl RailRecord {
 pub(crate) struct Timeline {
     records: Mutex<VecDeque<RailRecord>>,
     judge: Judge,
+    log: Log,
 }
 
 impl Timeline {
     pub(crate) fn new(judge: Judge) -> Self {
-        Self { records: Mutex::default(), judge }
+        Self { records: Mutex::default(), judge, log: Log::default() }
     }
 
     /// Whom to ask when a path is lost.
@@ -124,7 +125,7 @@ impl Witness for Timeline {
         records.push_back(RailRecord::new(&event));
         drop(records);
         self.judge.hear(&event);
-        Log.witness(event);
+        self.log.witness(event);
     }
 
     fn moved(&self, rail: usize, address: SocketAddr) {

@@ -1,7 +1,9 @@
 //! What happens to the rails, for whoever wants to know.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Something that happened to one path of a link.
@@ -98,19 +100,48 @@ pub trait Witness: Send + Sync + fmt::Debug {
     }
 }
 
-/// Writes events to the log.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Log;
+/// Writes events to the log. Of the paths over one rail, which are as many as there are peers, only the first that is lost and
+/// the last that returns are told at WARN.
+#[derive(Debug, Default)]
+pub struct Log {
+    /// Paths out of use, by rail.
+    lost: Mutex<BTreeMap<usize, BTreeSet<String>>>,
+}
+
+impl Log {
+    /// Whether the rail was whole before.
+    fn is_first(&self, rail: usize, name: &str) -> bool {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = lost.entry(rail).or_default();
+        paths.insert(name.to_owned()) && paths.len() == 1
+    }
+
+    /// Whether the rail is whole again.
+    fn is_last(&self, rail: usize, name: &str) -> bool {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        lost.get_mut(&rail).is_some_and(|paths| paths.remove(name) && paths.is_empty())
+    }
+}
 
 impl Witness for Log {
     fn witness(&self, event: RailEvent) {
-        let RailEvent { name, kind, incarnation, .. } = event;
+        let RailEvent { name, rail, kind, incarnation, .. } = event;
         match kind {
             RailEventKind::GivenUp { evidence, cause, tiles, bytes } => {
                 let evidence = evidence.name();
-                tracing::warn!(evidence, cause, tiles, bytes, incarnation, "{name}: given up");
+                if self.is_first(rail, &name) {
+                    tracing::warn!(evidence, cause, tiles, bytes, incarnation, "{name}: given up");
+                } else {
+                    tracing::debug!(evidence, cause, tiles, bytes, incarnation, "{name}: given up");
+                }
             }
-            RailEventKind::Returned => tracing::info!(incarnation, "{name}: in use again"),
+            RailEventKind::Returned if self.is_last(rail, &name) => {
+                tracing::warn!(
+                    incarnation,
+                    "{name}: in use again, as is all that was lost on this rail"
+                );
+            }
+            RailEventKind::Returned => tracing::debug!(incarnation, "{name}: in use again"),
             RailEventKind::Suspected => tracing::debug!("{name}: silent, probed"),
             RailEventKind::Resent { tiles, bytes } => {
                 tracing::debug!(tiles, bytes, "{name}: its tiles were sent again");
@@ -120,5 +151,21 @@ impl Witness for Log {
                 tracing::debug!(percent, "{name}: carries this part of its nominal capacity");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_loss_on_a_rail_and_the_last_return_are_told() {
+        let log = Log::default();
+        assert!(log.is_first(0, "to rank 1") && !log.is_first(0, "to rank 2"));
+        assert!(log.is_first(1, "to rank 1"), "another rail");
+        assert!(!log.is_first(0, "to rank 1"), "it never came into use");
+        assert!(!log.is_last(0, "to rank 2") && log.is_last(0, "to rank 1"));
+        assert!(!log.is_last(0, "to rank 1"), "it was not lost");
+        assert!(log.is_first(0, "to rank 2"));
     }
 }

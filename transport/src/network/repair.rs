@@ -51,7 +51,7 @@ pub struct Terms {
 impl Default for Terms {
     fn default() -> Self {
         Self {
-            witness: Arc::new(Log),
+            witness: Arc::<Log>::default(),
             limits: Limits::default(),
             patience: Duration::from_secs(5),
             hold: Duration::from_nanos(FIRST_HOLD_NS),

@@ -387,7 +387,7 @@ mod tests {
         let greeter = Greeter::new(key.clone(), sender, Arc::clone(&bell));
         let mail = Mail { orders, bell, vigil: Arc::default() };
         let identity = Identity { me: Rank(0), communicator: 7, key };
-        let outside = Outside { media: Media::tcp(1), witness: Arc::new(Log), part: None };
+        let outside = Outside { media: Media::tcp(1), witness: Arc::<Log>::default(), part: None };
         let rails = vec![(address, listener)];
         (Worker::new(identity, rails, Vec::new(), (mail, greeter), outside).unwrap(), here)
     }
