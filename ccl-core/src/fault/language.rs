@@ -147,20 +147,25 @@ impl FromStr for FaultPlan {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let mut fields = Fields::parse(text)?;
+        // First, so that an unknown kind is told before what it lacks.
+        let fault = (fields.kind != "flap").then(|| fields.fault(fields.kind)).transpose()?;
         let cable = fields.cable()?;
         let at_ns = fields.need_ns("at")?;
-        let plan = if fields.kind == "flap" {
-            flap(&mut fields, cable, at_ns)?
-        } else {
-            single(&mut fields, cable, at_ns)?
+        let plan = match fault {
+            Some(fault) => single(&mut fields, fault, cable, at_ns)?,
+            None => flap(&mut fields, cable, at_ns)?,
         };
         fields.finish()?;
         Ok(Self(plan))
     }
 }
 
-fn single(fields: &mut Fields<'_>, cable: Cable, at_ns: u64) -> Result<Vec<Timed>, String> {
-    let fault = fields.fault(fields.kind)?;
+fn single(
+    fields: &mut Fields<'_>,
+    fault: Fault,
+    cable: Cable,
+    at_ns: u64,
+) -> Result<Vec<Timed>, String> {
     let cut = Timed { at_ns, action: Action { turn: Turn::Cut, fault, cable } };
     let heal = fields.take_ns("heal")?.map(|later_ns| Timed {
         at_ns: at_ns.saturating_add(later_ns),
@@ -277,6 +282,7 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         for (text, named) in [
+            ("foo", "none of admin"),
             ("carrier", "needs host="),
             ("carrier:host=0,rail=1", "needs at="),
             ("carrier:host=x,rail=1,at=1s", "host=x"),
