@@ -63,6 +63,9 @@ impl<T> Table<T> {
         if number == 0 {
             return Error::InvalidArgument(format!("the {kind} is NULL"));
         }
+        if owner == 0 {
+            return Error::InvalidArgument(format!("{number:#x} is no {kind}"));
+        }
         Error::InvalidUsage(format!(
             "this process did not create the {kind} (process {owner} did, if it is one): after fork(), \
              a child creates its own"
@@ -131,6 +134,7 @@ mod tests {
         assert_eq!(table.get(number), Err(gone.clone()));
         assert_eq!(table.remove(number), Err(gone));
         assert_eq!(table.get(0), Err(Error::InvalidArgument("the thing is NULL".into())));
+        assert_eq!(table.get(18), Err(Error::InvalidArgument("0x12 is no thing".into())));
     }
 
     #[test]
