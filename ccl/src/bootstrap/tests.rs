@@ -4,7 +4,7 @@ mod meeting;
 mod resumption;
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -218,6 +218,16 @@ fn a_gather_that_misses_a_rank_names_it() {
     });
     assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
     assert!(error.to_string().contains("rank 1 did not contribute"), "{error}");
+}
+
+#[test]
+fn who_does_not_reach_the_store_says_why() {
+    let here = Ipv4Addr::LOCALHOST.into();
+    let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
+    let id = UniqueId::at_fixed_port(&[here], port, "job", &Settings::default());
+    let error = Control::join(&id, Rank(1), 2, soon()).unwrap_err().to_string();
+    assert!(error.contains("connect: ") && !error.contains("no time is left"), "{error}");
+    assert!(error.contains("in the process of rank 0"), "{error}");
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl Network {
         bytes[11] = 1;
         bytes[12..14].copy_from_slice(&self.port.to_le_bytes());
         bytes[24..32].fill(0);
-        let loopback = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped();
+        let loopback = Ipv4Addr::LOCALHOST.to_ipv6_mapped();
         bytes[64..80].copy_from_slice(&loopback.octets());
         UniqueId::from_bytes(&bytes).unwrap()
     }
