@@ -122,7 +122,9 @@ impl From<Failure> for Failed {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Link { peer, cause } => Self { peer, cause: Cause::Link(cause) },
-            Failure::Mismatch { peer, theirs } => Self { peer, cause: Cause::OtherCall(theirs) },
+            Failure::Mismatch { peer, theirs, .. } => {
+                Self { peer, cause: Cause::OtherCall(theirs) }
+            }
         }
     }
 }
