@@ -131,6 +131,23 @@ fn messages_that_fill_no_rail_are_no_news_unless_one_is_very_slow() {
     assert!(matches!(slow[..], [(1, share)] if (0.1..0.12).contains(&share)), "{slow:?}");
 }
 
+/// They take their time because of the way, or of a peer that answers late.
+#[test]
+fn short_tiles_make_no_rail_slow() {
+    for (bytes, is_slow) in [(LEAST_BRIEF_BYTES - 1, false), (LEAST_BRIEF_BYTES, true)] {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        let looks = AGREEING * LOOKED_AT;
+        for message in 0..looks as u64 {
+            for (rail, tile_ns) in [(0, 100), (1, 900)] {
+                let start = Timestamp(message * 1_000_000);
+                meter.given(rail, (bytes, bytes), start);
+                meter.arrived(rail, (bytes, 0), start.after(tile_ns), |_| 1.0);
+            }
+        }
+        assert_eq!(meter.news(&SLOW).is_some(), is_slow, "{bytes} bytes");
+    }
+}
+
 /// Where it is as slow as before, after a time that doubles.
 #[test]
 fn a_rail_that_is_slow_for_small_messages_is_tried_again_later_and_later() {
