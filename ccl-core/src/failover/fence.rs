@@ -16,8 +16,9 @@ pub struct Fence {
 
 /// The incarnations of the paths of a link, and the fences that every path has to carry first.
 ///
-/// Invariant: what was handed to a path that is given up never lands after something that was handed
-/// to another path later, because the fence travels on that other path before it.
+/// Invariant: the peer never takes what was handed to a path that is given up after something that was handed
+/// to another path later, because the fence travels on that other path before it. A NIC that writes by itself knows
+/// nothing of fences: what it writes late is harmless once the peer has [closed](Self::closed_below) the connection.
 #[derive(Clone, Debug)]
 pub struct Fences {
     paths: Vec<Path>,
@@ -27,6 +28,8 @@ pub struct Fences {
 struct Path {
     incarnation: u32,
     is_up: bool,
+    /// The peer takes nothing from incarnations before this one.
+    closed_below: u32,
     /// To be sent on this path before anything else.
     due: VecDeque<Fence>,
 }
@@ -84,7 +87,22 @@ impl Fences {
             })
             .filter(|fence| fence.below > 0)
             .collect();
-        self.paths[path] = Path { incarnation, is_up: true, due };
+        let closed_below = self.paths[path].closed_below;
+        self.paths[path] = Path { incarnation, is_up: true, closed_below, due };
+    }
+
+    /// The peer takes nothing more from incarnations of a path before `below`: its own fence says so, or what it says on a
+    /// new connection.
+    pub fn heard(&mut self, fence: Fence) {
+        if let Some(path) = self.paths.get_mut(fence.path) {
+            path.closed_below = path.closed_below.max(fence.below);
+        }
+    }
+
+    /// The first incarnation of a path from which the peer may still take something.
+    #[must_use]
+    pub fn closed_below(&self, path: usize) -> u32 {
+        self.paths[path].closed_below
     }
 
     /// The fence to send next on a path.
@@ -150,6 +168,19 @@ mod tests {
         assert_eq!(due(&mut fences, 1), [(0, 1), (2, 1)]);
         fences.give_up(1);
         assert_eq!(due(&mut fences, 0), [(1, 4)]);
+    }
+
+    #[test]
+    fn what_the_peer_has_closed_it_never_opens_again() {
+        let mut fences = Fences::new(2);
+        for (below, known) in [(2, 2), (1, 2), (3, 3)] {
+            fences.heard(Fence { path: 1, below });
+            assert_eq!((fences.closed_below(0), fences.closed_below(1)), (0, known));
+        }
+        fences.heard(Fence { path: 7, below: 1 });
+        fences.give_up(1);
+        fences.renew(1, 5);
+        assert_eq!(fences.closed_below(1), 3, "a new connection here says nothing of the peer");
     }
 
     #[test]

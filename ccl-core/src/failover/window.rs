@@ -22,6 +22,15 @@ struct Copy {
     is_repeat: bool,
 }
 
+/// A second copy of a tile that was lost with a connection and may land late. The peer can have consumed the first
+/// copy, so nothing that it says about the tile tells whether it still takes this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Straggler {
+    sequence: u64,
+    path: usize,
+    incarnation: u32,
+}
+
 /// What was lost with a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Loss {
@@ -42,6 +51,8 @@ pub struct Window {
     arrived: Vec<Option<Copy>>,
     /// Handed to a path that was lost, in order.
     lost: VecDeque<u64>,
+    /// May land until the peer has closed their connections.
+    stragglers: Vec<Straggler>,
     /// Committed by the application.
     staged: u64,
     /// Handed to a path once at least.
@@ -61,8 +72,8 @@ impl Window {
     pub fn new(slots: usize) -> Self {
         assert!(slots > 0, "a window without slots carries nothing");
         let (copies, arrived) = (vec![None; slots], vec![None; slots]);
-        let lost = VecDeque::new();
-        Self { copies, arrived, lost, staged: 0, posted: 0, consumed: 0, freed: 0 }
+        let (lost, stragglers) = (VecDeque::new(), Vec::new());
+        Self { copies, arrived, lost, stragglers, staged: 0, posted: 0, consumed: 0, freed: 0 }
     }
 
     /// Whether another tile can be staged.
@@ -159,15 +170,24 @@ impl Window {
         }
     }
 
-    /// Notes that what is under way on `path` will never arrive: the path is fenced, and this is
-    /// known to the peer before anything else reaches it. Tiles that the peer may not have are the
-    /// next to be handed out. Calls `arrived` with the path and bytes of copies on other paths that must have arrived.
-    pub fn lose(&mut self, path: usize, arrived: &mut impl FnMut(usize, usize)) -> Loss {
+    /// Notes that what is under way on this `incarnation` of `path` was lost: the path is fenced, and the peer hears of
+    /// this ahead of anything that is handed out later. Tiles that the peer may not have are the next to be handed out;
+    /// slots into which a copy may still fall wait until the peer has [closed](Self::closed) the connection. Calls `arrived`
+    /// with the path and bytes of copies on other paths that must have arrived.
+    pub fn lose(
+        &mut self,
+        path: usize,
+        incarnation: u32,
+        arrived: &mut impl FnMut(usize, usize),
+    ) -> Loss {
         let mut loss = Loss::default();
         for sequence in self.freed..self.posted {
             let slot = self.slot(sequence);
             let Some(copy) = self.copies[slot].filter(|copy| copy.path == path) else { continue };
             self.copies[slot] = None;
+            if copy.is_repeat {
+                self.stragglers.push(Straggler { sequence, path, incarnation });
+            }
             if sequence >= self.consumed {
                 self.lost.push_back(sequence);
                 loss.tiles += 1;
@@ -177,6 +197,13 @@ impl Window {
         self.lost.make_contiguous().sort_unstable();
         self.advance(arrived);
         loss
+    }
+
+    /// Notes that the peer takes nothing more from incarnations of `path` before `below`. Calls `arrived` with the path and
+    /// bytes of copies that must have arrived.
+    pub fn closed(&mut self, path: usize, below: u32, arrived: &mut impl FnMut(usize, usize)) {
+        self.stragglers.retain(|lost| lost.path != path || lost.incarnation >= below);
+        self.advance(arrived);
     }
 
     /// How many tiles the peer has consumed, as far as known.
@@ -201,6 +228,9 @@ impl Window {
     /// can land later. The copy of a tile that was sent once has arrived if the tile was consumed.
     fn advance(&mut self, arrived: &mut impl FnMut(usize, usize)) {
         while self.freed < self.consumed {
+            if self.stragglers.iter().any(|lost| lost.sequence == self.freed) {
+                return;
+            }
             let slot = self.slot(self.freed);
             match self.copies[slot] {
                 Some(Copy { is_repeat: true, .. }) => return,
@@ -241,9 +271,9 @@ mod tests {
     fn what_a_lost_path_carried_is_sent_again_in_order() {
         let mut window = full();
         assert!(window.landed(0, 0, &mut nobody));
-        let loss = window.lose(0, &mut nobody);
+        let loss = window.lose(0, 0, &mut nobody);
         assert_eq!(loss, Loss { tiles: 1, bytes: 10 }, "0 has arrived, 2 has not");
-        assert_eq!(window.lose(1, &mut nobody), Loss { tiles: 2, bytes: 20 });
+        assert_eq!(window.lose(1, 0, &mut nobody), Loss { tiles: 2, bytes: 20 });
         for sequence in [1, 2, 3] {
             assert_eq!(window.next(), Some(sequence));
             assert!(window.post(sequence, 2, 10), "this is a repeat");
@@ -254,7 +284,7 @@ mod tests {
     #[test]
     fn a_slot_waits_for_the_second_copy_of_its_tile() {
         let mut window = full();
-        window.lose(0, &mut nobody);
+        window.lose(0, 0, &mut nobody);
         assert!(window.post(0, 2, 10) && window.post(2, 2, 10));
         window.consumed(4, &mut nobody).unwrap();
         assert!(!window.has_room(), "the second copy of 0 may still land");
@@ -264,9 +294,30 @@ mod tests {
         assert!(window.has_room());
         assert_eq!(window.stage(), 4);
         arrived.clear();
-        window.lose(2, &mut |path, _| arrived.push(path));
-        assert_eq!(arrived, [1], "3 has; the copy of 2 is fenced");
+        window.lose(2, 3, &mut |path, _| arrived.push(path));
         assert_eq!(window.next(), Some(4), "2 was consumed");
+        window.closed(2, 3, &mut |path, _| arrived.push(path));
+        window.closed(1, 9, &mut |path, _| arrived.push(path));
+        assert_eq!(arrived, [], "the copy of 2 may still land");
+        window.closed(2, 4, &mut |path, _| arrived.push(path));
+        assert_eq!(arrived, [1], "it cannot, and 3 has landed");
+    }
+
+    #[test]
+    fn a_slot_waits_for_every_copy_that_was_lost_but_the_first() {
+        let mut window = full();
+        assert!(window.landed(2, 0, &mut nobody));
+        for (path, next) in [(0, 2), (2, 3), (3, 4)] {
+            window.lose(path, 0, &mut nobody);
+            assert_eq!(window.next(), Some(0));
+            assert!(window.post(0, next, 10));
+        }
+        window.consumed(1, &mut nobody).unwrap();
+        assert!(window.landed(0, 4, &mut nobody));
+        window.closed(3, 1, &mut nobody);
+        assert!(!window.has_room(), "the copy on path 2");
+        window.closed(2, 1, &mut nobody);
+        assert!(window.has_room());
     }
 
     #[test]
@@ -277,13 +328,13 @@ mod tests {
         }
         window.consumed(1, &mut nobody).unwrap();
         window.doubt(0);
-        assert_eq!(window.lose(0, &mut nobody), Loss { tiles: 1, bytes: 10 });
+        assert_eq!(window.lose(0, 0, &mut nobody), Loss { tiles: 1, bytes: 10 });
         assert_eq!(window.next(), Some(2), "0 was consumed, 1 and 3 came on another path");
         window.doubt(0);
-        assert_eq!(window.lose(0, &mut nobody), Loss::default(), "it is lost already");
+        assert_eq!(window.lose(0, 0, &mut nobody), Loss::default(), "it is lost already");
         assert!(window.post(2, 1, 10));
         window.doubt(0);
-        assert_eq!(window.lose(0, &mut nobody), Loss::default(), "it is under way elsewhere");
+        assert_eq!(window.lose(0, 0, &mut nobody), Loss::default(), "it is under way elsewhere");
         window.consumed(4, &mut nobody).unwrap();
         assert!(window.landed(2, 1, &mut nobody));
         assert!(window.is_settled());
@@ -301,10 +352,14 @@ mod tests {
         Stage,
         Post(usize),
         Land(usize),
+        Hear(usize),
         Consume,
         Lose(usize),
-        /// And what has arrived on that path, unknown to the peer.
+        /// And the peer never hears of what has come on that path.
         LoseUnheard(usize),
+        /// What was lost comes nevertheless.
+        LandLate(usize),
+        Close(usize),
     }
 
     fn act() -> impl Strategy<Value = Act> {
@@ -312,53 +367,89 @@ mod tests {
             4 => Just(Act::Stage),
             4 => (0usize..3).prop_map(Act::Post),
             4 => (0usize..8).prop_map(Act::Land),
+            4 => (0usize..8).prop_map(Act::Hear),
             2 => Just(Act::Consume),
             1 => (0usize..3).prop_map(Act::Lose),
             1 => (0usize..3).prop_map(Act::LoseUnheard),
+            1 => (0usize..8).prop_map(Act::LandLate),
+            1 => (0usize..3).prop_map(Act::Close),
         ]
+    }
+
+    /// A copy of a tile in the network.
+    #[derive(Clone, Copy, Debug)]
+    struct Flight {
+        tile: u64,
+        path: usize,
+        /// How many fences go before it.
+        fences: usize,
     }
 
     /// A window, and what its peer and the network have.
     #[derive(Debug)]
     struct World {
         window: Window,
-        /// What the network carries: tiles, and on which path.
-        wire: Vec<(u64, usize)>,
-        /// What has come, and of which the window has heard.
-        came: Vec<(u64, usize)>,
+        /// What the network carries.
+        wire: Vec<Flight>,
+        /// What the NIC of the peer has and its host does not know.
+        came: Vec<Flight>,
+        /// What was lost, and with which fence, unless the peer has closed its connection.
+        late: Vec<(Flight, usize)>,
         has: BTreeSet<u64>,
         consumed: u64,
+        /// Paths that were fenced, in order.
+        fences: Vec<usize>,
         /// Copies by path that were posted, and neither reported nor lost with their path.
         open: [i32; 3],
     }
 
     impl World {
         fn new() -> Self {
-            let (window, wire, came) = (Window::new(4), Vec::new(), Vec::new());
-            Self { window, wire, came, has: BTreeSet::new(), consumed: 0, open: [0; 3] }
+            Self {
+                window: Window::new(4),
+                wire: Vec::new(),
+                came: Vec::new(),
+                late: Vec::new(),
+                has: BTreeSet::new(),
+                consumed: 0,
+                fences: Vec::new(),
+                open: [0; 3],
+            }
         }
 
-        /// A slot is never staged while a copy of an older tile in it is under way.
+        /// A slot is never staged while a copy of an older tile may land in it.
         fn stage(&mut self) {
             let sequence = self.window.stage();
-            assert!(self.wire.iter().all(|(other, _)| other % 4 != sequence % 4));
+            let mut flights = self.wire.iter().chain(self.late.iter().map(|(flight, _)| flight));
+            assert!(flights.all(|flight| flight.tile % 4 != sequence % 4), "{self:?}");
             assert!(sequence < 4 || self.consumed > sequence - 4);
         }
 
         /// Whether there was anything to post.
         fn post(&mut self, path: usize) -> bool {
-            let Some(sequence) = self.window.next() else { return false };
-            self.window.post(sequence, path, 10);
-            self.wire.push((sequence, path));
+            let Some(tile) = self.window.next() else { return false };
+            self.window.post(tile, path, 10);
+            self.wire.push(Flight { tile, path, fences: self.fences.len() });
             self.open[path] += 1;
             true
         }
 
         fn land(&mut self, index: usize) {
-            let (sequence, path) = self.wire.remove(index % self.wire.len());
-            self.has.insert(sequence);
-            self.came.push((sequence, path));
-            self.window.landed(sequence, path, &mut |path, _| self.open[path] -= 1);
+            let flight = self.wire.remove(index % self.wire.len());
+            self.came.push(flight);
+            self.window.landed(flight.tile, flight.path, &mut |path, _| self.open[path] -= 1);
+        }
+
+        /// The peer hears of the fences before the tile.
+        fn hear(&mut self, index: usize) {
+            let flight = self.came.remove(index % self.came.len());
+            self.late.retain(|(_, fence)| *fence >= flight.fences);
+            self.has.insert(flight.tile);
+        }
+
+        fn land_late(&mut self, index: usize) {
+            let (flight, _) = self.late.remove(index % self.late.len());
+            self.came.push(flight);
         }
 
         /// What was consumed over its only copy counts as arrived.
@@ -367,28 +458,24 @@ mod tests {
             self.window.consumed(self.consumed, &mut |path, _| self.open[path] -= 1).unwrap();
         }
 
+        /// Fences are the incarnations of their path.
         fn lose(&mut self, path: usize) {
-            self.window.lose(path, &mut |path, _| self.open[path] -= 1);
+            let fence = self.fences.len();
+            self.window.lose(path, fence as u32, &mut |path, _| self.open[path] -= 1);
+            self.fences.push(path);
             self.open[path] = 0;
-            self.wire.retain(|(_, other)| *other != path);
+            let lost = self.wire.extract_if(.., |flight| flight.path == path);
+            self.late.extend(lost.map(|flight| (flight, fence)));
         }
 
-        /// Some of what a path carries has arrived, unknown to the sender.
-        fn hide(&mut self, path: usize) {
-            let hidden = self.wire.iter().filter(|(tile, on)| *on == path && tile % 2 == 0);
-            self.has.extend(hidden.map(|(tile, _)| tile));
+        fn close(&mut self, path: usize) {
+            self.late.retain(|(flight, _)| flight.path != path);
+            let below = self.fences.len() as u32;
+            self.window.closed(path, below, &mut |path, _| self.open[path] -= 1);
         }
 
-        /// What has come on a path only, and is not consumed, the peer never hears of.
         fn forget(&mut self, path: usize) {
-            let (forgotten, kept): (Vec<_>, Vec<_>) =
-                self.came.drain(..).partition(|(_, on)| *on == path);
-            for (tile, _) in forgotten {
-                if tile >= self.consumed && kept.iter().all(|(other, _)| *other != tile) {
-                    self.has.remove(&tile);
-                }
-            }
-            self.came = kept;
+            self.came.retain(|flight| flight.path != path);
             self.window.doubt(path);
         }
 
@@ -397,34 +484,46 @@ mod tests {
                 Act::Stage if self.window.has_room() => self.stage(),
                 Act::Post(path) => _ = self.post(path),
                 Act::Land(index) if !self.wire.is_empty() => self.land(index),
+                Act::Hear(index) if !self.came.is_empty() => self.hear(index),
                 Act::Consume if self.has.contains(&self.consumed) => self.consume(),
-                Act::Lose(path) => {
-                    self.hide(path);
-                    self.lose(path);
-                }
+                Act::Lose(path) => self.lose(path),
                 Act::LoseUnheard(path) => {
                     self.forget(path);
                     self.lose(path);
                 }
-                Act::Stage | Act::Land(_) | Act::Consume => {}
+                Act::LandLate(index) if !self.late.is_empty() => self.land_late(index),
+                Act::Close(path) => self.close(path),
+                Act::Stage | Act::Land(_) | Act::Hear(_) | Act::Consume | Act::LandLate(_) => {}
             }
+        }
+
+        /// Everything comes, is heard and consumed.
+        fn finish(&mut self) {
+            while self.post(0) {}
+            while !self.wire.is_empty() {
+                self.land(0);
+            }
+            while !self.came.is_empty() {
+                self.hear(0);
+            }
+            while self.has.contains(&self.consumed) {
+                self.consume();
+            }
+            (0..3).for_each(|path| self.close(path));
         }
     }
 
     proptest! {
-        /// Slots are reused only when nothing can land in them, every tile is delivered, and every copy is reported once or
-        /// lost with its path.
+        /// Slots are reused only when nothing can land in them, and are in the end; every tile is delivered, and every copy is
+        /// reported once or lost with its path.
         #[test]
         fn every_tile_is_delivered_whatever_is_lost(acts in prop::collection::vec(act(), 0..300)) {
             let mut world = World::new();
             acts.into_iter().for_each(|act| world.act(act));
-            while world.post(0) {}
-            while !world.wire.is_empty() {
-                world.land(0);
-            }
+            world.finish();
             prop_assert_eq!(world.open, [0; 3]);
-            let World { window, has, consumed, .. } = world;
-            prop_assert!((consumed..window.staged()).all(|sequence| has.contains(&sequence)));
+            prop_assert_eq!(world.consumed, world.window.staged());
+            prop_assert_eq!(world.window.freed, world.consumed);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ccl_core::failover::fence::Fences;
+use ccl_core::failover::fence::{Fence, Fences};
 use ccl_core::failover::window::Window;
 use ccl_core::ids::Timestamp;
 use ccl_core::queue::tile_bytes;
@@ -17,7 +17,6 @@ use ccl_core::queue::tile_bytes;
 use super::RailTraffic;
 use super::carrier::{Awaited, CONTROL, Carrier, Live, Wire};
 use super::census::Census;
-use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::landing::{Landing, Runway};
@@ -228,12 +227,7 @@ impl NetworkLink {
                     self.resumed();
                 }
             }
-            Notice::Fence(fence) => {
-                if self.fences.hits(fence) {
-                    let cause = format!("the peer gave it up, and said so on path {path}");
-                    self.give_up(fence.path, Evidence::Peer, cause);
-                }
-            }
+            Notice::Fence(fence) => self.fenced(path, fence),
             Notice::Goodbye => self.peer_left = true,
         }
         Ok(())
@@ -248,6 +242,7 @@ impl NetworkLink {
         }
         if let Some(live) = &mut self.carriers[path].live {
             live.block = Some(announcement.block);
+            self.closed(Fence { path, below: self.fences.incarnation(path) });
             self.split.open(path);
             self.usable(path);
         }

@@ -13,8 +13,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ccl_core::failover::fence::Fence;
 use ccl_core::failover::quarantine::{FIRST_HOLD_NS, Quarantine};
 use ccl_core::failover::watch::{Limits, Order, Reason, Sight, Watch};
+use ccl_core::failover::window::Loss;
 use ccl_core::ids::Timestamp;
 
 use super::carrier::{Awaited, Live};
@@ -197,8 +199,7 @@ impl NetworkLink {
         if confirms_alone {
             self.window.doubt(path);
         }
-        let now = self.repair.now();
-        let loss = self.window.lose(path, &mut arrivals(&mut self.split, &self.carriers, now));
+        let loss = self.lose(path);
         self.carriers[path].cause = format!("{cause} ({})", evidence.name());
         self.repair.only_closed &= evidence == Evidence::Closed;
         if self.peer_left || !self.repair.terms.enabled {
@@ -217,6 +218,31 @@ impl NetworkLink {
             self.repair.holds.iter_mut().flatten().for_each(|hold| *hold = now);
         }
         (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
+    }
+
+    /// What was under way on a path is lost with its latest connection, which the peer may have closed before.
+    fn lose(&mut self, path: usize) -> Loss {
+        let incarnation = self.fences.incarnation(path);
+        let mut arrived = arrivals(&mut self.split, &self.carriers, self.repair.now());
+        let loss = self.window.lose(path, incarnation, &mut arrived);
+        self.window.closed(path, self.fences.closed_below(path), &mut arrived);
+        loss
+    }
+
+    /// The peer gave a path up, and said so on another.
+    pub(super) fn fenced(&mut self, on: usize, fence: Fence) {
+        if self.fences.hits(fence) {
+            let cause = format!("the peer gave it up, and said so on path {on}");
+            self.give_up(fence.path, Evidence::Peer, cause);
+        }
+        self.closed(fence);
+    }
+
+    /// The peer takes nothing more from old connections of a path.
+    pub(super) fn closed(&mut self, fence: Fence) {
+        self.fences.heard(fence);
+        let mut arrived = arrivals(&mut self.split, &self.carriers, self.repair.now());
+        self.window.closed(fence.path, fence.below, &mut arrived);
     }
 
     /// What a path had done before it was given up counts: the peer may know that a tile has arrived
