@@ -96,6 +96,14 @@ impl Player {
         Ok(if moved { Sweep::Moved } else { Sweep::Idle })
     }
 
+    /// Looks at all links, as a communicator does after each pause.
+    ///
+    /// # Errors
+    /// A link that the call needs has failed.
+    pub fn inspect(&mut self, call: &Call<'_>) -> Result<(), Failed> {
+        self.executor.resume(&task(call), &[]).inspect().map_err(Failed::from)
+    }
+
     /// Which ranks a call waits for, in words.
     #[must_use]
     pub fn waiting(&mut self, call: &Call<'_>) -> String {

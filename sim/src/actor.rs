@@ -14,6 +14,8 @@ use crate::oracle::{Oracle, UNTOUCHED};
 use crate::scenario::{CallPlan, Scenario};
 
 const FIRST_NAP: Nanos = 1_000;
+/// Naps up to this one stand for looks without a pause.
+const LONGEST_SPIN: Nanos = 64_000;
 
 /// How often a rank looks after its links between calls: while a peer is not known to have
 /// everything, and otherwise.
@@ -142,7 +144,14 @@ impl Actor {
             self.begun.push(now);
             self.begin(scenario, plan, planned, network);
         }
-        match self.with_call(plan, planned, |player, call| player.sweep(call)) {
+        let has_slept = self.nap > LONGEST_SPIN;
+        let sweep = |player: &mut Player, call: &Call<'_>| {
+            if has_slept {
+                player.inspect(call)?;
+            }
+            player.sweep(call)
+        };
+        match self.with_call(plan, planned, sweep) {
             Ok(Sweep::Moved) => Ok(Step::Moved),
             Ok(Sweep::Idle) => Ok(Step::Idle),
             Ok(Sweep::Finished) => {

@@ -85,6 +85,8 @@ pub(crate) struct Network {
     frozen: Vec<u8>,
     /// When the last fault that has begun ends.
     pub(crate) troubled_until: Nanos,
+    /// How long parts of tiles kept what follows them waiting, all together.
+    pub(crate) delayed: Nanos,
     /// Packets that have arrived.
     arrived: u64,
     /// Paths that each rank has given up.
@@ -128,6 +130,7 @@ impl Network {
             cut_paths: Vec::new(),
             frozen: vec![0; hosts],
             troubled_until: 0,
+            delayed: 0,
             arrived: 0,
             given_up: vec![0; u32::BITS as usize],
             wakes: 0,

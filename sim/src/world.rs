@@ -147,7 +147,7 @@ impl World<'_> {
             drop(network);
             return Err(self.hang());
         }
-        if let Some(call) = self.dawdles(now) {
+        if let Some(call) = self.dawdles(now.saturating_sub(network.delayed)) {
             drop(network);
             return Err(format!(
                 "call {call} goes round what is lost, and takes long: {}",

@@ -289,11 +289,17 @@ impl Network {
         self.discard(end);
     }
 
-    /// For how long the peer's host has confirmed nothing.
+    /// For how long the peer's host has confirmed nothing. Where processes execute what arrives, what they say of it is a
+    /// message too.
     pub(crate) fn silence(&self, end: EndId) -> Option<Nanos> {
         let this = &self.ends[end];
-        let waits = this.state == State::ReadyToSend && this.posted > this.heard;
-        waits.then(|| self.now - this.unheard_since.min(self.now))
+        let peer = &self.ends[this.peer];
+        let is_message = self.physics.execution == Execution::WhenPolled;
+        let mut messages = peer.acknowledgements.iter().filter(|_| is_message);
+        let told = messages.find(|told| told.executed > peer.executed).map(|told| told.sent);
+        let posted = (this.posted > this.heard).then_some(this.unheard_since);
+        let since = posted.into_iter().chain(told).min()?;
+        (this.state == State::ReadyToSend).then(|| self.now - since.min(self.now))
     }
 
     pub(crate) fn in_flight(&self, end: EndId) -> bool {

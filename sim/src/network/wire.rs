@@ -38,9 +38,10 @@ pub(super) struct Arrival {
 /// What an end's peer has so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acknowledgement {
+    pub(super) sent: Nanos,
     arrives: Nanos,
     heard: u64,
-    executed: u64,
+    pub(super) executed: u64,
     /// The next operation cannot be executed.
     refusal: Option<Status>,
 }
@@ -212,6 +213,7 @@ impl Network {
                 // The path may be slow, so that others overtake it.
                 let is_late = self.random.percent(8);
                 let late = if is_late { self.random.magnitude(1_000_000, 300_000_000) } else { 0 };
+                self.delayed += late;
                 let (rank, rest_at) = (self.ends[end].place.rank, self.now + late);
                 if let Some(arrival) = self.ends[end].inbox.front_mut() {
                     (arrival.elsewhere, arrival.rest_at) = (until, rest_at);
@@ -310,11 +312,11 @@ impl Network {
         if self.ends[peer].state != State::ReadyToSend {
             return;
         }
-        let at = self.now + self.travel();
+        let (sent, at) = (self.now, self.now + self.travel());
         let (heard, executed) = (self.ends[end].arrived, self.ends[end].done);
         let acknowledgements = &mut self.ends[peer].acknowledgements;
         let arrives = acknowledgements.back().map_or(at, |last| last.arrives.max(at));
-        acknowledgements.push_back(Acknowledgement { arrives, heard, executed, refusal });
+        acknowledgements.push_back(Acknowledgement { sent, arrives, heard, executed, refusal });
         if acknowledgements.len() == 1 && !self.ends[peer].acknowledgements_stalled {
             self.agenda.plan(arrives, Event::Acknowledge(peer));
         }
@@ -332,6 +334,7 @@ impl Network {
         if self.is_blocked(peer) {
             self.ends[end].acknowledgements_stalled = true;
             self.expect_answer(end);
+            self.expect_answer(peer);
             return;
         }
         self.ends[end].acknowledgements_stalled = false;
