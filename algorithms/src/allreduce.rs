@@ -95,5 +95,5 @@ pub fn recursive_doubling(positions: u32) -> Shared {
 }
 
 fn accumulate(source: Rank, target: Rank) -> Transfer {
-    Transfer { chunk: Chunk(0), source, target, mode: Mode::Accumulate }
+    Transfer::new(Chunk(0), source, target, Mode::Accumulate)
 }

@@ -64,12 +64,8 @@ impl Schedule for BinaryTree {
     }
 
     fn transfers(&self, round: u32, rank: Rank, into: &mut Vec<Transfer>) {
-        let store = |source, target| Transfer {
-            chunk: Chunk(0),
-            source: Rank(source),
-            target: Rank(target),
-            mode: Mode::Store,
-        };
+        let store =
+            |source, target| Transfer::new(Chunk(0), Rank(source), Rank(target), Mode::Store);
         let depth = self.depth(rank.0);
         if depth == round {
             into.extend(self.children(rank.0).map(|child| store(rank.0, child)));

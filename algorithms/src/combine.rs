@@ -35,6 +35,7 @@ impl Schedule for Reversed {
         for transfer in &mut into[start..] {
             std::mem::swap(&mut transfer.source, &mut transfer.target);
             transfer.mode = self.mode;
+            transfer.turn = -transfer.turn;
         }
     }
 }

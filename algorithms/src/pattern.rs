@@ -36,6 +36,13 @@ pub struct Edge {
 }
 
 impl Edge {
+    /// When it is the turn of this edge among those that a rank has in a round, one in each of its trees: what it has had for
+    /// longest goes first. That is its own; then, in the order in which it came, what [`Pattern::Doubling`] has brought.
+    #[must_use]
+    pub fn turn(self) -> i32 {
+        i32::try_from(self.from).unwrap_or(i32::MAX)
+    }
+
     /// The offsets that are reached through this edge, `to` first.
     pub fn reached(self) -> impl Iterator<Item = u32> {
         (self.to..self.end).step_by(self.step as usize)

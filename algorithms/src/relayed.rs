@@ -117,5 +117,5 @@ fn node(host: usize) -> Node {
 }
 
 fn store(chunk: u32, source: Rank, target: Rank) -> Transfer {
-    Transfer { chunk: Chunk(chunk), source, target, mode: Mode::Store }
+    Transfer::new(Chunk(chunk), source, target, Mode::Store)
 }

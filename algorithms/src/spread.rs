@@ -76,7 +76,7 @@ impl Schedule for AllGather {
             for source in [turn.back(rank.0, edge.from), turn.back(rank.0, edge.to)] {
                 if source < self.items {
                     let (from, to) = (turn.on(source, edge.from), turn.on(source, edge.to));
-                    into.push(store(source, from, to));
+                    into.push(Transfer { turn: edge.turn(), ..store(source, from, to) });
                 }
             }
         }
@@ -115,14 +115,16 @@ impl Schedule for AllToAll {
             for source in [turn.back(rank.0, edge.from), turn.back(rank.0, edge.to)] {
                 let (from, to) = (turn.on(source, edge.from), turn.on(source, edge.to));
                 let item = |offset| source * self.positions + turn.on(source, offset);
-                into.extend(edge.reached().map(|offset| store(item(offset), from, to)));
+                let store =
+                    |offset| Transfer { turn: edge.turn(), ..store(item(offset), from, to) };
+                into.extend(edge.reached().map(store));
             }
         }
     }
 }
 
 fn store(item: u32, source: u32, target: u32) -> Transfer {
-    Transfer { chunk: Chunk(item), source: Rank(source), target: Rank(target), mode: Mode::Store }
+    Transfer::new(Chunk(item), Rank(source), Rank(target), Mode::Store)
 }
 
 /// Arithmetic on a circle of positions; both arguments are on it.

@@ -55,7 +55,7 @@ pub(crate) fn bits_agree(schedule: &dyn Schedule, layout: &Layout) -> bool {
         let mut transfers: Vec<Transfer> = round(schedule, number);
         transfers.sort_unstable_by_key(|t| (t.target, t.chunk, t.source));
         for group in transfers.chunk_by(|a, b| (a.target, a.chunk) == (b.target, b.chunk)) {
-            let Transfer { target, chunk, mode, source } = group[0];
+            let Transfer { target, chunk, mode, source, .. } = group[0];
             let mut operands: Vec<Rank> = group.iter().map(|transfer| transfer.source).collect();
             operands.extend((mode == Mode::Accumulate).then_some(target));
             operands.sort_unstable();

@@ -222,7 +222,7 @@ fn push(rounds: &mut Vec<Vec<Transfer>>, round: u32, transfer: Transfer) {
 }
 
 fn transfer(chunk: Chunk, source: usize, target: usize, mode: Mode) -> Transfer {
-    Transfer { chunk, source: rank(source), target: rank(target), mode }
+    Transfer::new(chunk, rank(source), rank(target), mode)
 }
 
 #[cfg(test)]

@@ -116,12 +116,7 @@ fn spreader_at(block: &[(usize, f64)], at: f64) -> Option<usize> {
 
 /// From the owner to the spreader, and from there to the rest.
 fn spread(hosts: usize, chunk: Chunk, owner: usize, spreader: usize, rounds: &mut [Vec<Transfer>]) {
-    let store = |source, target| Transfer {
-        chunk,
-        source: rank(source),
-        target: rank(target),
-        mode: Mode::Store,
-    };
+    let store = |source, target| Transfer::new(chunk, rank(source), rank(target), Mode::Store);
     let relayed = usize::from(owner != spreader);
     rounds[0].extend((relayed > 0).then(|| store(owner, spreader)));
     let others = (0..hosts).filter(|host| *host != owner && *host != spreader);

@@ -165,5 +165,5 @@ pub(crate) fn pair(hosts: usize, one: usize, other: usize) -> usize {
 }
 
 fn store(item: u32, source: usize, target: usize) -> Transfer {
-    Transfer { chunk: Chunk(item), source: rank(source), target: rank(target), mode: Mode::Store }
+    Transfer::new(Chunk(item), rank(source), rank(target), Mode::Store)
 }

@@ -23,12 +23,8 @@ impl Schedule for Line {
     }
 
     fn transfers(&self, _round: u32, rank: Rank, into: &mut Vec<Transfer>) {
-        let hop = |source: u32| Transfer {
-            chunk: Chunk(0),
-            source: Rank(source),
-            target: Rank(source + 1),
-            mode: Mode::Store,
-        };
+        let hop =
+            |source: u32| Transfer::new(Chunk(0), Rank(source), Rank(source + 1), Mode::Store);
         into.extend((rank.0 + 1 < self.ranks).then(|| hop(rank.0)));
         into.extend(rank.0.checked_sub(1).map(hop));
     }
@@ -170,7 +166,7 @@ impl Schedule for Funnel {
 
     fn transfers(&self, _round: u32, rank: Rank, into: &mut Vec<Transfer>) {
         let target = Rank(500);
-        let sent = |source| Transfer { chunk: Chunk(0), source, target, mode: Mode::Accumulate };
+        let sent = |source| Transfer::new(Chunk(0), source, target, Mode::Accumulate);
         let all = (0..self.ranks()).map(Rank).filter(|source| *source != target);
         into.extend(all.map(sent).filter(|sent| rank == target || rank == sent.source));
     }

@@ -238,7 +238,7 @@ mod tests {
         fn transfers(&self, _: u32, rank: Rank, into: &mut Vec<Transfer>) {
             for peer in (0..self.0).map(Rank).filter(|peer| *peer != rank) {
                 for (source, target) in [(rank, peer), (peer, rank)] {
-                    into.push(Transfer { chunk: Chunk(0), source, target, mode: Mode::Accumulate });
+                    into.push(Transfer::new(Chunk(0), source, target, Mode::Accumulate));
                 }
             }
         }

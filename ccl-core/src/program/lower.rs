@@ -112,9 +112,9 @@ struct Lowering<'a> {
 
 impl Lowering<'_> {
     /// Sends read the state before the round, so they come first. On every link both ends see the
-    /// chunks of a round in ascending order.
+    /// chunks of a round in order of their turns, and of their numbers where these are the same.
     fn round(&mut self, round: u32, transfers: &mut [Transfer]) {
-        transfers.sort_unstable_by_key(|t| (t.chunk, t.target, t.source));
+        transfers.sort_unstable_by_key(|t| (t.turn, t.chunk, t.target, t.source));
         let me = self.rank;
         self.round_begin = self.steps.len();
         let shared = multicasts(transfers, me, self.topology);

@@ -40,6 +40,17 @@ pub struct Transfer {
     pub target: Rank,
     /// How it is written.
     pub mode: Mode,
+    /// Of what a rank sends in a round, lower turns go first. All that is written into one place in a round has the
+    /// same turn, and so has all that is read from one.
+    pub turn: i32,
+}
+
+impl Transfer {
+    /// One without a turn of its own.
+    #[must_use]
+    pub fn new(chunk: Chunk, source: Rank, target: Rank, mode: Mode) -> Self {
+        Self { chunk, source, target, mode, turn: 0 }
+    }
 }
 
 /// A schedule that can be asked for one rank's part of one round, so that no rank has to hold the

@@ -25,6 +25,8 @@ pub enum Fault {
     Race(Transfer),
     /// The transfer reads a place that holds nothing.
     ReadsNothing(Transfer),
+    /// Something else of the round is written into or read from the same place in another turn.
+    OutOfTurn(Transfer),
     /// The two ends do not report the transfer alike, or it goes from a rank to itself.
     OneSided(Transfer),
     /// A rank, chunk or round outside the group.
@@ -90,6 +92,7 @@ pub fn run(before: &Holdings, schedule: &dyn Schedule) -> Result<Holdings, Fault
     for round in 0..schedule.rounds() {
         let transfers = super::round(schedule, round);
         check_ends(schedule, round, &transfers)?;
+        check_turns(transfers.clone())?;
         let read = state.clone();
         let mut written: Option<Transfer> = None;
         let mut by_target = transfers;
@@ -127,6 +130,20 @@ fn check_ends(schedule: &dyn Schedule, round: u32, sent: &[Transfer]) -> Result<
         Some(transfer) => Err(Fault::OneSided(*transfer)),
         None => Ok(()),
     }
+}
+
+/// Both ends of a link take what it carries in a round in the same order only if turns belong to places.
+fn check_turns(mut transfers: Vec<Transfer>) -> Result<(), Fault> {
+    for place in [|t: &Transfer| (t.source, t.chunk), |t: &Transfer| (t.target, t.chunk)] {
+        transfers.sort_unstable_by_key(place);
+        let mut neighbours = transfers.windows(2);
+        let strays =
+            |two: &[Transfer]| place(&two[0]) == place(&two[1]) && two[0].turn != two[1].turn;
+        if let Some(two) = neighbours.find(|two| strays(two)) {
+            return Err(Fault::OutOfTurn(two[1]));
+        }
+    }
+    Ok(())
 }
 
 fn apply(transfer: &Transfer, read: &Holdings, state: &mut Holdings) -> Result<(), Fault> {
@@ -169,7 +186,7 @@ mod tests {
     }
 
     fn transfer(source: u32, target: u32, mode: Mode) -> Transfer {
-        Transfer { chunk: Chunk(0), source: Rank(source), target: Rank(target), mode }
+        Transfer::new(Chunk(0), Rank(source), Rank(target), mode)
     }
 
     fn own(ranks: u32) -> Holdings {
@@ -201,6 +218,23 @@ mod tests {
         let empty = Holdings::new(2, 1, |rank, _| (rank.0 == 0).then_some(rank));
         let send = vec![transfer(1, 0, Mode::Store)];
         assert_eq!(run(&empty, &Listed(2, vec![send.clone()])), Err(Fault::ReadsNothing(send[0])));
+    }
+
+    #[test]
+    fn a_place_has_one_turn_in_a_round() {
+        let late = |transfer| Transfer { turn: 1, ..transfer };
+        let add = Mode::Accumulate;
+        for [first, second] in [[(0, 2), (1, 2)], [(0, 1), (0, 2)]] {
+            let pair = |turn: fn(Transfer) -> Transfer| {
+                vec![transfer(first.0, first.1, add), turn(transfer(second.0, second.1, add))]
+            };
+            assert!(run(&own(3), &Listed(3, vec![pair(|transfer| transfer)])).is_ok());
+            let stray = pair(late);
+            assert_eq!(
+                run(&own(3), &Listed(3, vec![stray.clone()])),
+                Err(Fault::OutOfTurn(stray[1]))
+            );
+        }
     }
 
     #[test]

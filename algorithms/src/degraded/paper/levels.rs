@@ -153,5 +153,5 @@ impl Schedule for Exchange {
 }
 
 fn transfer(piece: u32, source: u32, target: u32, mode: Mode) -> Transfer {
-    Transfer { chunk: Chunk(piece), source: Rank(source), target: Rank(target), mode }
+    Transfer::new(Chunk(piece), Rank(source), Rank(target), mode)
 }

@@ -258,12 +258,7 @@ fn between_two_hosts_the_slower_one_sends_once_and_gets_the_result() {
         let rails: Vec<(usize, usize)> = (0..lost).map(|rail| (1, rail)).collect();
         let fabric = without(2, &rails, Reach::RailOnly);
         let hop = |source, target, mode| {
-            vec![Transfer {
-                chunk: ccl_core::ids::Chunk(0),
-                source: Rank(source),
-                target: Rank(target),
-                mode,
-            }]
+            vec![Transfer::new(ccl_core::ids::Chunk(0), Rank(source), Rank(target), mode)]
         };
         for between in [two_stage(&fabric, Share::Corrected), recursive(&fabric)] {
             let between = between.unwrap();
