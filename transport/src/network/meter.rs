@@ -12,11 +12,17 @@
 //! less, and measures even less.
 //!
 //! Messages that fill no rail all wait for one that is very slow, so where there are no others their tiles are
-//! looked at, too: a rail that is busy with its bytes for several times as long as the best one is *slow for
-//! them*. That may be because of the peer, which answers late, so it is believed for such messages only
-//! ([`super::split`]), nobody else hears of it, and the rail is tried again after a while.
+//! looked at, too ([`brief`]): a rail that is busy with its bytes for several times as long as the best one is *slow for
+//! them*. That may be because of the peer, which answers late, so it is believed until the rail is measured
+//! while it is full, nobody else hears of it, and the rail is tried again after a while.
+
+mod brief;
 
 use ccl_core::ids::Timestamp;
+use smallvec::SmallVec;
+
+use self::brief::Brief;
+use super::MAX_RAILS;
 
 /// A share that differs by less than this factor from the one last told is no news.
 const STEP: f64 = 1.5;
@@ -28,15 +34,10 @@ pub(super) const CROWDED: f64 = 1.0 / 3.0;
 const LEAST: f64 = 0.01;
 /// So many measurements in a row must agree that a rail is slow.
 const AGREEING: usize = 4;
-/// A rail that carries less than this part of what the best one does is slow for messages that fill none.
-const BRIEFLY_SLOW: f64 = 0.5;
 /// Tiles that are shorter say nothing: only the time that messages take for their way decides when they arrive.
 const LEAST_BRIEF_BYTES: usize = 16 << 10;
 /// A look at messages that fill no rail follows after so many tiles for each rail.
 const LOOKED_AT: usize = 8;
-/// After so many looks a rail that is slow for them is tried again; after twice as many the next time.
-const FIRST_TRIAL: u32 = 256;
-const LAST_TRIAL: u32 = 1 << 16;
 /// A rail that has carried at least this part of its fair part while it was deep has carried much.
 const LEAST_DEEP_PART: u64 = 4;
 
@@ -62,8 +63,6 @@ pub(super) struct News {
     pub(super) rail: usize,
     /// Between 0 and 1.
     pub(super) share: f64,
-    /// Whether it was measured while the rail was full.
-    pub(super) is_sure: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -71,25 +70,10 @@ struct Gauge {
     deep: Span,
     /// While anything is on the way on it.
     busy: Span,
-    /// As [`Self::busy`], since the last look at messages that fill no rail.
-    brief: Span,
-    looks: Looks,
     /// The last measurements.
     latest: [f64; AGREEING],
     told: f64,
-}
-
-/// What looks at messages that fill no rail say of it.
-#[derive(Clone, Copy, Debug)]
-struct Looks {
-    /// So many in a row, that it is slow for them, or that it is not.
-    slow: usize,
-    good: usize,
-    /// Whether what is known of it is from looks.
-    is_judge: bool,
-    /// So many looks ago it was found to be slow; when it is tried again.
-    ago: u32,
-    trial: u32,
+    brief: Brief,
 }
 
 /// The times at which a rail is in some state.
@@ -137,9 +121,13 @@ impl Span {
 
 impl Gauge {
     fn new() -> Self {
-        let [deep, busy, brief] = [const { Span { since: None, bytes: 0, ns: 0 } }; 3];
-        let looks = Looks { slow: 0, good: 0, is_judge: false, ago: 0, trial: FIRST_TRIAL };
-        Self { deep, busy, brief, looks, latest: [1.0; AGREEING], told: 1.0 }
+        let (deep, busy, brief) = (Span::default(), Span::default(), Brief::new());
+        Self { deep, busy, latest: [1.0; AGREEING], told: 1.0, brief }
+    }
+
+    /// What its share is taken to be.
+    fn worth(&self) -> f64 {
+        self.brief.found.unwrap_or(self.told)
     }
 
     fn share(&self) -> f64 {
@@ -157,32 +145,7 @@ impl Gauge {
     fn measured(&mut self, share: f64) {
         self.latest.rotate_left(1);
         self.latest[AGREEING - 1] = share;
-        self.looks.is_judge = false;
-    }
-
-    /// What a look says: the share of the rail, if it has carried enough. Whether there is something to tell.
-    fn looked_at(&mut self, share: Option<f64>) -> bool {
-        let looks = &mut self.looks;
-        (looks.slow, looks.good) = match share {
-            Some(share) if share < BRIEFLY_SLOW => (looks.slow + 1, 0),
-            Some(_) => (0, looks.good + 1),
-            None => (looks.slow, looks.good),
-        };
-        looks.ago += 1;
-        if looks.good >= AGREEING && self.told >= FULL {
-            looks.trial = FIRST_TRIAL;
-        }
-        if let Some(share) = share.filter(|_| looks.slow >= AGREEING && self.told >= FULL) {
-            (looks.slow, looks.ago, looks.is_judge) = (0, 0, true);
-            self.latest = [share.max(LEAST); AGREEING];
-            return true;
-        }
-        let is_tried = looks.is_judge && self.told < FULL && looks.ago >= looks.trial;
-        if is_tried {
-            (looks.slow, looks.trial) = (0, (2 * looks.trial).min(LAST_TRIAL));
-            self.latest = [1.0; AGREEING];
-        }
-        is_tried
+        self.brief.measured(share);
     }
 
     fn spans(&mut self) -> [&mut Span; 2] {
@@ -224,9 +187,9 @@ impl Meter {
             gauge.deep.start(now);
         }
         if bytes >= LEAST_BRIEF_BYTES {
-            gauge.brief.start(now);
+            gauge.brief.busy.start(now);
             self.tiles += 1;
-            self.deep_tiles += usize::from(is_deep && gauge.told >= FULL);
+            self.deep_tiles += usize::from(is_deep && gauge.worth() >= FULL);
         }
     }
 
@@ -244,7 +207,7 @@ impl Meter {
         let since = gauge.busy.since.unwrap_or(now);
         gauge.deep.arrived(bytes, now, is_deep);
         gauge.busy.arrived(bytes, now, backlog > 0);
-        gauge.brief.arrived(bytes, now, backlog > 0);
+        gauge.brief.busy.arrived(bytes, now, backlog > 0);
         self.arrived += bytes as u64;
         if self.tiles >= LOOKED_AT * self.gauges.len() {
             self.look(now, &capacity);
@@ -262,15 +225,15 @@ impl Meter {
 
     /// A slow rail is given less, so less on it is much.
     fn is_deep(&self, rail: usize, backlog: usize) -> bool {
-        backlog as f64 >= self.deep_bytes * self.gauges[rail].told
+        backlog as f64 >= self.deep_bytes * self.gauges[rail].worth()
     }
 
-    /// The share of a rail that was told last.
+    /// What the share of a rail is taken to be.
     pub(super) fn share(&self, rail: usize) -> f64 {
-        self.gauges[rail].told
+        self.gauges[rail].worth()
     }
 
-    /// Whether [`Self::news`] may bring something.
+    /// Whether [`Self::news`] may bring something, or [`Self::share`] says something else than before.
     pub(super) fn is_fresh(&self) -> bool {
         self.is_fresh
     }
@@ -294,36 +257,40 @@ impl Meter {
         let share = if share >= FULL { 1.0 } else { share };
         let gauge = &mut self.gauges[rail];
         gauge.told = share;
-        let is_sure = !gauge.looks.is_judge;
-        gauge.looks.is_judge &= share < FULL;
-        Some(News { rail, share, is_sure })
+        gauge.brief.told();
+        Some(News { rail, share })
     }
 
     /// Looks at messages that fill no rail, unless there are too many others between them.
     fn look(&mut self, now: Timestamp, capacity: &impl Fn(usize) -> f64) {
-        self.gauges.iter_mut().for_each(|gauge| gauge.brief.count(now));
+        self.gauges.iter_mut().for_each(|gauge| gauge.brief.busy.count(now));
         if self.deep_tiles * 4 < self.tiles {
-            let parts = self.brief_parts(capacity);
-            let best = parts.iter().flatten().copied().fold(0.0, f64::max);
-            for (gauge, part) in self.gauges.iter_mut().zip(parts) {
-                self.is_fresh |= gauge.looked_at(part.map(|part| part / best));
+            let shares = brief::shares(&self.brief_times(capacity));
+            for (gauge, share) in self.gauges.iter_mut().zip(shares) {
+                let worth = gauge.worth();
+                self.is_fresh |= gauge.brief.looked_at(share, worth);
             }
         }
-        self.gauges.iter_mut().for_each(|gauge| gauge.brief.clear());
+        self.gauges.iter_mut().for_each(|gauge| gauge.brief.busy.clear());
         (self.tiles, self.deep_tiles) = (0, 0);
     }
 
-    /// What part of their capacities the rails carry that have had at least half of what they should since the last look.
-    fn brief_parts(&self, capacity: &impl Fn(usize) -> f64) -> Vec<Option<f64>> {
-        let worth = |(rail, gauge): (usize, &Gauge)| capacity(rail) * gauge.told;
+    /// The capacities of the rails, and how long a byte has kept those busy since the last look that have had at least half of
+    /// what they should.
+    fn brief_times(
+        &self,
+        capacity: &impl Fn(usize) -> f64,
+    ) -> SmallVec<[(f64, Option<f64>); MAX_RAILS]> {
+        let worth = |(rail, gauge): (usize, &Gauge)| capacity(rail) * gauge.worth();
         let all: f64 = self.gauges.iter().enumerate().map(worth).sum();
-        let bytes: u64 = self.gauges.iter().map(|gauge| gauge.brief.bytes).sum();
-        let part = |(rail, gauge): (usize, &Gauge)| {
+        let bytes: u64 = self.gauges.iter().map(|gauge| gauge.brief.busy.bytes).sum();
+        let time = |(rail, gauge): (usize, &Gauge)| {
             let fair = bytes as f64 * worth((rail, gauge)) / all;
-            let rate = gauge.brief.rate()?;
-            (gauge.brief.bytes as f64 >= fair / 2.0).then(|| rate / capacity(rail))
+            let busy = &gauge.brief.busy;
+            let rate = busy.rate().filter(|rate| *rate > 0.0 && busy.bytes as f64 >= fair / 2.0);
+            (capacity(rail), rate.map(f64::recip))
         };
-        self.gauges.iter().enumerate().map(part).collect()
+        self.gauges.iter().enumerate().map(time).collect()
     }
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {

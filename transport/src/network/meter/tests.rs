@@ -1,5 +1,6 @@
 //! What is told of rails, and what is not.
 
+use super::brief::{AGREEING, FIRST_TRIAL};
 use super::*;
 
 const WINDOW: u64 = 10 << 20;
@@ -117,18 +118,34 @@ fn noise_is_no_news() {
 }
 
 #[test]
-fn messages_that_fill_no_rail_are_no_news_unless_one_is_very_slow() {
+fn messages_that_fill_no_rail_are_no_news_but_one_that_is_very_slow_counts_for_less() {
     let mut meter = Meter::new(2, DEEP, WINDOW);
-    assert_eq!(told(&mut meter, &[100, 190], 1, 10_000), []);
+    assert_eq!(told(&mut meter, &[100, 290], 1, 10_000), []);
     let mostly_small = |meter: &mut Meter| {
-        [told(meter, &[100, 190], 1, 60), told(meter, &[100, 190], 2, 1)].concat()
+        [told(meter, &[100, 290], 1, 60), told(meter, &[100, 290], 2, 1)].concat()
     };
     assert!((0..1000).all(|_| mostly_small(&mut meter).is_empty()));
+    assert_eq!(meter.share(1), 1.0);
     let mut meter = Meter::new(2, DEEP, WINDOW);
     let looks = AGREEING * LOOKED_AT;
     assert_eq!(told(&mut meter, &[100, 900], 1, looks as u64 - 1), []);
-    let slow = told(&mut meter, &[100, 900], 1, 1);
-    assert!(matches!(slow[..], [(1, share)] if (0.1..0.12).contains(&share)), "{slow:?}");
+    assert_eq!(meter.share(1), 1.0);
+    assert_eq!(told(&mut meter, &[100, 900], 1, 1), []);
+    assert!((0.1..0.12).contains(&meter.share(1)), "{}", meter.share(1));
+    assert_eq!(meter.share(0), 1.0);
+}
+
+/// Looks at messages of one tile a rail, all of them on the way for as long.
+fn look_at_short_tiles(meter: &mut Meter, (bytes, looks): (usize, usize), rails: [(f64, u64); 2]) {
+    for message in 0..(looks * LOOKED_AT) as u64 {
+        let start = Timestamp(message * 1_000_000);
+        (0..2).for_each(|rail| meter.given(rail, (bytes, bytes), start));
+        let mut ends = [0, 1].map(|rail| (rails[rail].1, rail));
+        ends.sort_unstable();
+        for (end, rail) in ends {
+            meter.arrived(rail, (bytes, 0), start.after(end), |rail| rails[rail].0);
+        }
+    }
 }
 
 /// They take their time because of the way, or of a peer that answers late.
@@ -136,47 +153,93 @@ fn messages_that_fill_no_rail_are_no_news_unless_one_is_very_slow() {
 fn short_tiles_make_no_rail_slow() {
     for (bytes, is_slow) in [(LEAST_BRIEF_BYTES - 1, false), (LEAST_BRIEF_BYTES, true)] {
         let mut meter = Meter::new(2, DEEP, WINDOW);
-        let looks = AGREEING * LOOKED_AT;
-        for message in 0..looks as u64 {
-            for (rail, tile_ns) in [(0, 100), (1, 900)] {
-                let start = Timestamp(message * 1_000_000);
-                meter.given(rail, (bytes, bytes), start);
-                meter.arrived(rail, (bytes, 0), start.after(tile_ns), |_| 1.0);
-            }
-        }
-        assert_eq!(meter.news(&SLOW).is_some(), is_slow, "{bytes} bytes");
+        look_at_short_tiles(&mut meter, (bytes, AGREEING), [(1.0, 100), (1.0, 900)]);
+        assert_eq!(meter.share(1) < FULL, is_slow, "{bytes} bytes");
     }
+}
+
+/// Where the way decides, the faster of two rails is no faster.
+#[test]
+fn a_rail_is_not_slow_for_being_as_fast_as_one_of_less_capacity() {
+    for (fast, slow, share) in
+        [(100, 100, [1.0, 1.0]), (110, 400, [1.0, 1.0]), (500, 100, [0.2, 1.0])]
+    {
+        let mut meter = Meter::new(2, DEEP, WINDOW);
+        look_at_short_tiles(&mut meter, (LEAST_BRIEF_BYTES, AGREEING), [(4.0, fast), (1.0, slow)]);
+        assert_eq!([meter.share(0), meter.share(1)], share, "{fast} and {slow} ns");
+    }
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    look_at_short_tiles(&mut meter, (LEAST_BRIEF_BYTES, AGREEING), [(4.0, 100), (1.0, 2000)]);
+    assert!((0.19..0.21).contains(&meter.share(1)), "{}", meter.share(1));
+}
+
+/// Looks at messages of one tile a rail. Whether rail 1 is slow from now on, if that has changed.
+fn look(meter: &mut Meter, tile_ns: u64) -> Option<bool> {
+    let before = meter.share(1) < FULL;
+    // Who believes that it is slow gives it nothing.
+    let rails = if before { &[100][..] } else { &[100, tile_ns] };
+    let messages = 2 * LOOKED_AT / rails.len();
+    assert_eq!(told(meter, rails, 1, messages as u64), []);
+    let after = meter.share(1) < FULL;
+    (after != before).then_some(after)
+}
+
+/// How many looks it takes.
+fn looks_until(meter: &mut Meter, tile_ns: u64, is_slow: bool) -> u32 {
+    let mut looks = 1..10_000;
+    looks.find(|_| look(meter, tile_ns) == Some(is_slow)).expect("it changes")
 }
 
 /// Where it is as slow as before, after a time that doubles.
 #[test]
 fn a_rail_that_is_slow_for_small_messages_is_tried_again_later_and_later() {
     let mut meter = Meter::new(2, DEEP, WINDOW);
-    let look = |meter: &mut Meter, tile_ns: u64| {
-        // Who believes that it is slow gives it nothing.
-        let rails = if meter.share(1) < FULL { &[100][..] } else { &[100, tile_ns] };
-        let messages = 2 * LOOKED_AT / rails.len();
-        let looked = told(meter, rails, 1, messages as u64);
-        looked.last().map(|(_, share)| *share < FULL)
-    };
-    let mut until = |is_slow: bool| (1..10_000).find(|_| look(&mut meter, 900) == Some(is_slow));
-    let found = [true, false, true, false, true].map(&mut until).map(Option::unwrap);
+    let found =
+        [true, false, true, false, true].map(|is_slow| looks_until(&mut meter, 900, is_slow));
     let agreeing = AGREEING as u32;
     assert_eq!(found, [agreeing, FIRST_TRIAL, agreeing, 2 * FIRST_TRIAL, agreeing]);
-    let healed = (1..10_000).find(|_| look(&mut meter, 100) == Some(false));
-    assert_eq!(healed, Some(4 * FIRST_TRIAL));
+    assert_eq!(looks_until(&mut meter, 100, false), 4 * FIRST_TRIAL);
     assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
-    assert_eq!(meter.gauges[1].looks.trial, FIRST_TRIAL);
+    assert_eq!(meter.gauges[1].brief.trial, FIRST_TRIAL);
+}
+
+/// Plans hear of its recovery when it is measured while it is full.
+#[test]
+fn a_rail_that_was_slow_while_it_was_full_is_tried_by_small_messages() {
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    assert!(!told(&mut meter, &[100, 900], 8, 100).is_empty());
+    assert_eq!(looks_until(&mut meter, 100, false), FIRST_TRIAL);
+    assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
+    assert_eq!(told(&mut meter, &[100, 100], 8, 100), [(1, 1.0)]);
+}
+
+#[test]
+fn a_rail_that_is_tried_and_is_as_slow_while_it_is_full_is_no_news() {
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    assert!(!told(&mut meter, &[100, 900], 8, 100).is_empty());
+    looks_until(&mut meter, 100, false);
+    assert_eq!(told(&mut meter, &[100, 900], 8, 100), []);
+    assert!(meter.share(1) < 0.2, "{}", meter.share(1));
 }
 
 #[test]
 fn what_was_measured_while_a_rail_was_full_counts_for_more() {
     let mut meter = Meter::new(2, DEEP, WINDOW);
-    let looks = AGREEING * LOOKED_AT;
-    assert!(!told(&mut meter, &[100, 900], 1, looks as u64).is_empty());
-    assert!(meter.gauges[1].looks.is_judge);
-    assert_eq!(told(&mut meter, &[100, 100], 8, 100), [(1, 1.0)]);
-    assert!(!meter.gauges[1].looks.is_judge);
+    assert_eq!(looks_until(&mut meter, 900, true), AGREEING as u32);
+    assert_eq!(told(&mut meter, &[100, 100], 8, 100), []);
+    assert_eq!(meter.share(1), 1.0);
+}
+
+/// Nobody else has heard of it before.
+#[test]
+fn what_small_messages_have_found_is_told_once_full_rails_say_so_too() {
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    looks_until(&mut meter, 900, true);
+    let window = WINDOW / (2 * 8 * TILE as u64);
+    assert_eq!(told(&mut meter, &[100, 900], 8, 3 * window), [], "in three measurements");
+    assert!(meter.share(1) < 0.2, "{}", meter.share(1));
+    let slow = told(&mut meter, &[100, 900], 8, 100);
+    assert!(matches!(slow[..], [(1, share)] if (0.1..0.12).contains(&share)), "{slow:?}");
 }
 
 #[test]
