@@ -63,10 +63,11 @@ impl Brief {
         found.is_some()
     }
 
-    /// The rail has this share while it is full, which counts for more.
+    /// The rail has this share while it is full, which counts for more. How slow a slow one is, is not known well before
+    /// several measurements have agreed.
     pub(super) fn measured(&mut self, share: f64) {
-        let agrees = |found: f64| (1.0 / STEP..=STEP).contains(&(share / found));
-        self.found = self.found.filter(|found| agrees(*found));
+        let is_slow = share < 1.0 / STEP;
+        self.found = self.found.filter(|found| (*found < FULL) == is_slow);
     }
 
     /// What was measured while the rail was full is told to all.

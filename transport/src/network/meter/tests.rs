@@ -230,6 +230,19 @@ fn what_was_measured_while_a_rail_was_full_counts_for_more() {
     assert_eq!(meter.share(1), 1.0);
 }
 
+/// It is full with little, while the others are not with more.
+#[test]
+fn a_rail_stays_slow_for_small_messages_however_slow_it_is_measured() {
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    looks_until(&mut meter, 900, true);
+    for share in [0.3, 0.05, 0.6] {
+        meter.gauges[1].measured(share);
+        assert!(meter.share(1) < 0.2, "{share}");
+    }
+    meter.gauges[1].measured(0.7);
+    assert_eq!(meter.share(1), 1.0);
+}
+
 /// Nobody else has heard of it before.
 #[test]
 fn what_small_messages_have_found_is_told_once_full_rails_say_so_too() {
