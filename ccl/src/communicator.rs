@@ -67,7 +67,8 @@ impl Communicator {
             return Err(Error::InvalidArgument(text));
         }
         plans::check(&config.settings)?;
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let began = clock::now();
+        let deadline = began + config.settings.bootstrap_timeout;
         let rank = Rank(rank);
         id.await_way(&config.settings, deadline)?;
         let control = Control::join(id, rank, size, deadline)?;
@@ -79,6 +80,7 @@ impl Communicator {
                 }
                 control.leave(0);
             })?;
+        connected.tell(rank, config.name.as_deref(), began);
         let planner = Planner::new(rank, connected.topology, settings.clone());
         let executor = Executor::new(rank, connected.links).caching(connected.machine.caches);
         let ladder = Ladder::new(connected.machine.ranks, connected.machine.cores, connected.bell);
@@ -107,7 +109,6 @@ impl Communicator {
         };
         let core = Arc::new(core);
         let guardian = Core::guardian(&core).inspect_err(|error| core.fail(error))?;
-        tracing::info!(rank = rank.0, size, name = config.name.as_deref(), "communicator created");
         let handle = Handle { core, driver: Mutex::new(None), guardian: Mutex::new(guardian) };
         let communicator = Self { handle: Arc::new(handle) };
         if let Some(file) = &config.settings.tuning {

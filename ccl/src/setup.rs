@@ -18,7 +18,7 @@ use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::{Endpoint, LinkShape, MAX_RAILS, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
-use ccl_transport::{TransportError, auth::JobKey};
+use ccl_transport::{TransportError, auth::JobKey, clock};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::Control;
@@ -59,6 +59,26 @@ pub(crate) struct Connected {
     pub(crate) timeline: Arc<Timeline>,
     /// If faults are rehearsed.
     pub(crate) part: Option<Arc<Part>>,
+}
+
+impl Connected {
+    /// Tells the log what was made of what was there, and that it took since `began`.
+    pub(crate) fn tell(&self, me: Rank, name: Option<&str>, began: Instant) {
+        let (topology, own) = (&self.topology, &self.rails[me.index()]);
+        let here = topology.ranks_of(topology.node_of(me));
+        tracing::info!(
+            rank = me.0,
+            size = topology.ranks(),
+            name,
+            hosts = topology.nodes(),
+            ranks_on_this_host = here.len(),
+            processors = self.machine.cores,
+            rails = if topology.nodes() > 1 { own.len() } else { 0 },
+            milliseconds = (clock::now() - began).as_millis(),
+            version = env!("CARGO_PKG_VERSION"),
+            "communicator created"
+        );
+    }
 }
 
 /// Processors, and who shares them: ranks that pretend to be on other hosts do, too.
