@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import shlex
 import shutil
@@ -39,6 +40,7 @@ _OLDEST_TORCH = (2, 11)
 """What is tried; older versions have no copies of stores, which the module needs."""
 _COMPILE_SECONDS = 1800
 _LOCK_POLL_SECONDS = 0.05
+_LOG = logging.getLogger(__name__)
 
 
 class BuildError(RuntimeError):
@@ -153,6 +155,10 @@ def _compile(target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         command = _command(made)
+        # Not wrong, but whoever waits for half a minute wants to know for what: programs show warnings.
+        _LOG.warning(
+            "r2ccl compiles its backend for PyTorch %s, once: %s", torch.__version__, target
+        )
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False

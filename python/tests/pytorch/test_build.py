@@ -36,7 +36,7 @@ def compile_in_process(_: int) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=600
     )
-    return done.stdout.strip()
+    return done.stdout.strip() + "\n" + done.stderr
 
 
 def test_ranks_that_start_at_once_compile_once(
@@ -46,9 +46,10 @@ def test_ranks_that_start_at_once_compile_once(
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
     with ThreadPoolExecutor(3) as ranks:
-        paths = set(ranks.map(compile_in_process, range(3)))
-    assert len(paths) == 1
-    module = Path(paths.pop())
+        told = [text.split("\n", 1) for text in ranks.map(compile_in_process, range(3))]
+    assert len({path for path, _ in told}) == 1
+    module = Path(told[0][0])
+    assert sum(str(module) in errors for _, errors in told) == 1, "who compiles says so"
     assert module.read_text() == "module"
     assert log.read_text() == "compiled\n"
     # Nothing but the module and its lock stays.
