@@ -25,8 +25,14 @@ pub(crate) enum Command {
     /// Starts a program several times on this machine, as the ranks of a job
     #[command(
         after_help = "The processes find each other as under torchrun, by RANK, WORLD_SIZE, LOCAL_RANK, \
-                            LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 has the standard input, all have \
-                            the output. When one fails, the others are killed, and its exit status is that of r2ccl."
+                      LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Rank 0 has the standard input, all have \
+                      the output.\n\n\
+                      When one fails, the others have 3 seconds to say why they cannot go on; then they are sent \
+                      SIGTERM, and killed 5 seconds later. The exit status of r2ccl is that of the first that \
+                      failed. SIGINT, SIGTERM and SIGHUP are passed on, with 5 seconds to end as well, and a second \
+                      one kills at once; the exit status is 128 and the number of the signal. What ranks have \
+                      started ends with them, in the same way. If r2ccl is killed by SIGKILL, the kernel kills the \
+                      ranks, but not what they have started: let a shell exec the program."
     )]
     Run(Run),
     /// What `run` starts: becomes the program when it has taken its place

@@ -21,14 +21,14 @@ const STATUS_NOT_FOUND: u8 = 127;
 /// Starts the ranks and returns when all have ended well.
 ///
 /// # Errors
-/// Ranks could not be started, or one failed; the others are ended then.
+/// Ranks could not be started, one failed, or a signal came; all have ended then.
 pub(crate) fn run(wish: &Run) -> Result<(), Failure> {
     let meeting = Meeting::reserve()?;
     let key = if has_job_key() { None } else { Some(meeting::key()?) };
     let this = std::env::current_exe();
     let this = this.map_err(|cause| Failure::system("finding this program", cause))?;
     let count = wish.ranks.get();
-    let mut processes = Processes::default();
+    let mut processes = Processes::new()?;
     for index in 0..count {
         let mut command = Command::new(&this);
         command
@@ -81,8 +81,5 @@ pub(crate) fn become_program(wish: &Rank) -> (Failure, u8) {
 
 /// What a run that failed like this exits with.
 pub(crate) fn exit_status(failure: &Failure) -> u8 {
-    match failure {
-        Failure::Member { status, .. } => *status,
-        Failure::System { .. } | Failure::Orphaned => STATUS_SYSTEM,
-    }
+    failure.status().unwrap_or(STATUS_SYSTEM)
 }

@@ -5,15 +5,22 @@
     reason = "the ranks of a test are told by variables what to do"
 )]
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Output, Stdio};
+mod support;
+
+use std::process::{Command, Stdio};
 
 use ccl::{Communicator, Config, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Set for the ranks that a test starts.
+use support::{Finished, Running};
+
+/// Set for the ranks that a test starts; to what they do.
 const ROLE: &str = "CCL_CLI_TEST_RANK";
+/// They add up their numbers.
+const SUM: &str = "sum";
+/// Rank 1 leaves, and the others find out.
+const LEAVE: &str = "leave";
 
 /// The kernel needs much less to end a process.
 const DEADLINE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -33,38 +40,57 @@ fn r2ccl(line: &str, behind: &[&str]) -> Command {
 }
 
 /// The same, of which every rank is [`child_entry`].
-fn sums(line: &str) -> Output {
+fn ranks(line: &str, role: &str) -> Finished {
     let this = std::env::current_exe().unwrap();
     let words = ["--", this.to_str().unwrap(), "--exact", "child_entry", "--nocapture"];
-    r2ccl(line, &words).env(ROLE, "1").output().unwrap()
+    finished(r2ccl(line, &words).env(ROLE, role))
 }
 
-fn text(output: &Output) -> String {
-    let [out, err] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
-    format!("{}\n{out}\n{err}", output.status)
+fn finished(command: &mut Command) -> Finished {
+    Running::start(command).finish()
+}
+
+/// A shell that runs `script`, in which `$0` is `r2ccl`.
+fn shell(script: &str) -> Command {
+    let r2ccl = r2ccl("", &[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(r2ccl.get_program()).stdin(Stdio::null());
+    for (name, _) in r2ccl.get_envs() {
+        command.env_remove(name);
+    }
+    command
+}
+
+fn text(Finished { status, output, errors }: &Finished) -> String {
+    format!("{status}\n{output}\n{errors}")
 }
 
 /// A rank; in a plain run of the tests it does nothing.
 #[test]
 fn child_entry() {
-    if std::env::var_os(ROLE).is_none() {
-        return;
-    }
+    let Ok(role) = std::env::var(ROLE) else { return };
     let communicator =
         Communicator::from_environment(&Config::from_environment().unwrap()).unwrap();
-    let mut sum = [u64::from(communicator.rank().0) + 1];
-    communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
+    let rank = communicator.rank();
+    if role == LEAVE && rank.0 == 1 {
+        std::process::exit(7);
+    }
+    let mut sum = [u64::from(rank.0) + 1];
+    if let Err(error) = communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum) {
+        println!("rank {rank} cannot go on: {error};");
+        std::process::exit(1);
+    }
     let host = std::env::var("R2CCL_HOST_ID").unwrap_or_default();
     let local = std::env::var("LOCAL_RANK").unwrap();
-    println!("rank {} local {local} sum {} host {host};", communicator.rank(), sum[0]);
+    println!("rank {rank} local {local} sum {} host {host};", sum[0]);
     communicator.finalize().unwrap();
 }
 
 #[test]
 fn ranks_find_each_other() {
-    let output = sums("run -n 3");
-    let text = text(&output);
-    assert!(output.status.success(), "{text}");
+    let run = ranks("run -n 3", SUM);
+    let text = text(&run);
+    assert!(run.status.success(), "{text}");
     for rank in 0..3 {
         assert!(text.contains(&format!("rank {rank} local {rank} sum 6 host ;")), "{text}");
     }
@@ -72,9 +98,9 @@ fn ranks_find_each_other() {
 
 #[test]
 fn ranks_are_on_the_hosts_that_they_are_told() {
-    let output = sums("run -n 4 --hosts 2 --rails 2 --bind-to none");
-    let text = text(&output);
-    assert!(output.status.success(), "{text}");
+    let run = ranks("run -n 4 --hosts 2 --rails 2 --bind-to none", SUM);
+    let text = text(&run);
+    assert!(run.status.success(), "{text}");
     for rank in 0..4 {
         let line = format!("rank {rank} local {rank} sum 10 host host{};", rank / 2);
         assert!(text.contains(&line), "{text}");
@@ -84,10 +110,83 @@ fn ranks_are_on_the_hosts_that_they_are_told() {
 #[test]
 fn the_first_that_fails_ends_the_others() {
     let script = "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 100";
-    let output = r2ccl("run -n 3 -- sh -c", &[script]).output().unwrap();
-    assert_eq!(output.status.code(), Some(7), "{}", text(&output));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let run = finished(&mut r2ccl("run -n 3 -- sh -c", &[script]));
+    assert_eq!(run.status.code(), Some(7), "{}", text(&run));
+    let told = &run.errors;
     assert!(told.contains("rank 1 (process ") && told.contains("ended with status 7"), "{told}");
+}
+
+/// They hold the pipes of this test: it would have to wait for them.
+#[test]
+fn what_ranks_have_started_ends_with_them() {
+    for (ranks, script, status) in [
+        ("2", "if [ $RANK = 1 ]; then exit 7; fi; sleep 100; true", 7),
+        (
+            "2",
+            "if [ $RANK = 1 ]; then sleep 100 & kill -KILL $$; fi; setsid sleep 100; true",
+            128 + 9,
+        ),
+        ("1", "sleep 100 &", 0),
+    ] {
+        let run = finished(&mut r2ccl("run -n", &[ranks, "--", "sh", "-c", script]));
+        assert_eq!(run.status.code(), Some(status), "{script}: {}", text(&run));
+    }
+}
+
+#[test]
+fn the_others_may_tell_why_they_cannot_go_on() {
+    let run = ranks("run -n 3", LEAVE);
+    let text = text(&run);
+    assert_eq!(run.status.code(), Some(7), "{text}");
+    for rank in [0, 2] {
+        assert!(text.contains(&format!("rank {rank} cannot go on: ")), "{text}");
+    }
+}
+
+#[test]
+fn a_signal_is_passed_on() {
+    let script = "trap 'echo told; exit 0' TERM INT HUP; echo ready; while :; do sleep 0.01; done";
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let running = Running::start(&mut r2ccl("run -n 2 -- sh -c", &[script]));
+        assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+        running.send(signal);
+        let run = running.finish();
+        assert_eq!(run.status.code(), Some(128 + signal.as_raw()), "{}", text(&run));
+        assert_eq!(run.output, "told\ntold\n", "{}", text(&run));
+    }
+}
+
+#[test]
+fn who_does_not_listen_is_killed() {
+    let script = "trap '' TERM; echo ready; sleep 100; true";
+    let running = Running::start(&mut r2ccl("run -n 2 -- sh -c", &[script]));
+    assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+    running.send(Signal::TERM);
+    let run = running.finish();
+    assert_eq!(run.status.code(), Some(128 + 15), "{}", text(&run));
+}
+
+/// As `nohup` and some supervisors start programs.
+#[test]
+fn signals_that_were_ignored_before_change_nothing() {
+    for (script, status) in [
+        ("trap '' CHLD; exec $0 run -n 2 -- sh -c 'exit 3'", 3),
+        ("trap '' HUP; exec $0 run -n 1 -- sh -c 'kill -HUP $PPID'", 0),
+    ] {
+        let run = finished(&mut shell(script));
+        assert_eq!(run.status.code(), Some(status), "{script}: {}", text(&run));
+    }
+}
+
+#[test]
+fn processes_from_before_are_left_alone() {
+    let script = "sleep 100 > /dev/null 2>&1 & echo $!; exec $0 run -n 1 -- true";
+    let running = Running::start(&mut shell(script));
+    let before = Pid::from_raw(running.line().parse().unwrap()).unwrap();
+    let before = pidfd_open(before, PidfdFlags::empty()).unwrap();
+    let run = running.finish();
+    assert!(run.status.success(), "{}", text(&run));
+    pidfd_send_signal(&before, Signal::KILL).expect("it is still there");
 }
 
 #[test]
@@ -98,8 +197,8 @@ fn the_exit_status_tells_what_happened() {
         (&["/no/such/program"], 127),
         (&["/dev/null"], 126),
     ] {
-        let output = r2ccl("run -n 1 --", program).output().unwrap();
-        assert_eq!(output.status.code(), Some(status), "{program:?}: {}", text(&output));
+        let run = finished(&mut r2ccl("run -n 1 --", program));
+        assert_eq!(run.status.code(), Some(status), "{program:?}: {}", text(&run));
     }
 }
 
@@ -109,25 +208,18 @@ fn standard_input_is_for_rank_0() {
     let mut command = r2ccl("run -n 2 -- sh -c", &["echo $RANK: $(wc -c)."]);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "12345").unwrap();
-    let output = command.stdin(file.reopen().unwrap()).output().unwrap();
-    let text = text(&output);
+    let text = text(&finished(command.stdin(file.reopen().unwrap())));
     assert!(text.contains("0: 5.") && text.contains("1: 0."), "{text}");
 }
 
 #[test]
 fn nothing_outlives_a_launcher_that_is_killed() {
-    let mut launcher = r2ccl("run -n 2 -- sh -c", &["echo $$; exec sleep 100"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(launcher.stdout.take().unwrap()).lines().take(2);
-    let ranks: Vec<_> = lines
-        .map(|line| Pid::from_raw(line.unwrap().parse().unwrap()).unwrap())
-        .map(|rank| pidfd_open(rank, PidfdFlags::empty()).unwrap())
-        .collect();
-    assert_eq!(ranks.len(), 2);
-    launcher.kill().unwrap();
-    launcher.wait().unwrap();
+    let launcher = Running::start(&mut r2ccl("run -n 2 -- sh -c", &["echo $$; exec sleep 100"]));
+    let ranks = [launcher.line(), launcher.line()]
+        .map(|line| Pid::from_raw(line.parse().unwrap()).unwrap())
+        .map(|rank| pidfd_open(rank, PidfdFlags::empty()).unwrap());
+    launcher.send(Signal::KILL);
+    launcher.finish();
     for rank in &ranks {
         let mut ends = [PollFd::new(rank, PollFlags::IN)];
         assert_eq!(poll(&mut ends, Some(&DEADLINE)), Ok(1), "a rank is still there");

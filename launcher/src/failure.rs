@@ -31,11 +31,27 @@ pub enum Failure {
         /// Its exit status; 128 and the number of the signal if one ended it.
         status: u8,
     },
+    /// Somebody wanted the launcher to end.
+    #[error("signal {signal} has ended the run")]
+    Request {
+        /// The signal that said so.
+        signal: i32,
+    },
 }
 
 impl Failure {
     /// Shorthand for a failed call of the operating system.
     pub fn system(call: impl Into<String>, cause: impl Into<io::Error>) -> Self {
         Self::System { call: call.into(), cause: cause.into() }
+    }
+
+    /// What a launcher exits with, as shells do, if ranks or a signal have ended it.
+    #[must_use]
+    pub fn status(&self) -> Option<u8> {
+        match self {
+            Self::Member { status, .. } => Some(*status),
+            Self::Request { signal } => u8::try_from(STATUS_OF_SIGNAL + signal).ok(),
+            Self::System { .. } | Self::Orphaned => None,
+        }
     }
 }

@@ -61,8 +61,9 @@ impl Member {
         Self { index, count, launcher: process::getpid().as_raw_nonzero().get() }
     }
 
-    /// Makes this process, which is the member, end with its launcher, and binds it. Both outlast
-    /// `execve`.
+    /// Makes this process, which is the member, end with its launcher even if that is killed, and binds it. Both
+    /// outlast `execve`, but the first not that of a program that is set-user-ID or has capabilities of its file;
+    /// processes that this one starts have only the second.
     ///
     /// # Errors
     /// The launcher is gone, or the kernel refuses a processor.

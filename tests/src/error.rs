@@ -53,11 +53,9 @@ impl Failure {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::Results(_) => STATUS_RESULTS,
-            Self::Launch(ccl_launcher::Failure::Member { status, .. }) => *status,
+            Self::Launch(failure) => failure.status().unwrap_or(STATUS_RUN),
             Self::Testbed(failure) => failure.exit_status(),
-            Self::Library { .. } | Self::System { .. } | Self::Input(_) | Self::Launch(_) => {
-                STATUS_RUN
-            }
+            Self::Library { .. } | Self::System { .. } | Self::Input(_) => STATUS_RUN,
         }
     }
 

@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use ccl_launcher::{Binding, Member, Processes, pretended};
 
@@ -24,7 +25,7 @@ pub const MEETING_BYTES: usize = 128;
 /// # Errors
 /// A process could not be started, or one failed; the others are ended then.
 pub fn run(arguments: &Arguments, ranks: NonZeroUsize) -> Outcome<()> {
-    let mut group = Processes::default();
+    let mut group = Processes::new()?;
     let mut sockets = Vec::new();
     for index in 0..ranks.get() {
         let (ours, theirs) =
@@ -32,8 +33,12 @@ pub fn run(arguments: &Arguments, ranks: NonZeroUsize) -> Outcome<()> {
         group.start(index, &mut command(arguments, index, ranks.get(), theirs.into())?)?;
         sockets.push(ours);
     }
-    // A process that fails before it gets this far closes its socket; waiting tells why.
-    let _ = introduce(&mut sockets);
+    // The sockets are open until all have ended: one that closes is an error of its own.
+    let _introduced = thread::spawn(move || {
+        // A process that fails before it gets this far closes its socket; waiting tells why.
+        let _ = introduce(&mut sockets);
+        sockets
+    });
     Ok(group.wait()?)
 }
 
