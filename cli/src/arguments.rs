@@ -8,9 +8,10 @@ use std::str::FromStr;
 use bytesize::ByteSize;
 use ccl_core::collective::Collective;
 use ccl_core::cost::Preset;
-use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
+use ccl_launcher::{Binding, Member, check_pretence};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
 /// Starts ranks that use r2ccl, and looks into its planner.
 #[derive(Debug, Parser)]
@@ -18,6 +19,26 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Arguments {
+    /// What the command line of this process says. Where that cannot be done, the process ends.
+    pub(crate) fn of_this_process() -> Self {
+        let checked = Self::try_parse().and_then(Self::checked);
+        checked.unwrap_or_else(|error| error.format(&mut Self::command()).exit())
+    }
+
+    /// Refuses combinations that cannot be run.
+    ///
+    /// # Errors
+    /// As a usage error of the command line, which is not formatted yet.
+    fn checked(self) -> Result<Self, clap::Error> {
+        let refuse = |complaint| clap::Error::raw(ErrorKind::ValueValidation, complaint);
+        if let Command::Run(Run { ranks, hosts, rails, .. }) = &self.command {
+            check_pretence(*ranks, *hosts, *rails).map_err(refuse)?;
+        }
+        Ok(self)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -49,10 +70,10 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) ranks: NonZeroUsize,
     /// Let them pretend to be on so many hosts, neighbours on the same one
-    #[arg(long, value_name = "N", value_parser = at_most::<MOST_HOSTS>)]
+    #[arg(long, value_name = "N")]
     pub(crate) hosts: Option<NonZeroUsize>,
     /// Give every such host so many network interfaces
-    #[arg(long, value_name = "N", value_parser = at_most::<MOST_RAILS>)]
+    #[arg(long, value_name = "N")]
     pub(crate) rails: Option<NonZeroUsize>,
     /// Bind every process to a processor unless there are more processors than processes, or leave that
     /// to the kernel
@@ -183,11 +204,6 @@ impl FromStr for Sizes {
     }
 }
 
-fn at_most<const MOST: usize>(text: &str) -> Result<NonZeroUsize, String> {
-    let number = text.parse().ok().filter(|number: &NonZeroUsize| number.get() <= MOST);
-    number.ok_or_else(|| format!("expected a number from 1 to {MOST}"))
-}
-
 fn collective(text: &str) -> Result<Collective, String> {
     let plain = |name: &str| name.replace(['_', '-'], "").to_ascii_lowercase();
     let all = Collective::ALL.into_iter();
@@ -225,7 +241,6 @@ mod tests {
 
     #[test]
     fn the_definition_is_consistent() {
-        use clap::CommandFactory as _;
         Arguments::command().debug_assert();
     }
 
@@ -256,10 +271,13 @@ mod tests {
             "r2ccl explain allreduce --overhead inf",
             "r2ccl run -n 0 -- true",
             "r2ccl run -n 2",
-            "r2ccl run -n 2 --hosts 251 -- true",
+            "r2ccl run -n 2 --hosts 3 -- true",
+            "r2ccl run -n 300 --hosts 251 -- true",
             "r2ccl run -n 2 --rails 0 -- true",
+            "r2ccl run -n 2 --rails 251 -- true",
         ] {
-            assert!(Arguments::try_parse_from(wrong.split(' ')).is_err(), "{wrong}");
+            let parsed = Arguments::try_parse_from(wrong.split(' '));
+            assert!(parsed.and_then(Arguments::checked).is_err(), "{wrong}");
         }
     }
 }

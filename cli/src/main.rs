@@ -14,15 +14,13 @@ use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 use arguments::{Arguments, Command};
 
 /// Exit status when the command line asks for something impossible.
 const STATUS_INPUT: u8 = 2;
 
 fn main() -> ExitCode {
-    match Arguments::parse().command {
+    match Arguments::of_this_process().command {
         Command::Explain(wish) => match explain::explain(&wish) {
             Ok(text) => {
                 // Nobody reads the rest when a pager was left.

@@ -15,5 +15,5 @@ mod signals;
 
 pub use failure::{Failure, STATUS_OF_SIGNAL};
 pub use member::{Binding, Member};
-pub use pretence::{MOST_HOSTS, MOST_RAILS, pretended};
+pub use pretence::{check as check_pretence, pretended};
 pub use processes::Processes;

@@ -3,9 +3,28 @@
 use std::num::NonZeroUsize;
 
 /// Hosts and rails are numbers in a loopback address.
-pub const MOST_HOSTS: usize = 250;
+const MOST_HOSTS: usize = 250;
 /// See [`MOST_HOSTS`].
-pub const MOST_RAILS: usize = 250;
+const MOST_RAILS: usize = 250;
+
+/// Whether `ranks` can be shared out among `hosts` with `rails` each.
+///
+/// # Errors
+/// They cannot, and why.
+pub fn check(
+    ranks: NonZeroUsize,
+    hosts: Option<NonZeroUsize>,
+    rails: Option<NonZeroUsize>,
+) -> Result<(), String> {
+    match (hosts.map_or(1, NonZeroUsize::get), rails.map_or(1, NonZeroUsize::get)) {
+        (hosts, _) if hosts > ranks.get() => {
+            Err(format!("{hosts} hosts need at least as many ranks, not {ranks}"))
+        }
+        (hosts, _) if hosts > MOST_HOSTS => Err(format!("{hosts} hosts: at most {MOST_HOSTS}")),
+        (_, rails) if rails > MOST_RAILS => Err(format!("{rails} rails: at most {MOST_RAILS}")),
+        _ => Ok(()),
+    }
+}
 
 /// The settings that make process `index` of `count` believe in its host and its network interfaces;
 /// none if neither is pretended. Neighbours share a host.
@@ -32,6 +51,23 @@ pub fn pretended(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_host_is_without_a_rank_or_an_address() {
+        let checked = |ranks, hosts, rails| {
+            check(
+                NonZeroUsize::new(ranks).unwrap(),
+                NonZeroUsize::new(hosts),
+                NonZeroUsize::new(rails),
+            )
+        };
+        for (ranks, hosts, rails) in [(1, 0, 0), (2, 2, 0), (5, 2, 250), (250, 250, 1)] {
+            assert_eq!(checked(ranks, hosts, rails), Ok(()));
+        }
+        for (ranks, hosts, rails) in [(2, 3, 0), (300, 251, 1), (2, 2, 251), (1, 0, 251)] {
+            assert!(checked(ranks, hosts, rails).is_err(), "{ranks} {hosts} {rails}");
+        }
+    }
 
     #[test]
     fn neighbours_share_a_host() {

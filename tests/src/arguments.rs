@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ccl::DataType;
-use ccl_launcher::{Binding, MOST_HOSTS, MOST_RAILS, Member};
+use ccl_launcher::{Binding, Member, check_pretence};
 use clap::Parser;
 use clap::builder::PossibleValuesParser;
 use clap::error::ErrorKind;
@@ -28,8 +28,8 @@ const ALL_ROOTS: &str = "-1";
 #[command(
     about = "Measures and checks one collective, with the flags and columns of nccl-tests",
     long_about = None,
-    after_help = "Sizes may have a fraction and end in K, M or G. Without --ranks, the environment of torchrun, mpirun \
-                  or Slurm says which rank this is; without such an environment there is one rank."
+    after_help = "Sizes may have a fraction and end in K, M or G. Without --ranks, the environment of `r2ccl run`, \
+                  torchrun, mpirun or Slurm says which rank this is; without such an environment there is one rank."
 )]
 pub struct Arguments {
     /// Ranks of this process, each a thread
@@ -241,20 +241,11 @@ impl Arguments {
         if self.device == DeviceKind::Cuda && !cfg!(feature = "cuda") {
             return refuse("--device cuda: build this program with --features cuda".to_owned());
         }
-        match (self.ranks, self.hosts) {
-            (Some(ranks), Some(hosts)) if hosts > ranks => {
-                refuse(format!("{hosts} hosts need at least as many --ranks, not {ranks}"))
-            }
-            _ if self.hosts.is_some_and(|n| n.get() > MOST_HOSTS) => {
-                refuse(format!("at most {MOST_HOSTS} hosts"))
-            }
-            _ if self.rails.is_some_and(|n| n.get() > MOST_RAILS) => {
-                refuse(format!("at most {MOST_RAILS} rails"))
-            }
-            _ => match wish::check(&self) {
-                Err(complaint) => refuse(complaint),
-                Ok(()) => Ok(self),
-            },
+        let pretence =
+            self.ranks.map_or(Ok(()), |ranks| check_pretence(ranks, self.hosts, self.rails));
+        match pretence.and_then(|()| wish::check(&self)) {
+            Err(complaint) => refuse(complaint),
+            Ok(()) => Ok(self),
         }
     }
 
