@@ -211,11 +211,7 @@ pub(crate) fn rank(what: &str, number: c_int, ranks: u32) -> Result<Rank, Error>
 
 #[inline(always)]
 fn reduction(member: &Member, number: c_int, datatype: DataType) -> Result<Reduction, Error> {
-    let unknown = || {
-        Error::InvalidArgument(format!(
-            "{number} is not a ccl_redop_t of this communicator: it was destroyed, or is of another one"
-        ))
-    };
+    let unknown = || member.no_operation(number);
     if number < FIRST_USER_OP {
         return ReduceOp::from_number(number).map(Reduction::Builtin).ok_or_else(unknown);
     }

@@ -227,6 +227,14 @@ impl Member {
         locked(&self.operations).by_number.remove(&number)
     }
 
+    /// Why there is no operation with this number.
+    #[cold]
+    pub(crate) fn no_operation(&self, number: i32) -> Error {
+        let made = FIRST_USER_OP..FIRST_USER_OP.saturating_add(locked(&self.operations).made);
+        let why = if made.contains(&number) { "it was destroyed" } else { "it has made none such" };
+        Error::InvalidArgument(format!("{number} is not a ccl_redop_t of this communicator: {why}"))
+    }
+
     /// Keeps the message of a failed call.
     pub(crate) fn remember(&self, message: String) {
         *locked(&self.last_error) = message;
@@ -258,4 +266,24 @@ fn unusable(text: &str) -> Error {
 fn common_result(pending: &[Pending]) -> Option<Result<(), Error>> {
     let results = pending.iter().map(Pending::test).collect::<Option<Vec<_>>>()?;
     Some(results.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use ccl::ReduceOp;
+
+    use super::*;
+
+    #[test]
+    fn operations_that_are_gone_are_told_from_those_that_never_were() {
+        let member = Member::starting(true);
+        let said = |number| member.no_operation(number).to_string();
+        assert!(said(FIRST_USER_OP).ends_with("it has made none such"), "{}", said(FIRST_USER_OP));
+        let number = member.add_operation(Reduction::Builtin(ReduceOp::Sum)).unwrap();
+        member.remove_operation(number).unwrap();
+        assert!(said(number).ends_with("it was destroyed"), "{}", said(number));
+        for never in [-1, FIRST_USER_OP - 1, number + 1, i32::MAX] {
+            assert!(said(never).ends_with("it has made none such"), "{}", said(never));
+        }
+    }
 }

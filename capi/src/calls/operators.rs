@@ -44,8 +44,6 @@ pub extern "C" fn ccl_redop_destroy(op: c_int, comm: CommHandle) -> c_int {
         None if (0..FIRST_USER_OP).contains(&op) => {
             Err(Error::InvalidArgument(format!("operation {op} is built in")))
         }
-        None => Err(Error::InvalidArgument(format!(
-            "{op} is not an operation of this communicator: it was destroyed before, or is of another one"
-        ))),
+        None => Err(member.no_operation(op)),
     })
 }
