@@ -306,8 +306,16 @@ impl Totals {
     }
 }
 
-/// What numbers of one rank are worth.
-const ALONE: &str = "one rank moves nothing between ranks; --ranks N starts N of them";
+/// What numbers of groups of `ranks` are worth, in a job of `all`, if there is something to say about that.
+fn alone(ranks: usize, all: usize) -> Option<&'static str> {
+    match (ranks, all) {
+        (1, 1) => Some("one rank moves nothing between ranks; --ranks N starts N of them"),
+        (1, _) => Some(
+            "a group of one rank moves nothing between ranks; NCCL_TESTS_SPLIT makes the groups",
+        ),
+        _ => None,
+    }
+}
 
 /// What rank 0 shows.
 #[derive(Debug)]
@@ -338,7 +346,7 @@ impl<'a> Output<'a> {
         lines.extend(wish::lines(arguments));
         lines.push("# Using devices".to_owned());
         lines.extend(devices.iter().map(table::device));
-        let alone = (ranks == 1).then(|| ALONE.to_owned());
+        let alone = alone(ranks, devices.len()).map(str::to_owned);
         let remarks = alone.into_iter().chain((benchmark.remark)(ranks));
         lines.extend(remarks.map(|remark| format!("# Note: {remark}")));
         progress.print(&lines)?;
@@ -437,4 +445,18 @@ fn memory_line(buffer_bytes: usize) -> String {
     let buffers = memory(buffer_bytes as f64);
     let peak = memory(f64::from(kilobytes) * 1024.0);
     format!("# {:<20} : Buffers {buffers} | Peak of the process {peak}", "Memory usage")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_job_of_one_rank_is_told_to_start_more() {
+        assert!(alone(1, 1).is_some_and(|text| text.contains("--ranks")));
+        assert!(
+            alone(1, 8).is_some_and(|text| text.contains("SPLIT") && !text.contains("--ranks"))
+        );
+        assert_eq!(alone(2, 8), None);
+    }
 }
