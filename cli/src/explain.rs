@@ -98,23 +98,24 @@ fn head(wish: &Explain, cluster: &Cluster) -> String {
         most / 1e9,
         cluster.model.network.alpha * 1e6,
     );
-    [line].into_iter().chain(processors(cluster, most)).collect::<Vec<_>>().join("\n")
+    [line].into_iter().chain(processors(wish, cluster, most)).collect::<Vec<_>>().join("\n")
 }
 
 /// Says so where the processors of a node do not keep up with `carried` bytes per second, which its rails carry.
-fn processors(cluster: &Cluster, carried: f64) -> Option<String> {
+fn processors(wish: &Explain, cluster: &Cluster, carried: f64) -> Option<String> {
     let Cluster { topology, model, .. } = cluster;
     let ranks = (0..topology.nodes()).map(|node| topology.ranks_of(Node(node)).len()).max()?;
     #[allow(clippy::cast_precision_loss, reason = "few ranks")]
     let rate = |core: f64| core * ranks as f64;
-    let (copied, reduced) = (rate(model.copy.memory), rate(model.reduce.memory));
-    let is_slow = topology.nodes() > 1 && copied.min(reduced) < carried;
+    let copied = rate(model.copy.memory);
+    let reduced = wish.collective.reduces().then(|| rate(model.reduce.memory));
+    let is_slow = topology.nodes() > 1 && reduced.map_or(copied, |rate| rate.min(copied)) < carried;
     is_slow.then(|| {
-        format!(
-            "bound by processors: those of a node copy {:.1} GB/s and reduce {:.1} GB/s; --preset has clusters of GPUs",
-            copied / 1e9,
-            reduced / 1e9
-        )
+        let reduced = reduced.map(|rate| format!(" and reduce {:.1} GB/s", rate / 1e9));
+        let reduced = reduced.unwrap_or_default();
+        // A file of measurements is of processors.
+        let hint = if wish.tuning.is_none() { "; --preset has clusters of GPUs" } else { "" };
+        format!("bound by processors: those of a node copy {:.1} GB/s{reduced}{hint}", copied / 1e9)
     })
 }
 
@@ -156,6 +157,7 @@ fn percent(part: f64, whole: f64) -> String {
 mod tests {
     use ccl_core::cost::CostModel;
     use ccl_core::settings::Settings;
+    use ccl_core::tuning::{TunedHost, Tuning};
     use clap::Parser;
 
     use super::*;
@@ -194,12 +196,29 @@ mod tests {
     #[test]
     fn processors_that_do_not_keep_up_are_told() {
         let text = explain(&wish("allreduce --rails 8")).unwrap();
-        assert!(text.contains("copy 12.0 GB/s and reduce 9.0 GB/s"), "{text}");
-        for enough in ["allreduce --rails 2", "allreduce --preset nccl-hopper", "barrier --nodes 1"]
-        {
+        assert!(text.contains("copy 12.0 GB/s and reduce 9.0 GB/s; --preset"), "{text}");
+        let text = explain(&wish("allgather --rails 8")).unwrap();
+        assert!(text.contains("copy 12.0 GB/s; --preset"), "{text}");
+        for enough in [
+            "allreduce --rails 2",
+            "allreduce --preset nccl-hopper",
+            "allgather --rails 3",
+            "barrier --nodes 1",
+        ] {
             let text = explain(&wish(enough)).unwrap();
             assert!(!text.contains("bound by processors"), "{enough}: {text}");
         }
+    }
+
+    #[test]
+    fn measured_processors_are_not_told_of_presets() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("tuning");
+        let hosts = vec![TunedHost { ranks: 1, rails: vec![3e9; 8] }; 2];
+        std::fs::write(&file, serde_json::to_vec(&Tuning::new(hosts, 2e-5, 4e-6)).unwrap())
+            .unwrap();
+        let text = explain(&wish(&format!("allreduce --tuning {}", file.display()))).unwrap();
+        assert!(text.contains("reduce 9.0 GB/s\n") && !text.contains("--preset"), "{text}");
     }
 
     #[test]
