@@ -53,7 +53,7 @@ fn line(wish: &Run, member: Member) -> Vec<OsString> {
 }
 
 /// The variables of torchrun, which this library, PyTorch and others read.
-fn launched(index: usize, count: usize, port: u16) -> [(&'static str, String); 6] {
+fn launched(index: usize, count: usize, port: u16) -> [(&'static str, String); 7] {
     [
         ("RANK", index.to_string()),
         ("WORLD_SIZE", count.to_string()),
@@ -61,6 +61,8 @@ fn launched(index: usize, count: usize, port: u16) -> [(&'static str, String); 6
         ("LOCAL_WORLD_SIZE", count.to_string()),
         ("MASTER_ADDR", "127.0.0.1".to_owned()),
         ("MASTER_PORT", port.to_string()),
+        // A torchrun around this command has a store for its own workers; rank 0 of PyTorch makes one here.
+        ("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned()),
     ]
 }
 

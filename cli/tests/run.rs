@@ -202,6 +202,14 @@ fn the_exit_status_tells_what_happened() {
     }
 }
 
+/// A worker of torchrun that starts ranks of its own.
+#[test]
+fn the_store_of_another_launcher_is_not_for_the_ranks() {
+    let mut command = r2ccl("run -n 1 -- sh -c", &["echo =$TORCHELASTIC_USE_AGENT_STORE="]);
+    let run = finished(command.env("TORCHELASTIC_USE_AGENT_STORE", "True"));
+    assert_eq!(run.output, "=False=\n", "{}", text(&run));
+}
+
 /// Rank 0 reads what is typed, and the others read nothing.
 #[test]
 fn standard_input_is_for_rank_0() {
