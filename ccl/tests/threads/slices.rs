@@ -46,6 +46,31 @@ fn roots_get_and_give() {
     }
 }
 
+/// Empty, or of a length that does not fit.
+#[test]
+fn what_only_the_root_needs_is_left_alone_elsewhere() {
+    ranks(3, &config(), move |communicator| {
+        let (root, own) = (Rank(1), [1u32, 2]);
+        let at_root = communicator.rank() == root;
+        for length in [0, 1, 2, 9] {
+            let place = |needed: usize| vec![7u32; if at_root { needed } else { length }];
+            let untouched = place(0);
+
+            let mut reduced = place(2);
+            communicator.reduce(&own, &mut reduced, ReduceOp::Sum, root).unwrap();
+            assert_eq!(reduced, if at_root { vec![3, 6] } else { untouched.clone() });
+
+            let mut all = place(6);
+            communicator.gather(&own, &mut all, root).unwrap();
+            assert_eq!(all, if at_root { [own; 3].concat() } else { untouched.clone() });
+
+            let (given, mut got) = (place(6), [0; 2]);
+            communicator.scatter(&given, &mut got, root).unwrap();
+            assert_eq!(got, [7; 2]);
+        }
+    });
+}
+
 #[test]
 fn blocks_change_places_in_place() {
     for size in [1, 2, 3, 5] {
