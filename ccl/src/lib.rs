@@ -4,7 +4,7 @@
 //! use ccl::{Communicator, Config, ReduceOp};
 //!
 //! # fn main() -> Result<(), ccl::Error> {
-//! // Under torchrun, mpirun or Slurm: one process per rank.
+//! // Under `r2ccl run`, torchrun, mpirun or Slurm: one process per rank.
 //! let communicator = Communicator::from_environment(&Config::from_environment()?)?;
 //! let mut gradient = vec![1.0f32; 1 << 20];
 //! communicator.all_reduce_in_place(&mut gradient, ReduceOp::Sum)?;

@@ -2,7 +2,7 @@
 
     import numpy, r2ccl
 
-    with r2ccl.Communicator.from_environment() as communicator:  # torchrun, mpirun or Slurm
+    with r2ccl.Communicator.from_environment() as communicator:  # r2ccl run, torchrun, mpirun or Slurm
         gradient = numpy.ones(1 << 20, numpy.float32)
         communicator.all_reduce(gradient)
         assert (gradient == communicator.size).all()

@@ -71,7 +71,7 @@ impl Communicator {
     }
 
     /// The communicator of all processes of the job: rank, size and meeting point come from the environment
-    /// of torchrun, mpirun (Open MPI, MPICH, Intel MPI) or Slurm. Collective.
+    /// of `r2ccl run`, torchrun, mpirun (Open MPI, MPICH, Intel MPI) or Slurm. Collective.
     #[staticmethod]
     #[pyo3(signature = (*, name=None, timeout=None))]
     fn from_environment(

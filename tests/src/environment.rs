@@ -56,7 +56,7 @@ pub fn local_rank() -> usize {
     LOCAL_VARIABLES.into_iter().find_map(number).unwrap_or(0)
 }
 
-/// Whether a launcher (torchrun, mpirun, Slurm) started this process.
+/// Whether a launcher (`r2ccl run`, torchrun, mpirun, Slurm) started this process.
 #[must_use]
 pub fn has_launcher() -> bool {
     LAUNCHER_VARIABLES.iter().any(|name| std::env::var_os(name).is_some())

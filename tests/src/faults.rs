@@ -48,7 +48,7 @@ pub fn host(arguments: &Arguments) -> Outcome<u8> {
     if environment::has_launcher() {
         return Err(Failure::Input(
             "--fault makes its own hosts on this machine and starts the ranks itself: run it \
-             without torchrun, mpirun or Slurm"
+             without r2ccl run, torchrun, mpirun or Slurm"
                 .to_owned(),
         ));
     }

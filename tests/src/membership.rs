@@ -15,7 +15,7 @@ use crate::{Outcome, environment};
 pub enum Membership {
     /// Nobody who knows of ranks: all ranks are threads of this process.
     Alone,
-    /// torchrun, mpirun or Slurm.
+    /// `r2ccl run`, torchrun, mpirun or Slurm.
     Launched,
     /// `--ranks` of this program.
     Member(Link),

@@ -230,6 +230,9 @@ fn what_cannot_be_run_is_refused() {
     for variable in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
         let (status, errors) = refused(&line, &[(variable, "0")]);
         assert!(status != Some(i32::from(STATUS_UNAVAILABLE)), "{variable}: {errors}");
-        assert!(errors.contains("without torchrun, mpirun or Slurm"), "{variable}: {errors}");
+        assert!(
+            errors.contains("without r2ccl run, torchrun, mpirun or Slurm"),
+            "{variable}: {errors}"
+        );
     }
 }

@@ -49,7 +49,7 @@ const MOST_OF_A_BATCH: u64 = 128;
 #[command(
     about = "Measures and checks queue pairs that survive their NIC, with the flags of perftest",
     after_help = "Without SERVER this is the server: it waits for one client, whose flags count. \
-                  Under torchrun, mpirun or the testbed rank 0 measures and rank 1 answers. Sizes may \
+                  Under `r2ccl run`, torchrun, mpirun or the testbed rank 0 measures and rank 1 answers. Sizes may \
                   end in K, M or G; times are like 500ms or 2s."
 )]
 pub struct Arguments {
