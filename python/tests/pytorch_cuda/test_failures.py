@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from devices import Gate, bits, break_down, device, there
+from torch._C._distributed_c10d import ErrorType
 from worlds import await_end_of_threads, die, meet, outcomes_of, run_world
 
 NEVER_FREED: list[torch.Tensor] = []
@@ -121,6 +122,38 @@ def dropped_call(name: str) -> str:
 @pytest.mark.parametrize("name", ["all_reduce", "recv", "batch_isend_irecv"])
 def test_a_deadline_is_kept_although_nobody_holds_the_work(name: str) -> None:
     assert "aborted" in run_world(2, dropped_call, name, seconds=60.0)[0]
+
+
+def known_when_the_stream_goes_on() -> tuple[str, ErrorType]:
+    begun()
+    rank, x = dist.get_rank(), ones()
+    # The group then has other communicators, which are aborted after that of the call.
+    if rank == 0:
+        dist.recv(x, 1)
+    else:
+        dist.send(x, 0)
+    torch.cuda.synchronize()
+    meet("connected")
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        store.wait(["noticed"])
+        return "", ErrorType.SUCCESS
+    backend = dist.group.WORLD._get_backend(device())  # type: ignore[union-attr]
+    dist.set_timeout(timedelta(seconds=1))
+    work = dist.all_reduce(x, async_op=True)
+    assert work is not None
+    torch.cuda.synchronize()
+    with pytest.raises(dist.DistBackendError) as caught:
+        work.wait()
+    error = backend.get_error()
+    store.set("noticed", "1")
+    return str(caught.value), error
+
+
+def test_a_call_is_known_to_be_late_when_its_stream_goes_on() -> None:
+    message, error = run_world(2, known_when_the_stream_goes_on, seconds=60.0)[0]
+    assert "all_reduce did not finish within 1000 ms" in message
+    assert error == ErrorType.TIMEOUT
 
 
 def waiting_in_the_host() -> None:

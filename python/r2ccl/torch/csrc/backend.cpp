@@ -292,13 +292,16 @@ Work R2cclBackend::with_deadline(c10::intrusive_ptr<DeviceWork> work,
                                  const Operation::Description& description) {
   const auto timeout = description.timeout;
   if (timeout < existing_device_group()->timeout()) {
-    // Streams wait for it even if nobody else has it any more, who could be told.
-    sentinel_->watch(work, timeout, description.title,
-                     [work, timeout, title = description.title, abort = aborting()] {
-                       abort();
-                       TORCH_WARN(title, " did not finish within ", timeout.count(),
-                                  " ms: the process group is aborted");
-                     });
+    // Streams wait for it even if nobody else has it any more, who could be told. They go on when
+    // the communicator of the device is aborted: nobody may take it for done then.
+    sentinel_->watch(
+        work, timeout, description.title,
+        [communicator = communicator_] { communicator->abort(CCL_TIMEOUT); },
+        [work, timeout, title = description.title, devices = existing_device_group()] {
+          devices->abort(CCL_TIMEOUT);
+          TORCH_WARN(title, " did not finish within ", timeout.count(),
+                     " ms: the process group is aborted");
+        });
   }
   return work;
 }

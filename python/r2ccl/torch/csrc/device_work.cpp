@@ -59,11 +59,11 @@ void DeviceWork::wait_in_host(c10::intrusive_ptr<Operation> other) {
 
 DeviceWork::State DeviceWork::look() const {
   std::lock_guard<std::mutex> lock(const_cast<std::mutex&>(mutex_));
-  if (state_ != State::UnderWay || claimed_) {
+  if (state_ != State::UnderWay) {
     return state_;
   }
   // The event first: who fails lets streams go on only after that is known.
-  const bool is_over = end_ && has_happened(*end_);
+  const bool is_over = !claimed_ && end_ && has_happened(*end_);
   const auto failure = failure_();
   if (!failure.empty()) {
     reason_ = failed(c10::str(title_, ": ", failure));
@@ -98,8 +98,10 @@ bool DeviceWork::claim() {
 
 News DeviceWork::expire(const std::string& what) {
   std::lock_guard<std::mutex> lock(mutex_);
-  state_ = State::Failed;
-  reason_ = timed_out(what, timeout_);
+  if (state_ == State::UnderWay) {
+    state_ = State::Failed;
+    reason_ = timed_out(what, timeout_);
+  }
   // Futures of devices have ended when the call was made.
   return nullptr;
 }

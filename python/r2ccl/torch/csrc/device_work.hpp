@@ -72,7 +72,8 @@ class DeviceWork : public Expiring {
   bool waits_in_host_ = false;
   c10::intrusive_ptr<Operation> other_;
 
-  // Under the mutex of the base, as what follows. What is claimed is under way until it expires.
+  // Under the mutex of the base, as what follows. What is claimed is under way until it expires, or
+  // until the communicator has failed, which lets its stream go on.
   bool claimed_ = false;
   // Once it is known.
   mutable State state_ = State::UnderWay;

@@ -21,14 +21,15 @@ thread_local const Sentinel* Sentinel::telling_here_ = nullptr;
 void Sentinel::watch(const c10::intrusive_ptr<Expiring>& operation,
                      Milliseconds timeout,
                      std::string what,
-                     std::function<void()> expired) {
+                     std::function<void()> expired,
+                     std::function<void()> settled) {
   const auto deadline = deadline_after(timeout);
   std::lock_guard<std::mutex> lock(mutex_);
   if (stopped_) {
     return;
   }
   watched_.push_back({c10::weak_intrusive_ptr<Expiring>(operation), deadline, std::move(what),
-                      std::move(expired)});
+                      std::move(expired), std::move(settled)});
   if (!thread_.joinable()) {
     thread_ = std::thread([self = shared_from_this()] { self->serve(); });
     serving_ = true;
@@ -72,7 +73,11 @@ void Sentinel::serve() {
       if (late.expired) {
         late.expired();
       }
-      if (auto tell = operation->expire(late.what)) {
+      auto tell = operation->expire(late.what);
+      if (late.settled) {
+        late.settled();
+      }
+      if (tell) {
         start_telling(std::move(tell));
       }
     }

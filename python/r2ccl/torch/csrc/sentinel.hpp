@@ -19,11 +19,13 @@ namespace r2ccl_torch {
 class Sentinel : public std::enable_shared_from_this<Sentinel> {
  public:
   // When `timeout` is over and the operation is not settled, `expired` is called, if there is one;
-  // then it is settled with a message that says `what` did not finish, and then callbacks run.
+  // then it is settled with a message that says `what` did not finish; then `settled` is called, if
+  // there is one, and callbacks run.
   void watch(const c10::intrusive_ptr<Expiring>& operation,
              Milliseconds timeout,
              std::string what,
-             std::function<void()> expired = nullptr);
+             std::function<void()> expired = nullptr,
+             std::function<void()> settled = nullptr);
 
   // Nothing expires any more. Waits until `deadline` for callbacks, but for the one that calls
   // this; what takes longer goes on alone.
@@ -35,6 +37,7 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
     std::chrono::steady_clock::time_point deadline;
     std::string what;
     std::function<void()> expired;
+    std::function<void()> settled;
   };
 
   void serve();
