@@ -83,7 +83,7 @@ void CallQueue::serve() {
     const News news = job.operation->conclude(job.body);
     // Tensors go before the turn does: whoever waits for the end of all calls may count on it.
     job = Job{};
-    const bool tells = news != nullptr;
+    const bool tells = !news.empty();
     end_turn(tells);
     if (tells) {
       tell(news);
@@ -128,7 +128,7 @@ void CallQueue::end_turn(bool tells) {
 void CallQueue::tell(const News& news) {
   Telling telling{this};
   telling_here_ = &telling;
-  news();
+  tell_all(news);
   telling_here_ = nullptr;
   std::lock_guard<std::mutex> lock(mutex_);
   let_others_by(telling);

@@ -103,7 +103,7 @@ News DeviceWork::expire(const std::string& what) {
     reason_ = timed_out(what, timeout_);
   }
   // Futures of devices have ended when the call was made.
-  return nullptr;
+  return {};
 }
 
 bool DeviceWork::isCompleted() {

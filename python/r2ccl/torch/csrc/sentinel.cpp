@@ -12,7 +12,9 @@ namespace {
 // How late a deadline may be noticed.
 constexpr auto kPeriod = std::chrono::milliseconds(20);
 // Thousands of messages may expire at once.
-constexpr int kMostTelling = 16;
+constexpr int kEnoughTelling = 16;
+// After so long all callbacks that run are thought to wait for one that does not run yet.
+constexpr auto kStandstill = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -62,28 +64,16 @@ void Sentinel::stop(std::chrono::steady_clock::time_point deadline) {
 
 void Sentinel::serve() {
   c10::setThreadName("r2ccl-deadlines");
+  const auto is_over = [this] { return stopped_ && untold_.empty(); };
+  const auto is_needed = [this] { return stopped_ || !watched_.empty() || !untold_.empty(); };
   while (true) {
-    for (auto& late : sweep()) {
-      const auto operation = late.operation.lock();
-      // It may have ended well at the last moment.
-      if (!operation || !operation->claim()) {
-        continue;
-      }
-      // Before anybody sees that it is late: the group knows then how it has ended.
-      if (late.expired) {
-        late.expired();
-      }
-      auto tell = operation->expire(late.what);
-      if (late.settled) {
-        late.settled();
-      }
-      if (tell) {
-        start_telling(std::move(tell));
-      }
+    for (const auto& late : sweep()) {
+      expire(late);
     }
+    help_those_who_tell();
     std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return stopped_ || !watched_.empty(); });
-    if (stopped_ || changed_.wait_for(lock, kPeriod, [this] { return stopped_; })) {
+    changed_.wait(lock, is_needed);
+    if (is_over() || changed_.wait_for(lock, kPeriod, is_over)) {
       serving_ = false;
       changed_.notify_all();
       return;
@@ -91,36 +81,70 @@ void Sentinel::serve() {
   }
 }
 
-void Sentinel::start_telling(News news) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    untold_.push_back(std::move(news));
-    if (telling_ == kMostTelling) {
-      return;
-    }
-    ++telling_;
+void Sentinel::expire(const Watched& late) {
+  const auto operation = late.operation.lock();
+  // It may have ended well at the last moment.
+  if (!operation || !operation->claim()) {
+    return;
   }
+  // Before anybody sees that it is late: the group knows then how it has ended.
+  if (late.expired) {
+    late.expired();
+  }
+  auto news = operation->expire(late.what);
+  if (late.settled) {
+    late.settled();
+  }
+  for (auto& notice : news) {
+    start_telling(std::move(notice));
+  }
+}
+
+void Sentinel::start_telling(Notice notice) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  untold_.push_back(std::move(notice));
+  if (telling_ >= kEnoughTelling || add_thread_that_tells() || telling_ > 0) {
+    return;
+  }
+  ++telling_;
+  lock.unlock();
+  // Late is better than never: other deadlines wait for the callback.
+  tell();
+}
+
+void Sentinel::help_those_who_tell() {
+  const auto now = std::chrono::steady_clock::now();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!untold_.empty() && now - began_telling_ >= kStandstill) {
+    add_thread_that_tells();
+  }
+}
+
+bool Sentinel::add_thread_that_tells() {
   try {
     std::thread([self = shared_from_this()] {
       c10::setThreadName("r2ccl-expired");
       self->tell();
     }).detach();
   } catch (const std::system_error&) {
-    // Late is better than never: other deadlines wait for the callback.
-    tell();
+    return false;
   }
+  ++telling_;
+  began_telling_ = std::chrono::steady_clock::now();
+  return true;
 }
 
 void Sentinel::tell() {
   const auto* const before = std::exchange(telling_here_, this);
   std::unique_lock<std::mutex> lock(mutex_);
   while (!untold_.empty()) {
-    auto news = std::move(untold_.front());
+    auto notice = std::move(untold_.front());
     untold_.pop_front();
+    began_telling_ = std::chrono::steady_clock::now();
     lock.unlock();
-    news();
+    notice();
     // What it holds may be of the program too.
-    news = nullptr;
+    notice = nullptr;
     lock.lock();
   }
   telling_here_ = before;

@@ -41,9 +41,15 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
   };
 
   void serve();
+  // Settles what is late.
+  void expire(const Watched& late);
   // In another thread: a callback may wait for other calls, which end now, or at their own
   // deadlines.
-  void start_telling(News news);
+  void start_telling(Notice notice);
+  // Another thread tells if no notice has come to its end for long.
+  void help_those_who_tell();
+  // False if no thread can be had. Wants mutex_ to be held.
+  bool add_thread_that_tells();
   // Tells until nothing is left.
   void tell();
   // Takes what has expired out of the list, and forgets what is settled.
@@ -55,9 +61,11 @@ class Sentinel : public std::enable_shared_from_this<Sentinel> {
   std::condition_variable changed_;
   std::vector<Watched> watched_;
   bool stopped_ = false;
-  std::deque<News> untold_;
+  std::deque<Notice> untold_;
   // Threads that tell.
   int telling_ = 0;
+  // When one of them has begun, with the first notice or the next one.
+  std::chrono::steady_clock::time_point began_telling_;
   // The thread that watches has not ended.
   bool serving_ = false;
   std::thread thread_;

@@ -1,5 +1,7 @@
 #include "work.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -19,6 +21,12 @@ void mark(c10::ivalue::Future& future,
 }
 
 }  // namespace
+
+void tell_all(const News& news) {
+  for (const auto& notice : news) {
+    notice();
+  }
+}
 
 std::exception_ptr timed_out(const std::string& what, Milliseconds timeout) {
   const auto message = c10::str("r2ccl ", what, " did not finish within ", timeout.count(),
@@ -59,27 +67,21 @@ c10::intrusive_ptr<Operation> Operation::of_all(
       std::lock_guard<std::mutex> lock(count->mutex);
       count->failure = count->failure ? count->failure : failure;
     }
-    if (--count->left == 0) {
-      whole->settle(count->failure);
-    }
+    return --count->left == 0 ? whole->conclude(count->failure) : News();
   };
   for (const auto& part : parts) {
     part->follow(one_less);
   }
-  one_less(nullptr);
+  tell_all(one_less(nullptr));
   return whole;
 }
 
 void Operation::run(const std::function<void()>& body) {
-  if (const auto tell = conclude(body)) {
-    tell();
-  }
+  tell_all(conclude(body));
 }
 
 void Operation::settle(std::exception_ptr failure) {
-  if (const auto tell = conclude(std::move(failure))) {
-    tell();
-  }
+  tell_all(conclude(std::move(failure)));
 }
 
 News Operation::conclude(const std::function<void()>& body) {
@@ -93,7 +95,7 @@ News Operation::conclude(const std::function<void()>& body) {
 }
 
 News Operation::conclude(std::exception_ptr failure) {
-  return claim() ? end(std::move(failure)) : nullptr;
+  return claim() ? end(std::move(failure)) : News();
 }
 
 News Operation::end(std::exception_ptr failure) {
@@ -112,18 +114,17 @@ News Operation::end(std::exception_ptr failure) {
     followers.swap(followers_);
   }
   cv_.notify_all();
-  if (!future && followers.empty()) {
-    return nullptr;
-  }
-  return [future = std::move(future), outputs = outputs_, followers = std::move(followers),
-          failure = std::move(failure)] {
-    if (future) {
+  News news;
+  if (future) {
+    news.push_back([future = std::move(future), outputs = outputs_, failure] {
       mark(*future, outputs, failure);
-    }
-    for (const auto& follower : followers) {
-      follower(failure);
-    }
-  };
+    });
+  }
+  for (const auto& follower : followers) {
+    auto more = follower(failure);
+    std::move(more.begin(), more.end(), std::back_inserter(news));
+  }
+  return news;
 }
 
 bool Operation::is_settled() {
@@ -148,7 +149,7 @@ void Operation::follow(Follower follower) {
     }
     failure = exception_;
   }
-  follower(failure);
+  tell_all(follower(failure));
 }
 
 bool Operation::wait(std::chrono::milliseconds timeout) {

@@ -13,9 +13,15 @@
 
 namespace r2ccl_torch {
 
-// Tells whoever follows a call that it has ended, which may take as long as they like: callbacks of
-// the program run in it. Empty if nobody does. To be called once, and without locks.
-using News = std::function<void()>;
+// Tells somebody who follows a call that it has ended, which may take as long as they like:
+// callbacks of the program run in it. To be called once, and without locks.
+using Notice = std::function<void()>;
+
+// All notices of the end of a call; empty if nobody follows it.
+using News = std::vector<Notice>;
+
+// One after the other, in this thread.
+void tell_all(const News& news);
 
 // A call with a deadline that somebody else watches.
 class Expiring : public c10d::Work {
@@ -83,12 +89,13 @@ class Operation : public Expiring {
   std::chrono::milliseconds getTimeout() const;
 
  private:
-  using Follower = std::function<void(const std::exception_ptr&)>;
+  // Settles what ends with this call, and runs nothing of the program: that is in the news.
+  using Follower = std::function<News(const std::exception_ptr&)>;
 
   // Settles what was claimed.
   News end(std::exception_ptr failure);
 
-  // Calls `follower` when the operation is settled, or at once if it is.
+  // Calls `follower` when the operation is settled, before anybody is told, or at once if it is.
   void follow(Follower follower);
 
   const char* const title_;
