@@ -350,6 +350,37 @@ def test_an_abort_ends_a_monitored_barrier(who: int) -> None:
     assert "aborted or destroyed" in messages[1]
 
 
+def gone_from_a_monitored_barrier(late: list[int]) -> str:
+    """Rank 1 comes and aborts its group; those who are ``late`` come only then."""
+    assert dist.group.WORLD is not None
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    meet("here")
+    if rank == 2:
+        store.set("keys", str(store.num_keys()))
+    before = int(store.get("keys")) + 1
+    if rank in late:
+        store.wait(["gone"])
+    with ThreadPoolExecutor() as threads:
+        barrier = threads.submit(dist.monitored_barrier, timeout=timedelta(seconds=SECONDS))
+        if rank == 1:
+            # Each leaves a key when it comes.
+            while store.num_keys() < before + dist.get_world_size() - len(late):
+                pass
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        error = barrier.exception(GROUP_SECONDS)
+    if rank == 1:
+        store.set("gone", "1")
+    return str(error)
+
+
+@pytest.mark.parametrize("late", [[2], [0, 2]])
+def test_who_aborts_in_a_monitored_barrier_is_named_to_the_others(late: list[int]) -> None:
+    messages = run_world(3, gone_from_a_monitored_barrier, late, seconds=60.0)
+    assert "the process group was aborted or destroyed" in messages[1]
+    for rank in (0, 2):
+        assert "rank 1 has aborted or destroyed the process group" in messages[rank]
+
+
 def one_aborts() -> ErrorType:
     assert dist.group.WORLD is not None
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))

@@ -29,6 +29,27 @@ std::string verdict_on(const std::vector<int>& missing, Milliseconds timeout) {
                   " failed to pass monitoredBarrier in ", timeout.count(), " ms");
 }
 
+std::string verdict_on_gone(const std::string& rank) {
+  return c10::str("r2ccl: rank ", rank, " has aborted or destroyed the process group");
+}
+
+// Those but rank 0 who have not come within `timeout`, or before rank 0 `gives_up`.
+std::vector<int> awaited_in_vain(int size,
+                                 const std::function<bool(int)>& came,
+                                 Milliseconds timeout,
+                                 const GivesUp& gives_up) {
+  std::vector<int> missing;
+  for (int rank = 1; rank < size; ++rank) {
+    missing.push_back(rank);
+  }
+  const auto all_came = [&] {
+    missing.erase(std::remove_if(missing.begin(), missing.end(), came), missing.end());
+    return missing.empty();
+  };
+  await(all_came, timeout, gives_up);
+  return missing;
+}
+
 }  // namespace
 
 void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
@@ -43,12 +64,14 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   const auto here = [&](int rank) { return c10::str(prefix, "rank/", rank); };
   const auto verdict = prefix + "verdict";
   const auto heard = prefix + "heard";
+  const auto gone = prefix + "gone";
   // A job may make many: whoever is the last to hear that all have come leaves nothing in the
   // store.
   const auto leave = [&] {
     if (store_->add(heard, 1) == size_) {
       store_->deleteKey(verdict);
       store_->deleteKey(heard);
+      store_->deleteKey(gone);
     }
   };
   const auto has_ended = [this] { return ended_.load(); };
@@ -57,6 +80,9 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
     const bool told =
         await([&] { return store_->check({verdict}); }, timeout + kAnswerTime, has_ended);
     if (!told && has_ended()) {
+      // It has come, so rank 0 would not miss it.
+      store_->set(gone, as_bytes(std::to_string(rank_)));
+      leave();
       throw_ended();
     }
     const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
@@ -67,25 +93,19 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
                 "received errors while waiting for send/recv from rank 0: ", text);
     return;
   }
-  std::vector<int> missing;
-  for (int rank = 1; rank < size_; ++rank) {
-    missing.push_back(rank);
-  }
-  const bool all_came = await(
-      [&] {
-        const auto came = [&](int rank) { return store_->check({here(rank)}); };
-        missing.erase(std::remove_if(missing.begin(), missing.end(), came), missing.end());
-        return missing.empty();
-      },
-      timeout, has_ended);
-  if (!all_came && has_ended()) {
-    store_->set(verdict, as_bytes("r2ccl: rank 0 has aborted or destroyed the process group"));
+  const auto is_one_gone = [&] { return store_->check({gone}); };
+  auto missing = awaited_in_vain(
+      size_, [&](int rank) { return store_->check({here(rank)}); }, timeout,
+      [&] { return has_ended() || is_one_gone(); });
+  if (!missing.empty() && has_ended()) {
+    store_->set(verdict, as_bytes(verdict_on_gone("0")));
     throw_ended();
   }
   if (!wait_all_ranks && !missing.empty()) {
     missing.resize(1);
   }
-  const auto text = verdict_on(missing, timeout);
+  const auto text = is_one_gone() ? verdict_on_gone(store_->get_to_str(gone))
+                                  : verdict_on(missing, timeout);
   store_->set(verdict, as_bytes(text));
   TORCH_CHECK(text.empty(), text);
   for (int rank = 0; rank < size_; ++rank) {
