@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -229,6 +231,31 @@ def block_beside_another_thread() -> None:
 
 def test_a_block_is_of_the_thread_that_has_begun_it() -> None:
     run_world(2, block_beside_another_thread, seconds=60.0)
+
+
+def tensors_of_blocks_of_threads_that_have_ended() -> None:
+    assert dist.group.WORLD is not None
+    group, cpu = dist.group.WORLD, torch.device("cpu")
+    kept: list[weakref.ref[object]] = []
+
+    def leave() -> None:
+        array = numpy.ones(1, dtype=numpy.float32)
+        kept.append(weakref.ref(array))
+        group._start_coalescing(cpu)
+        group.allreduce([torch.from_numpy(array)]).wait()
+
+    for _ in range(3):
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+    # Nobody can end them any more, and what begins a block forgets them. Threads end a little after who joins them is told.
+    while any(array() is not None for array in kept):
+        group._start_coalescing(cpu)
+        group._end_coalescing(cpu).wait()
+
+
+def test_blocks_of_threads_that_have_ended_keep_no_tensors() -> None:
+    run_world(2, tensors_of_blocks_of_threads_that_have_ended, seconds=60.0)
 
 
 def block_of_a_thread_that_has_ended() -> None:

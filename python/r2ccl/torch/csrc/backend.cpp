@@ -29,12 +29,11 @@ c10::intrusive_ptr<c10d::Backend::Options> options_for(Milliseconds timeout,
   return options;
 }
 
-// Of this thread, and never of another one: the system gives the ids of threads that have ended to
-// new ones, and a block that an exception has left stays.
-uint64_t number_of_thread() {
-  static std::atomic<uint64_t> last{0};
-  static thread_local const uint64_t number = ++last;
-  return number;
+// Of this thread, and never of another one, unlike the ids of the system, which gives those of
+// threads that have ended to new ones. It ends with the thread.
+const std::shared_ptr<const void>& token_of_thread() {
+  static thread_local const std::shared_ptr<const void> token = std::make_shared<const char>();
+  return token;
 }
 
 }  // namespace
@@ -222,20 +221,29 @@ Work R2cclBackend::post(c10::intrusive_ptr<Operation> operation) {
 
 R2cclBackend::Block* R2cclBackend::block() {
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  const auto place = blocks_.find(number_of_thread());
+  const auto place = blocks_.find(token_of_thread());
   return place == blocks_.end() ? nullptr : &place->second;
 }
 
-// PyTorch does not end a block that an exception leaves: the next one takes its place.
+// PyTorch does not end a block that an exception leaves: the next one of the thread takes its place,
+// or, if the thread has ended, the next one of any thread ends it.
 void R2cclBackend::startCoalescing() {
   check_process();
+  // Tensors end without the lock.
+  std::vector<Block> left;
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  blocks_[number_of_thread()] = Block();
+  for (auto place = blocks_.begin(); place != blocks_.end();) {
+    const auto here = place++;
+    if (here->first.expired()) {
+      left.push_back(std::move(blocks_.extract(here).mapped()));
+    }
+  }
+  left.push_back(std::exchange(blocks_[token_of_thread()], Block()));
 }
 
 R2cclBackend::Block R2cclBackend::take_block() {
   const std::lock_guard<std::mutex> lock(blocks_mutex_);
-  auto taken = blocks_.extract(number_of_thread());
+  auto taken = blocks_.extract(token_of_thread());
   TORCH_CHECK(!taken.empty(), "r2ccl: coalescing has not begun in this thread");
   return std::move(taken.mapped());
 }

@@ -213,10 +213,9 @@ class R2cclBackend : public c10d::Backend {
   mutable std::mutex device_group_mutex_;
   std::shared_ptr<DeviceGroup> device_group_;
 
-  // By the numbers of the threads that have begun them: calls of others, as callbacks make them, are
-  // in none.
+  // By the threads that have begun them: calls of others, as callbacks make them, are in none.
   std::mutex blocks_mutex_;
-  std::map<uint64_t, Block> blocks_;
+  std::map<std::weak_ptr<const void>, Block, std::owner_less<>> blocks_;
 
   // Threads, so they end first. In a forked child, where they do not run, they are left alone.
   std::shared_ptr<CallQueue> queue_;
