@@ -119,13 +119,11 @@ impl Environment {
         let folder = self.folder.join("wheels");
         // A wheel of a run that was ended is not this one's.
         let _there_may_be_none = fs::remove_dir_all(&folder);
-        let profile = if cfg!(debug_assertions) { "dev" } else { "release" };
         let mut maturin = Command::new(self.folder.join("bin/maturin"));
-        maturin.args(["build", "--profile", profile, "--compression-method", "stored"]);
+        maturin.args(["build", "--profile", profile(), "--compression-method", "stored"]);
         maturin.arg("--manifest-path").arg(package_folder().join("Cargo.toml"));
         maturin.arg("--interpreter").arg(&self.python).arg("--out").arg(&folder);
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder");
-        maturin.env("CARGO_TARGET_DIR", target);
+        maturin.env("CARGO_TARGET_DIR", target_folder());
         // Else its bill of materials tells the time, and no wheel is like another.
         maturin.env("SOURCE_DATE_EPOCH", EPOCH);
         // As in .cargo/config.toml, so that nothing is built again.
@@ -166,6 +164,26 @@ impl Ended {
 /// The folder with `pyproject.toml`.
 pub(crate) fn package_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// That of this test.
+fn target_folder() -> &'static Path {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder")
+}
+
+/// That of this test, as cargo and maturin call it.
+fn profile() -> &'static str {
+    if cfg!(debug_assertions) { "dev" } else { "release" }
+}
+
+/// The command `r2ccl`, built in the profile and in the target folder of this test.
+pub(crate) fn launcher() -> PathBuf {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--profile", profile(), "--package", "ccl-cli"]);
+    cargo.current_dir(package_folder()).env("CARGO_TARGET_DIR", target_folder());
+    succeeded(&mut cargo);
+    let folder = if cfg!(debug_assertions) { "debug" } else { "release" };
+    target_folder().join(folder).join("r2ccl")
 }
 
 /// A folder with the imitation of the driver, under its names.

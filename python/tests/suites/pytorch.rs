@@ -4,7 +4,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::environment::{
-    Environment, built, driver, finish, interpreter, package_folder, skip, succeeded,
+    Environment, built, driver, finish, interpreter, launcher, package_folder, skip, succeeded,
 };
 use crate::kernels;
 
@@ -14,7 +14,8 @@ const SKIPPED: i32 = 77;
 #[test]
 fn the_backend_passes_its_tests() {
     if let Some(environment) = installed() {
-        environment.pytest(&[package_folder().join("tests/pytorch")], &[]);
+        let tests = package_folder().join("tests/pytorch");
+        environment.pytest(&[tests], &[("CCL_TEST_LAUNCHER", launcher())]);
     }
 }
 
