@@ -117,8 +117,10 @@ pub(super) struct Watcher {
     search: Option<Receiver<Return>>,
     search_at: Instant,
     pause: Duration,
-    /// Since when no address has led anywhere, or where one has, the store has not answered.
+    /// Since when no address has led to where the store answers.
     away_since: Option<Instant>,
+    /// Since when it has let this rank in whenever it was looked for, and not gone on.
+    let_in_since: Option<Instant>,
 }
 
 impl Watcher {
@@ -153,6 +155,7 @@ impl Watcher {
             search_at: now,
             pause: FIRST_PAUSE,
             away_since: None,
+            let_in_since: None,
         })
     }
 
@@ -245,7 +248,7 @@ impl Watcher {
 
     fn hear_something(&mut self) {
         self.silent_at = clock::now() + SILENCE;
-        self.away_since = None;
+        self.be_patient_again();
         self.pause = FIRST_PAUSE;
     }
 
@@ -338,19 +341,21 @@ impl Watcher {
             Return::Connected(stream, place) => self.resume_on(stream, place, now),
             Return::Ended(cause) => Err(format!("the connection was closed; {cause}")),
             Return::Silent => {
-                self.away_since = None;
+                self.be_patient_again();
                 Ok(())
             }
-            Return::Unreachable(cause) => match self.is_away_too_long(now) {
-                true => Err(format!("no address has led to it for {PATIENCE:?}: {cause}")),
-                false => Ok(()),
-            },
+            Return::Unreachable(cause) => {
+                self.let_in_since = None;
+                if is_too_long(&mut self.away_since, now) {
+                    return Err(format!("no address has led to it for {PATIENCE:?}: {cause}"));
+                }
+                Ok(())
+            }
         }
     }
 
-    fn is_away_too_long(&mut self, now: Instant) -> bool {
-        let since = *self.away_since.get_or_insert(now);
-        now.saturating_duration_since(since) > PATIENCE
+    fn be_patient_again(&mut self) {
+        (self.away_since, self.let_in_since) = (None, None);
     }
 
     fn resume_on(
@@ -364,7 +369,7 @@ impl Watcher {
             return Ok(());
         }
         // Each attempt may leave a connection at both ends, so there must not be more and more.
-        if self.is_away_too_long(now) {
+        if is_too_long(&mut self.let_in_since, now) {
             return Err(format!(
                 "it has let this rank in for {PATIENCE:?}, and not gone on: {place}"
             ));
@@ -444,6 +449,11 @@ impl Watcher {
     }
 }
 
+/// Whether what is so since then, or else from now on, has been so for longer than the patience.
+fn is_too_long(since: &mut Option<Instant>, now: Instant) -> bool {
+    now.saturating_duration_since(*since.get_or_insert(now)) > PATIENCE
+}
+
 /// The kernel is not told to give the connection up after a while, as in the store: it would answer what
 /// comes later with a reset, which looks like the end of this process.
 fn prepare(stream: &TcpStream) -> std::io::Result<()> {
@@ -459,14 +469,20 @@ mod tests {
 
     use super::*;
 
+    /// What watches this connection, without a thread.
+    fn watcher_of(stream: TcpStream) -> Watcher {
+        let place = stream.peer_addr().unwrap();
+        let id = UniqueId::at_fixed_port(&[place.ip()], place.port(), "job", &Settings::default());
+        let (post, heard) = (Arc::new(Post::new().unwrap()), Arc::new(Heard::new(Rank(1))));
+        Watcher::new(&id, Rank(1), stream, &post, &heard).unwrap()
+    }
+
     #[test]
     fn a_store_that_lets_a_rank_in_and_does_not_go_on_is_gone() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
-        let id = UniqueId::at_fixed_port(&[here.ip()], here.port(), "job", &Settings::default());
         let dial = || TcpStream::connect(here).unwrap();
-        let (post, heard) = (Arc::new(Post::new().unwrap()), Arc::new(Heard::new(Rank(1))));
-        let mut watcher = Watcher::new(&id, Rank(1), dial(), &post, &heard).unwrap();
+        let mut watcher = watcher_of(dial());
         let start = clock::now();
         let mut attempt = |after| watcher.resume_on(dial(), here, start + after);
         let attempts = PATIENCE.as_secs() / SILENCE.as_secs();
@@ -478,5 +494,33 @@ mod tests {
         assert!(end.contains(&here.to_string()), "{end}");
         watcher.hear_something();
         assert_eq!(watcher.resume_on(dial(), here, start + 2 * PATIENCE), Ok(()));
+    }
+
+    #[test]
+    fn a_store_that_is_reached_after_an_outage_has_time_to_go_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let dial = || TcpStream::connect(here).unwrap();
+        let mut watcher = watcher_of(dial());
+        let start = clock::now() + SILENCE;
+        let mut find = |found, after| {
+            let (sender, receiver) = channel();
+            sender.send(found).unwrap();
+            watcher.search = Some(receiver);
+            watcher.look_for_the_store(start + after)
+        };
+        let unreachable = || Return::Unreachable("no route".to_owned());
+        let second = Duration::from_secs(1);
+        assert_eq!(find(unreachable(), Duration::ZERO), Ok(()));
+        assert_eq!(find(unreachable(), PATIENCE - second), Ok(()));
+        // In the second one, it has let this rank in before.
+        for outage in 1..=2 {
+            let end = (PATIENCE + second) * outage;
+            assert_eq!(find(Return::Connected(dial(), here), end), Ok(()), "outage {outage}");
+            assert_eq!(find(Return::Silent, end + second), Ok(()));
+            assert_eq!(find(unreachable(), end + 5 * second), Ok(()));
+        }
+        let end = find(unreachable(), 4 * PATIENCE).unwrap_err();
+        assert!(end.contains("no address has led to it"), "{end}");
     }
 }
