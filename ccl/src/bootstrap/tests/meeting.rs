@@ -116,24 +116,38 @@ fn a_refusal_elsewhere_does_not_keep_from_a_store_that_is_busy() {
     bytes[10] = 0;
     let id = UniqueId::from_bytes(&bytes).unwrap();
     let (key, other) = (id.key(), JobKey::from_passphrase("another job"));
-    thread::spawn(move || {
-        while let Ok((stream, _)) = elsewhere.accept() {
-            assert!(auth::accept(&stream, &other, deadline()).is_err());
-        }
-    });
+    let is_met = AtomicBool::new(false);
     thread::scope(|scope| {
+        let refusing = scope.spawn(|| {
+            while let Some(stream) = next_guest(&elsewhere, &is_met) {
+                let admitted = auth::accept(&stream, &other, deadline());
+                assert!(admitted.is_err(), "{admitted:?}");
+            }
+        });
         let store = scope.spawn(|| {
-            drop(store.accept().unwrap());
-            auth::accept(&store.accept().unwrap().0, &key, deadline())
+            drop(next_guest(&store, &is_met)?);
+            Some(auth::accept(&next_guest(&store, &is_met)?, &key, deadline()))
         });
         let connected = connect::connect(&id, Rank(1), deadline());
-        if connected.is_err() {
-            // Otherwise the store waits for ever.
-            drop(TcpStream::connect(("127.0.0.3", port)));
-        }
+        is_met.store(true, Ordering::Relaxed);
         assert!(connected.is_ok(), "{connected:?}");
-        assert!(store.join().unwrap().is_ok());
+        let admitted = store.join().unwrap();
+        assert!(matches!(admitted, Some(Ok(_))), "{admitted:?}");
+        refusing.join().unwrap();
     });
+}
+
+/// Whoever connects before `is_over`.
+fn next_guest(listener: &TcpListener, is_over: &AtomicBool) -> Option<TcpStream> {
+    listener.set_nonblocking(true).unwrap();
+    while !is_over.load(Ordering::Relaxed) {
+        match listener.accept() {
+            Ok((stream, _)) => return Some(stream),
+            Err(cause) => assert_eq!(cause.kind(), ErrorKind::WouldBlock, "{cause}"),
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+    None
 }
 
 /// A store whose process gives up before its rank has joined keeps neither its port nor those who came.
