@@ -23,7 +23,7 @@ mod tests;
 mod witnesses;
 
 pub use board::HealthBoard;
-pub(crate) use capacity::with_health;
+pub(crate) use capacity::{between, with_health};
 pub(crate) use judge::{Judge, Paths};
 pub(crate) use witnesses::Surroundings;
 

@@ -8,7 +8,7 @@ use ccl_algorithms::{Choice, choose, explain, explore, names};
 use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
-use ccl_core::epoch::Commit;
+use ccl_core::epoch::{Commit, Table};
 use ccl_core::error::Error;
 use ccl_core::ids::{Epoch, Node, Rank};
 use ccl_core::layout::{Layout, Ragged};
@@ -18,7 +18,7 @@ use ccl_core::topology::Topology;
 use ccl_core::tuning::{Tuning, model};
 
 use crate::executor::is_straight;
-use crate::health::with_health;
+use crate::health::{between, with_health};
 use crate::operation::Shapes;
 
 /// More plans than this are not remembered; the oldest half would only cost memory.
@@ -57,6 +57,8 @@ pub(crate) struct Planner {
     topology: Topology,
     /// The hosts that reach no other in this epoch, of several.
     cut_off: Vec<Node>,
+    /// What the ranks have of their rails in this epoch.
+    table: Table,
     epoch: Epoch,
     /// Epochs that begin with a later collective, in order. Ranks can be ahead of each other by few
     /// collectives, and epochs in between are rare, so that these are few.
@@ -100,6 +102,7 @@ impl Planner {
             introduced: topology.clone(),
             topology,
             cut_off: Vec::new(),
+            table: Table::default(),
             epoch: Epoch(0),
             ahead: VecDeque::new(),
             model,
@@ -147,6 +150,7 @@ impl Planner {
     fn go_ahead(&mut self, sequence: u64) {
         while let Some(commit) = self.ahead.pop_front_if(|commit| commit.first <= sequence) {
             (self.topology, self.cut_off) = with_health(&self.introduced, &commit.table);
+            self.table = commit.table;
             self.epoch = commit.epoch;
             self.model = model(&self.topology, &self.settings, self.tuning.as_ref());
             // No call goes back to the epoch before.
@@ -288,24 +292,18 @@ impl Planner {
     }
 
     /// How many seconds a message takes between this rank and another, or itself: nobody passes one on, so it takes for
-    /// ever between hosts that have no rail in common.
+    /// ever between two on different hosts that have no rail in common.
     pub(crate) fn predict_message(&self, peer: Rank, bytes: usize) -> f64 {
         let (link, rate) = if self.topology.together(self.me, peer) {
             (self.model.local, self.model.local.bytes_per_second)
         } else {
-            let [one, other] = [self.me, peer].map(|rank| self.topology.node_of(rank));
-            // The topology still has the rails of hosts that have lost all.
-            let is_cut_off = self.cut_off.contains(&one) || self.cut_off.contains(&other);
-            let between = || Fabric::of(&self.topology).between(one.index(), other.index());
             let link = self.model.network;
-            (link, if is_cut_off { 0.0 } else { between().min(link.bytes_per_second) })
+            let both = between(&self.introduced, &self.table, [self.me, peer]);
+            (link, Fabric::of(&both).between(0, 1).min(link.bytes_per_second))
         };
         #[allow(clippy::cast_precision_loss, reason = "a size in a model")]
         let bytes = bytes as f64;
-        match rate > 0.0 {
-            true => link.alpha + link.overhead + bytes / rate,
-            false => f64::INFINITY,
-        }
+        if rate > 0.0 { link.alpha + link.overhead + bytes / rate } else { f64::INFINITY }
     }
 
     /// Whether the system copies between processes, as far as the settings of this rank go.

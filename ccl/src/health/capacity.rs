@@ -13,11 +13,12 @@ pub(crate) fn with_health(introduced: &Topology, table: &Table) -> (Topology, Ve
     let node_of = (0..introduced.ranks()).map(|rank| introduced.node_of(Rank(rank))).collect();
     let (mut hosts, mut cut_off) = (Vec::new(), Vec::new());
     for node in (0..introduced.nodes()).map(Node) {
-        let (cores, mut rails) = (introduced.cores(node), seen(introduced, node, table));
+        let (cores, ranks) = (introduced.cores(node), introduced.ranks_of(node));
+        let mut rails = seen(introduced, node, ranks, table);
         let are_down = |rails: &[RailCapacity]| rails.iter().all(|rail| !rail.up);
         if are_down(&rails) && introduced.nodes() > 1 {
             rails = introduced.rails(node).to_vec();
-            let mut rows = introduced.ranks_of(node).iter().filter_map(|rank| table.row(*rank));
+            let mut rows = ranks.iter().filter_map(|rank| table.row(*rank));
             cut_off.extend(rows.any(|row| are_down(&row.rails)).then_some(node));
         }
         hosts.push(Host { rails, cores });
@@ -25,10 +26,20 @@ pub(crate) fn with_health(introduced: &Topology, table: &Table) -> (Topology, Ve
     (Topology::new(node_of, hosts), cut_off)
 }
 
-/// The rails of a host as all its ranks have them.
-fn seen(introduced: &Topology, node: Node, table: &Table) -> Vec<RailCapacity> {
+/// Two hosts with one rank each, which have what `ranks` have of the rails of theirs: what these can do between them does not
+/// depend on what has become of the rails for others.
+pub(crate) fn between(introduced: &Topology, table: &Table, ranks: [Rank; 2]) -> Topology {
+    let host = |rank: Rank| {
+        let node = introduced.node_of(rank);
+        Host { rails: seen(introduced, node, &[rank], table), cores: introduced.cores(node) }
+    };
+    Topology::new(vec![Node(0), Node(1)], ranks.map(host).into())
+}
+
+/// The rails of a host as these of its ranks have them.
+fn seen(introduced: &Topology, node: Node, ranks: &[Rank], table: &Table) -> Vec<RailCapacity> {
     let mut rails = introduced.rails(node).to_vec();
-    for row in introduced.ranks_of(node).iter().filter_map(|rank| table.row(*rank)) {
+    for row in ranks.iter().filter_map(|rank| table.row(*rank)) {
         for (rail, seen) in rails.iter_mut().zip(&row.rails) {
             *rail = RailCapacity {
                 bytes_per_second: rail.bytes_per_second.min(seen.bytes_per_second),

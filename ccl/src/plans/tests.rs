@@ -94,6 +94,30 @@ fn a_message_between_hosts_without_a_common_rail_takes_for_ever() {
     assert_eq!(message(2), f64::INFINITY);
 }
 
+#[test]
+fn a_message_needs_the_rails_of_its_two_ranks_only() {
+    let rail = RailCapacity::up(1e9);
+    let host = Host { rails: vec![rail; 2], cores: 2 };
+    let nodes = [0, 0, 1, 1].map(Node).to_vec();
+    let topology = Topology::new(nodes, vec![host.clone(), host]);
+    let lost = |up: [bool; 2]| Row {
+        version: 1,
+        rails: up.map(|up| RailCapacity { up, ..rail }).to_vec(),
+    };
+    let mut table = Table::default();
+    table.learn(Rank(0), &lost([false, true]));
+    table.learn(Rank(2), &lost([true, false]));
+    let seconds = |from, to| {
+        let mut planner = Planner::new(Rank(from), topology.clone(), Settings::default());
+        planner.expect(Commit { epoch: Epoch(1), first: 0, table: table.clone() });
+        planner.advance(0);
+        planner.predict_message(Rank(to), 1 << 30)
+    };
+    assert_eq!([seconds(0, 2), seconds(2, 0)], [f64::INFINITY; 2]);
+    assert!(seconds(1, 3) < seconds(1, 2), "over two rails, and over one");
+    assert!(seconds(0, 3).is_finite() && seconds(1, 2).is_finite());
+}
+
 /// They run a barrier, so they must mean the same one.
 #[test]
 fn calls_of_no_elements_agree_on_their_plan() {
