@@ -411,6 +411,7 @@ fn from_transport(cause: TransportError) -> Error {
         TransportError::TimedOut(_)
         | TransportError::PeerGone(_)
         | TransportError::Severed(_)
+        | TransportError::Unrepaired(_)
         | TransportError::Protocol(_)
         | TransportError::Refused(_) => Error::system("connect to the peers", cause),
     }

@@ -310,6 +310,9 @@ pub enum TransportError {
     /// No rail to the peer can be used, though its process may live.
     #[error("no rail can be used: {0}")]
     Severed(String),
+    /// A rail to the peer was lost, perhaps not the last one, and nothing is repaired.
+    #[error("a rail was lost, and hot repair is off: {0}")]
+    Unrepaired(String),
     /// The peer sent something that no correct peer sends.
     #[error("the peer broke the protocol: {0}")]
     Protocol(String),

@@ -133,7 +133,13 @@ impl Limits<'_> {
                     TransportError::Severed(rails) => {
                         let reason = format!(
                             "no rail between it and rank {me} can be used: {rails}; R2CCL_RAIL_PATIENCE says for how \
-                             long to wait, R2CCL_HOT_REPAIR whether at all"
+                             long to wait"
+                        );
+                        Error::PeerLost { rank: peer, reason }
+                    }
+                    TransportError::Unrepaired(rails) => {
+                        let reason = format!(
+                            "a rail between it and rank {me} is lost, and R2CCL_HOT_REPAIR is off: {rails}"
                         );
                         Error::PeerLost { rank: peer, reason }
                     }

@@ -76,6 +76,7 @@ impl From<TransportError> for Error {
             TransportError::System { call, cause } => Self::System { call, cause },
             TransportError::PeerGone(_)
             | TransportError::Severed(_)
+            | TransportError::Unrepaired(_)
             | TransportError::Protocol(_)
             | TransportError::Refused(_)
             | TransportError::TimedOut(_) => Self::PeerLost(error.to_string()),

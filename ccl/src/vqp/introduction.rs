@@ -75,6 +75,7 @@ pub(super) fn connect(
             TransportError::TimedOut(waiting) => deadline.left(waiting).err(),
             TransportError::PeerGone(_)
             | TransportError::Severed(_)
+            | TransportError::Unrepaired(_)
             | TransportError::Protocol(_)
             | TransportError::Refused(_)
             | TransportError::System { .. } => None,

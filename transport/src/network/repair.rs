@@ -430,10 +430,10 @@ impl NetworkLink {
         }
     }
 
-    /// Without any path the link has failed, once `patience` is used up.
+    /// Without any path, or without repair, the link has failed, once `patience` is used up.
     fn end_if_severed(&mut self, patience: Duration) {
-        let is_over = self.repair.severed.is_some() || self.fences.is_severed();
-        let is_over = is_over || !self.repair.terms.enabled;
+        let is_severed = self.repair.severed.is_some() || self.fences.is_severed();
+        let is_over = is_severed || !self.repair.terms.enabled;
         if !is_over || !patience.is_zero() || self.failure.is_some() {
             return;
         }
@@ -442,8 +442,10 @@ impl NetworkLink {
         let causes: Vec<String> =
             lost.map(|carrier| format!("{}: {}", carrier.name, carrier.cause)).collect();
         let causes = causes.join("; ");
-        self.failure = Some(if self.peer_left || self.repair.only_closed {
+        self.failure = Some(if self.peer_left || is_severed && self.repair.only_closed {
             TransportError::PeerGone(causes)
+        } else if !self.repair.terms.enabled {
+            TransportError::Unrepaired(causes)
         } else {
             let waited = self.repair.severed.map_or(Duration::ZERO, |since| clock::now() - since);
             TransportError::Severed(format!("{causes}; waited {:.1} s", waited.as_secs_f64()))

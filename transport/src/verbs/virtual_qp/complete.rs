@@ -63,6 +63,7 @@ impl VirtualQp {
             Some(
                 TransportError::PeerGone(_)
                 | TransportError::Severed(_)
+                | TransportError::Unrepaired(_)
                 | TransportError::TimedOut(_)
                 | TransportError::System { .. },
             )
