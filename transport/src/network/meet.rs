@@ -110,8 +110,7 @@ pub(super) struct Meeting<'a> {
     key: &'a JobKey,
     peers: &'a [PeerPlan],
     deadline: Instant,
-    /// How long a peer may take to turn to a connection before another rail has its turn; twice as long each time: what is
-    /// given up stays in the queue of a peer that is slow, in front of what is tried next.
+    /// How long a peer may take at first to turn to a connection before another rail has its turn.
     hearing: Duration,
     progress: Mutex<Progress>,
     is_over: AtomicBool,
@@ -212,7 +211,7 @@ impl<'a> Meeting<'a> {
                 }
                 Err(reason) => {
                     self.note(seat, &reason);
-                    left.push_back((index, hearing.saturating_mul(2)));
+                    left.push_back((index, next_hearing(hearing, &reason)));
                     clock::sleep(RETRY_PAUSE);
                 }
             }
@@ -410,6 +409,20 @@ impl<'a> Meeting<'a> {
             return Ok(progress.seated);
         }
         Err(TransportError::TimedOut(format!("no connection with {}", missing.join(", "))))
+    }
+}
+
+/// How long a peer that had `hearing` to turn to a connection may take for the next one; twice as long if it did not: what
+/// is given up stays in the queue of a peer that is slow, in front of what is tried next.
+fn next_hearing(hearing: Duration, failure: &TransportError) -> Duration {
+    match failure {
+        TransportError::TimedOut(_) => hearing.saturating_mul(2),
+        TransportError::PeerGone(_)
+        | TransportError::Severed(_)
+        | TransportError::Unrepaired(_)
+        | TransportError::Protocol(_)
+        | TransportError::Refused(_)
+        | TransportError::System { .. } => hearing,
     }
 }
 

@@ -117,6 +117,22 @@ fn a_peer_that_is_slow_is_waited_for_longer_and_longer() {
     });
 }
 
+/// What it refuses is not in its queue.
+#[test]
+fn a_peer_that_refuses_is_not_waited_for_longer() {
+    let ([listener], addresses) = listeners::<1>();
+    let (key, hearing) = (key(), Duration::from_millis(20));
+    let peers = [plan(0, true, &addresses)];
+    let meeting = Meeting::new(Rank(1), 7, &key, &peers, soon());
+    let attempt = || {
+        let failure = meeting.introduce((Rank(0), 0), &peers[0].connections[0], hearing);
+        next_hearing(hearing, &failure.unwrap_err())
+    };
+    assert_eq!(attempt(), 2 * hearing, "it takes the connection and says nothing");
+    drop(listener);
+    assert_eq!(attempt(), hearing, "nobody listens");
+}
+
 #[test]
 fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
     let peers = [plan(1, false, &["127.0.0.1:1".parse().unwrap()])];
