@@ -38,10 +38,6 @@ use sizes::Sizes;
 const TILES_ON_THE_WAY: usize = 64;
 const HEADERS_OF_A_HOST: usize = 1 << 19;
 
-/// Tiles on the way between two hosts, for each rail between them and at least.
-const SLOTS_PER_RAIL: usize = 8;
-const LEAST_SLOTS: usize = 16;
-
 /// Everything a communicator needs to know about itself before it can be built.
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -161,7 +157,8 @@ impl Group<'_> {
         let part = self.part(&introductions)?;
         let topology = topology(&introductions);
         let sizes: Vec<Sizes> = introductions.iter().map(|rank| rank.sizes).collect();
-        sizes::check(&sizes, &topology)?;
+        let most_rails = introductions.iter().map(|rank| rank.rails.len()).max().unwrap_or(0);
+        sizes::check(&sizes, &topology, most_rails)?;
         let board = Arc::new(HealthBoard::new(&introductions[self.me.index()].rails));
         let here = topology.ranks_of(topology.node_of(self.me)).to_vec();
         let remote = (0..topology.ranks()).map(Rank).filter(|rank| !here.contains(rank));
@@ -211,7 +208,8 @@ impl Group<'_> {
                 verbs: whereabouts[rank.index()].verbs.clone(),
             };
             board.read_traffic(endpoint.traffic());
-            self.link_network(endpoint, remote.iter().map(peer).collect(), &mut links)?;
+            let peers = (most_rails, remote.iter().map(peer).collect());
+            self.link_network(endpoint, peers, &mut links)?;
         }
         self.exchange::<bool>("connected", &true)?;
         let machine = self.machine(&introductions);
@@ -275,14 +273,12 @@ impl Group<'_> {
     fn link_network(
         &self,
         endpoint: Endpoint,
-        peers: Vec<PeerAddresses>,
+        (rails, peers): (usize, Vec<PeerAddresses>),
         links: &mut Links,
     ) -> Result<(), Error> {
-        let rails = peers.iter().map(|peer| peer.addresses.len()).max().unwrap_or(0);
-        let rails = rails.max(endpoint.addresses().len());
         let shape = LinkShape {
             tile_bytes: self.settings.net_tile_bytes,
-            slots: slots(self.settings, rails),
+            slots: sizes::net_slots(self.settings.net_slots, rails),
         };
         let connected = endpoint
             .connect(self.me, self.communicator, &peers, shape, self.deadline)
@@ -344,17 +340,6 @@ impl Group<'_> {
         let blob = postcard::to_allocvec(own).map_err(internal)?;
         let blobs = self.control.all_gather(name, &blob, self.deadline)?;
         blobs.iter().map(|blob| postcard::from_bytes(blob).map_err(internal)).collect()
-    }
-}
-
-/// Tiles on the way between two hosts of which the one with more rails has so many; the same on all ranks.
-///
-/// A tile waits for those before it on its rail, and the receiver for the slowest one: with few tiles for each
-/// rail, rails idle.
-fn slots(settings: &Settings, rails: usize) -> usize {
-    match settings.net_slots {
-        0 => (SLOTS_PER_RAIL * rails).max(LEAST_SLOTS),
-        slots => slots.max(2),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Settings that say how large the rings of links are: both ends of a link need the same.
+//! How large the rings of links are: both ends of a link need the same.
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
@@ -6,53 +6,99 @@ use ccl_core::settings::Settings;
 use ccl_core::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-const INSIDE: [&str; 2] = ["R2CCL_TILE_BYTES", "R2CCL_SHM_SLOTS"];
-const BETWEEN: [&str; 2] = ["R2CCL_NET_TILE_BYTES", "R2CCL_NET_SLOTS"];
+/// Tiles on the way between two hosts, for each rail between them and at least.
+const SLOTS_PER_RAIL: usize = 8;
+const LEAST_SLOTS: usize = 16;
+/// A link needs so many.
+const FEWEST_SLOTS: usize = 2;
 
-/// The sizes that a rank is asked for, inside its host and between hosts; 0 where the library chooses.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+/// The sizes that a rank is asked for; 0 where the library chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Sizes {
-    inside: [usize; 2],
-    between: [usize; 2],
+    tile_bytes: usize,
+    shm_slots: usize,
+    net_tile_bytes: usize,
+    net_slots: usize,
 }
+
+/// What follows for links, in words, and the setting that it follows from.
+type Consequence = (&'static str, &'static str, usize);
 
 impl Sizes {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
-            inside: [settings.tile_bytes, settings.shm_slots],
-            between: [settings.net_tile_bytes, settings.net_slots],
+            tile_bytes: settings.tile_bytes,
+            shm_slots: settings.shm_slots,
+            net_tile_bytes: settings.net_tile_bytes,
+            net_slots: settings.net_slots,
         }
+    }
+
+    /// Inside a host with so many ranks. Slots come first: how long tiles are depends on them.
+    fn inside(self, ranks: usize) -> [Consequence; 4] {
+        let Self { tile_bytes, shm_slots, .. } = self;
+        let settings = Settings { tile_bytes, shm_slots, ..Settings::default() };
+        let (slots, tile) = ("R2CCL_SHM_SLOTS", "R2CCL_TILE_BYTES");
+        [
+            (slots, "tiles on the way between two ranks of a host", settings.pair_slots(ranks)),
+            (slots, "tiles on the way to all ranks of a host", settings.multicast_slots()),
+            (tile, "bytes of a tile between two ranks of a host", settings.pair_tile_bytes(ranks)),
+            (tile, "bytes of a tile to all ranks of a host", settings.multicast_tile_bytes(ranks)),
+        ]
+    }
+
+    /// Between hosts of which the one with most rails has so many.
+    fn between(self, rails: usize) -> [Consequence; 2] {
+        let slots = net_slots(self.net_slots, rails);
+        [
+            ("R2CCL_NET_SLOTS", "tiles on the way between two hosts", slots),
+            ("R2CCL_NET_TILE_BYTES", "bytes of a tile between two hosts", self.net_tile_bytes),
+        ]
     }
 }
 
-/// Whether the ranks of every host are asked for the same, and all ranks where there are several hosts.
+/// Tiles on the way between hosts, of which the one with most rails has so many; 0 where the library chooses.
+///
+/// A tile waits for those before it on its rail, and the receiver for the slowest one: with few tiles for each
+/// rail, rails idle.
+pub(super) fn net_slots(asked: usize, rails: usize) -> usize {
+    match asked {
+        0 => (SLOTS_PER_RAIL * rails).max(LEAST_SLOTS),
+        slots => slots.max(FEWEST_SLOTS),
+    }
+}
+
+/// Whether what follows from these sizes is the same for the ranks of every host, and for all ranks where there are several
+/// hosts, of which the one with most rails has `rails`.
 ///
 /// # Errors
 /// [`Error::InvalidUsage`] that names the setting and two ranks; the same on all ranks.
-pub(super) fn check(sizes: &[Sizes], topology: &Topology) -> Result<(), Error> {
+pub(super) fn check(sizes: &[Sizes], topology: &Topology, rails: usize) -> Result<(), Error> {
     for (rank, one) in (0..).map(Rank).zip(sizes) {
-        let leader = topology.leader(topology.node_of(rank));
-        alike(INSIDE, (leader, sizes[leader.index()].inside), (rank, one.inside))?;
+        let node = topology.node_of(rank);
+        let (leader, ranks) = (topology.leader(node), topology.ranks_of(node).len());
+        alike((leader, sizes[leader.index()]), (rank, *one), |sizes| sizes.inside(ranks))?;
         if topology.nodes() > 1 {
-            alike(BETWEEN, (Rank(0), sizes[0].between), (rank, one.between))?;
+            alike((Rank(0), sizes[0]), (rank, *one), |sizes| sizes.between(rails))?;
         }
     }
     Ok(())
 }
 
-fn alike(
-    names: [&str; 2],
-    (first, wanted): (Rank, [usize; 2]),
-    (second, other): (Rank, [usize; 2]),
+fn alike<const N: usize>(
+    (first, wanted): (Rank, Sizes),
+    (second, other): (Rank, Sizes),
+    consequences: impl Fn(Sizes) -> [Consequence; N],
 ) -> Result<(), Error> {
-    let Some(at) = (0..names.len()).find(|at| wanted[*at] != other[*at]) else { return Ok(()) };
-    let said = |value: usize| match value {
-        0 => "not set".to_owned(),
-        value => value.to_string(),
+    if wanted == other {
+        return Ok(());
+    }
+    let mut both = consequences(wanted).into_iter().zip(consequences(other));
+    let Some(((name, what, wanted), (.., other))) = both.find(|(one, other)| one != other) else {
+        return Ok(());
     };
-    let (name, wanted, other) = (names[at], said(wanted[at]), said(other[at]));
     Err(Error::InvalidUsage(format!(
-        "{name} is {wanted} on rank {first} and {other} on rank {second}; set it alike on all ranks"
+        "{what}: {wanted} on rank {first} and {other} on rank {second}; set {name} alike on all ranks"
     )))
 }
 
@@ -63,29 +109,46 @@ mod tests {
 
     use super::*;
 
+    /// The ranks are on these hosts, and asked for these sizes.
+    fn checked(ranks: &[(u32, Sizes)], rails: usize) -> Result<(), String> {
+        let nodes: Vec<Node> = ranks.iter().map(|(node, _)| Node(*node)).collect();
+        let host = Host { rails: vec![RailCapacity::up(1.0); rails], cores: 1 };
+        let hosts = nodes.iter().max().map_or(0, |node| node.0 as usize + 1);
+        let sizes: Vec<Sizes> = ranks.iter().map(|(_, sizes)| *sizes).collect();
+        let topology = Topology::new(nodes, vec![host; hosts]);
+        check(&sizes, &topology, rails).map_err(|error| error.to_string())
+    }
+
+    fn unset() -> Sizes {
+        Sizes::new(&Settings::default())
+    }
+
     #[test]
     fn what_differs_between_linked_ranks_is_named() {
-        let text = |ranks: &[(u32, usize, usize)]| {
-            let nodes: Vec<Node> = ranks.iter().map(|(node, ..)| Node(*node)).collect();
-            let host = Host { rails: vec![RailCapacity::up(1.0)], cores: 1 };
-            let hosts = nodes.iter().max().map_or(0, |node| node.0 as usize + 1);
-            let topology = Topology::new(nodes, vec![host; hosts]);
-            let of = |&(_, inside, between): &(u32, usize, usize)| Sizes {
-                inside: [inside, 4],
-                between: [64, between],
-            };
-            let sizes: Vec<Sizes> = ranks.iter().map(of).collect();
-            check(&sizes, &topology).map_err(|error| error.to_string())
-        };
-        assert_eq!(text(&[(0, 0, 1), (0, 0, 2), (0, 0, 1)]), Ok(()));
-        assert_eq!(text(&[(0, 64, 1), (1, 0, 1)]), Ok(()));
+        let slots = |net_slots| Sizes { net_slots, ..unset() };
+        let tiles = Sizes { tile_bytes: 4096, ..unset() };
+        assert_eq!(checked(&[(0, slots(4)), (0, slots(3)), (0, slots(4))], 1), Ok(()));
+        assert_eq!(checked(&[(0, tiles), (1, unset())], 1), Ok(()));
         assert_eq!(
-            text(&[(0, 0, 1), (1, 64, 1), (1, 0, 1)]).unwrap_err(),
-            "invalid usage: R2CCL_TILE_BYTES is 64 on rank 1 and not set on rank 2; set it alike on all ranks"
+            checked(&[(0, unset()), (1, tiles), (1, unset())], 1).unwrap_err(),
+            "invalid usage: bytes of a tile between two ranks of a host: 4096 on rank 1 and 524288 on rank 2; set \
+             R2CCL_TILE_BYTES alike on all ranks"
         );
         assert_eq!(
-            text(&[(0, 0, 1), (1, 0, 2)]).unwrap_err(),
-            "invalid usage: R2CCL_NET_SLOTS is 1 on rank 0 and 2 on rank 1; set it alike on all ranks"
+            checked(&[(0, slots(2)), (0, slots(2)), (1, slots(3))], 1).unwrap_err(),
+            "invalid usage: tiles on the way between two hosts: 2 on rank 0 and 3 on rank 2; set R2CCL_NET_SLOTS alike on \
+             all ranks"
         );
+    }
+
+    #[test]
+    fn who_is_asked_for_what_is_so_anyway_is_like_the_others() {
+        let beside = |host: u32, one, rails| checked(&[(0, unset()), (host, one)], rails);
+        assert_eq!(beside(0, Sizes { tile_bytes: 512 << 10, shm_slots: 4, ..unset() }, 1), Ok(()));
+        assert!(beside(0, Sizes { shm_slots: 2, ..unset() }, 1).is_err());
+        assert_eq!(beside(1, Sizes { net_slots: 24, ..unset() }, 3), Ok(()));
+        assert!(beside(1, Sizes { net_slots: 24, ..unset() }, 2).is_err());
+        let slots = |net_slots| Sizes { net_slots, ..unset() };
+        assert_eq!(checked(&[(0, slots(1)), (1, slots(2))], 1), Ok(()));
     }
 }
