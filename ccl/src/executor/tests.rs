@@ -44,11 +44,11 @@ mod to_all;
 mod unstaged;
 
 use ccl_algorithms::{choose, names};
-use ccl_core::collective::{Collective, Request};
+use ccl_core::collective::{Collective, Request, Signature};
 use ccl_core::cost::CostModel;
 use ccl_core::datatype::{DataType, ReduceOp, Reduction};
 use ccl_core::layout::Layout;
-use ccl_core::program::{Program, lower};
+use ccl_core::program::{Buffer, Program, lower, point_to_point};
 use ccl_core::topology::Topology;
 use ccl_kernels::{Combine, Kernel};
 use ccl_transport::ring::RingShape;
@@ -434,7 +434,36 @@ fn a_peer_in_another_call_is_noticed_behind_one_that_is_missing() {
     assert!(third.sweep().unwrap());
     assert!(first.sweep().unwrap(), "it sends");
     assert!(!first.sweep().unwrap(), "and waits for rank 1");
-    assert_eq!(first.waiting(), "waiting for data from rank 1, rank 2");
+    assert_eq!(first.waiting(), "waiting for data from rank 1 (nothing has come), rank 2");
     let failure = first.inspect();
     assert!(matches!(&failure, Err(Failure::Mismatch { peer: Rank(2), .. })), "{failure:?}");
+}
+
+#[test]
+fn of_whom_nothing_has_come_is_told() {
+    const BYTES: usize = 100 * LEAST_TILE_BYTES;
+    let mut executors = executors(3);
+    let [first, _, third] = &mut executors[..] else { panic!() };
+    let (sent, mut received) = ([7; BYTES], [[0; BYTES]; 2]);
+    let [one, two] = received.each_mut().map(|data| Region::of_mut(data));
+    let buffers = [[one, two], [Region::of(&sent), Region::empty()]];
+    let (from, to) =
+        ([1, 2].map(|rank| (Rank(rank), Buffer(rank - 1), BYTES)), [(Rank(0), Buffer(0), BYTES)]);
+    let programs = [point_to_point(Rank(0), &[], &from), point_to_point(Rank(2), &to, &[])];
+    let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
+    let tasks = [0, 1].map(|end: usize| Task {
+        program: &programs[end],
+        buffers: &buffers[end],
+        stamp,
+        arithmetic: None,
+        is_straight: false,
+    });
+    let (mut first, mut third) = (begin(first, &tasks[0], &[]), begin(third, &tasks[1], &[]));
+    let nobody = "waiting for data from rank 1 (nothing has come), rank 2 (nothing has come)";
+    assert_eq!(first.waiting(), nobody);
+    assert!(third.sweep().unwrap());
+    let third_only = "waiting for data from rank 1 (nothing has come), rank 2";
+    assert_eq!(first.waiting(), third_only);
+    while first.sweep().unwrap() {}
+    assert_eq!(first.waiting(), third_only, "what has come was used");
 }

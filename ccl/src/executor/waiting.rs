@@ -36,9 +36,14 @@ impl Run<'_> {
         let describe = |ends: Vec<String>, verb: &str| {
             (!ends.is_empty()).then(|| format!("{verb} {}", ends.join(", ")))
         };
-        let names = |port| self.other_end(port);
-        let from = describe(self.open_receives().map(names).collect(), "waiting for data from");
-        let to = describe(self.open_sends().map(names).collect(), "waiting to send to");
+        let source = |port| match self.has_heard(port) {
+            true => self.other_end(port),
+            // It is likely to be this one that has not called.
+            false => format!("{} (nothing has come)", self.other_end(port)),
+        };
+        let target = |port| self.other_end(port);
+        let from = describe(self.open_receives().map(source).collect(), "waiting for data from");
+        let to = describe(self.open_sends().map(target).collect(), "waiting to send to");
         let both: Vec<String> = from.into_iter().chain(to).collect();
         if !both.is_empty() {
             return both.join("; ");
@@ -47,6 +52,18 @@ impl Run<'_> {
             true => "waiting until the network takes the last bytes".into(),
             false => "waiting until peers have read the memory lent to them".into(),
         }
+    }
+
+    /// Whether anything of this program has come on a link.
+    fn has_heard(&self, port: Port) -> bool {
+        let link = self.links[self.index(port)].as_ref();
+        let lane = self.task.program.receives.iter().find(|lane| lane.port == port);
+        let first = lane.and_then(|lane| lane.steps.first()).map(|step| *step as usize);
+        let has_used = first.is_some_and(|first| match self.passed() {
+            Some(passed) => first < passed,
+            None => self.progress.done[first] > 0,
+        });
+        has_used || link.is_some_and(|link| link.peek().is_some())
     }
 
     /// The other end of a link, in words.

@@ -124,7 +124,7 @@ fn spared_by_a_message(is_flushed: bool) -> Vec<bool> {
     let empty = Region::empty();
     let buffers = [empty, empty, empty, Region::of(&sent), Region::of_mut(&mut received)];
     let message = |peer, buffer| [(Rank(peer), Buffer(buffer), 4)];
-    let program = ccl_core::program::point_to_point(Rank(0), &message(1, 3), &message(2, 4));
+    let program = point_to_point(Rank(0), &message(1, 3), &message(2, 4));
     let stamp = Stamp { sequence: 0, signature: Signature::POINT_TO_POINT };
     let task =
         Task { program: &program, buffers: &buffers, stamp, arithmetic: None, is_straight: false };
@@ -170,7 +170,7 @@ fn ends_beside_a_stuck_link(is_out_of_reach: bool) -> bool {
     let (ring, _peer) = memory::pair(SHAPES[1]);
     let mut links: Links = (0..4).map(|_| None).collect();
     links[1] = Some(Box::new(Stuck { ring, is_out_of_reach }));
-    let program = ccl_core::program::point_to_point(Rank(0), &[], &[]);
+    let program = point_to_point(Rank(0), &[], &[]);
     let signature = Case::new(Collective::Broadcast, 2, 1, 0).request.signature(0);
     let stamp = Stamp { sequence: 1, signature };
     let task =
