@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -448,9 +449,13 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
     return depends;
   });
   lock.unlock();
+  // All of them before anybody is told: a callback may wait for another one.
+  News news;
   for (const auto& operation : failed) {
-    operation->settle(failure);
+    auto more = operation->conclude(failure);
+    std::move(more.begin(), more.end(), std::back_inserter(news));
   }
+  tell_all(news);
   lock.lock();
   return !failed.empty();
 }
