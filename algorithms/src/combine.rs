@@ -379,6 +379,21 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_last_in_a_round_comes_first_when_it_is_reversed() {
+        let inner: Shared =
+            Arc::new(AllGather { pattern: Pattern::Doubling, positions: 8, items: 8 });
+        let in_turn = |schedule: &dyn Schedule, number| -> Vec<Chunk> {
+            let mut sent = round(schedule, number);
+            sent.retain(|transfer| (transfer.source.0, transfer.target.0) == (0, 4));
+            sent.sort_unstable_by_key(|transfer| transfer.turn);
+            sent.iter().map(|transfer| transfer.chunk).collect()
+        };
+        assert_eq!(in_turn(&*inner, 2), [0, 7, 6, 5].map(Chunk), "its own, and as they came");
+        let backwards = Reversed { inner, mode: Mode::Accumulate };
+        assert_eq!(in_turn(&backwards, 0), [1, 2, 3, 4].map(Chunk));
+    }
+
+    #[test]
     fn a_schedule_can_be_written_out() {
         let inner = shards(4);
         let rounds: Vec<Vec<Transfer>> =
