@@ -35,6 +35,8 @@ fn kernels_do_what_is_small_or_elsewhere() {
         stream.synchronise().unwrap();
         cuda.wait().unwrap();
         let (paths, reason) = cuda.paths();
+        // Who has left is a reason.
+        windowed.member.host().barrier().unwrap();
         assert_eq!((paths.copied, paths.host, reason), (before.copied, before.host, None));
         assert_eq!(paths.push + paths.low_latency, before.push + before.low_latency + 6);
     });
