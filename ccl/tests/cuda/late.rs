@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ccl::cuda::Paths;
+use ccl::cuda::{Gpu, Paths};
 use ccl::{DataType, Error, OperationOn};
 
 use crate::calls::without_the_last;
@@ -22,19 +22,30 @@ const LATE: [(&str, &str); 1] = [("FAKECUDA_LATE", "1")];
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Does it while a thread frees memory, for which a late driver keeps all others away until the device, which has
-/// something to do, has nothing more to do.
-fn while_occupied<T>(member: &Member, act: impl FnOnce() -> T) -> T {
-    let spare = member.gpu().reserve(64).unwrap();
-    // Who gets no answer waits until the driver answers again.
-    let is_answered = || {
-        let (gpu, (answer, answers)) = (Arc::clone(member.gpu()), mpsc::channel());
-        thread::spawn(move || answer.send(gpu.name().unwrap()));
-        answers.recv_timeout(Duration::from_millis(100)).is_ok()
+/// something to do as long as this lasts, has nothing more to do.
+fn while_occupied<T>(gpu: &Arc<Gpu>, act: impl FnOnce() -> T) -> T {
+    let (spare, busy, word) =
+        (gpu.reserve(64).unwrap(), gpu.stream().unwrap(), gpu.pin(4).unwrap());
+    busy.wait_for_word(&word, 0, 1).unwrap();
+    let ask = || {
+        let (gpu, (answer, answers)) = (Arc::clone(gpu), mpsc::channel());
+        thread::spawn(move || answer.send(gpu.name().is_ok()));
+        answers
     };
     thread::scope(|scope| {
         let freeing = scope.spawn(move || drop(spare));
-        while is_answered() {}
+        // Who gets no answer for so long waits until the driver answers again.
+        let unanswered = loop {
+            let answers = ask();
+            if answers.recv_timeout(Duration::from_millis(500)).is_err() {
+                break answers;
+            }
+        };
         let result = act();
+        let was_occupied = unanswered.try_recv().is_err();
+        word.word(0).store(1, Ordering::Release);
+        assert!(was_occupied, "a thread was slow, and nothing is tested");
+        assert_eq!(unanswered.recv(), Ok(true));
         freeing.join().unwrap();
         result
     })
@@ -46,7 +57,7 @@ fn ending(member: &Member, call: impl FnOnce(&Member)) -> Error {
     let word = member.gpu().pin(4).unwrap();
     member.stream.wait_for_word(&word, 0, 1).unwrap();
     call(member);
-    let error = while_occupied(member, || {
+    let error = while_occupied(member.gpu(), || {
         word.word(0).store(1, Ordering::Release);
         member.ending()
     });
@@ -94,7 +105,7 @@ fn an_abort_ends_a_call_between_hosts_although_nothing_can_be_launched() {
         if rank == 0 {
             member.stream.wait_for_word(&word, 0, 1).unwrap();
             member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-            while_occupied(&member, || {
+            while_occupied(member.gpu(), || {
                 word.word(0).store(1, Ordering::Release);
                 // By then a kernel is to be launched; if not, nothing is tested.
                 thread::sleep(Duration::from_millis(200));
@@ -163,7 +174,7 @@ fn calls_go_on_behind_those_of_copy_engines_while_nobody_can_ask_the_driver() {
         cuda.enqueue(gather(&windowed, BYTES), stream).unwrap();
         // Through the host: the stream waits for the driver thread.
         cuda.enqueue(OperationOn::Barrier, stream).unwrap();
-        while_occupied(&windowed.member, || {
+        while_occupied(windowed.member.gpu(), || {
             word.word(0).store(1, Ordering::Release);
             cuda.wait().unwrap();
         });
