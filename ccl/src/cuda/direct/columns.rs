@@ -38,7 +38,7 @@ pub(super) struct Columns {
     /// The ranks of the host.
     pub(super) members: Arc<[Rank]>,
     /// As large as staging memory.
-    pub(super) scratch: Buffer,
+    pub(super) scratch: Arc<Buffer>,
 }
 
 impl Columns {
@@ -165,8 +165,8 @@ impl Direct {
                 let ranks = columns.position.hosts * columns.position.places;
                 let call = wire::Call::new(leg.request, number, (input, output), ranks);
                 let call = wire::Call { pitch, called: *request, ..call };
-                let wire = Arc::clone(&columns.wire);
-                Turn::Column(wire::Job { turn, wire, call })
+                let (wire, scratch) = (Arc::clone(&columns.wire), Arc::clone(&columns.scratch));
+                Turn::Column(wire::Job { turn, wire, call, scratch: Some(scratch) })
             }
         })
     }

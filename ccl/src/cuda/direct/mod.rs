@@ -247,7 +247,8 @@ impl Direct {
                 let (turn, [input, output]) = issue.hold(stream, [*input, *output])?;
                 let call = wire::Call::new(*request, number, (input, output), self.ranks);
                 let wire = Arc::clone(wire);
-                Ok(Some(Work::Wire(Box::new(wire::Job { turn, wire, call }))))
+                let job = wire::Job { turn, wire, call, scratch: None };
+                Ok(Some(Work::Wire(Box::new(job))))
             }
             (Way::Columns(columns), Wish::Even { request, input, output, .. }) => {
                 let Some(legs) = columns.legs(request) else { return Ok(None) };

@@ -85,7 +85,7 @@ impl Host {
         };
         let members = self.company.clone().into();
         let (exchange, wire) = (Arc::new(exchange), Arc::new(wire));
-        Ok(Some(Columns { exchange, wire, grid, position, members, scratch }))
+        Ok(Some(Columns { exchange, wire, grid, position, members, scratch: Arc::new(scratch) }))
     }
 
     /// A region for the ranks of this host, in place of the one for all ranks, and scratch memory.

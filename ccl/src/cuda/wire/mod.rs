@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
-use ccl_kernels::cuda::gpu::{self, DeviceRegion, Gpu, Stream};
+use ccl_kernels::cuda::gpu::{self, Buffer, DeviceRegion, Gpu, Stream};
 use ccl_transport::clock;
 
 use super::deadline::Deadline;
@@ -107,6 +107,8 @@ pub(crate) struct Job {
     pub(super) turn: Turn,
     pub(super) wire: Arc<Wire>,
     pub(super) call: Call,
+    /// Memory of the library, beside that of the wire, on which it may work.
+    pub(super) scratch: Option<Arc<Buffer>>,
 }
 
 impl Job {
@@ -143,7 +145,8 @@ impl Job {
     }
 
     /// The call itself, once its stream has come. Where the device or the driver is silent when it has failed, a kernel
-    /// may still work on the memory of the call after this.
+    /// may still work on the memory of the call after this: that of the library stays as long, and for that of the program
+    /// whoever drops the communicator waits.
     fn run_errand(
         &self,
         fault: &dyn Fn() -> Option<Error>,
@@ -154,7 +157,11 @@ impl Job {
         let errand = {
             let (wire, call) = (Arc::clone(&self.wire), self.call);
             let (deadline, ending) = (deadline.clone(), ending.clone());
-            move || wire.run(&call, &ending, &deadline)
+            let scratch = self.scratch.clone();
+            move || {
+                let _scratch = scratch;
+                wire.run(&call, &ending, &deadline)
+            }
         };
         let mut is_over = None;
         let hopeless = || {
