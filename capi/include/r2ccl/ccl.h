@@ -422,8 +422,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
 /* ccl_cuda_X is ccl_X, with the same shapes and in-place forms, on memory of a CUDA device, in the order
  * of a stream. A call returns at once: what the stream does before the call is in `send`, and what comes
  * later on the stream finds the result in `recv`. Memory and stream belong to the call until the stream
- * has come past it (cuStreamSynchronize, an event); with R2CCL_CUDA_NETWORK, memory of a call that has failed until the
- * device has nothing more to do (cuCtxSynchronize). Data goes through pinned memory of the host, twice
+ * has come past it (cuStreamSynchronize, an event); with R2CCL_CUDA_NETWORK, memory of a call that has failed until
+ * ccl_comm_destroy() has returned, in less than the communicator's timeout. Data goes through pinned memory of the host, twice
  * R2CCL_CUDA_STAGING_BYTES for each communicator, or, between ranks of one host that have kernels of the library,
  * from device to device.
  *

@@ -5,7 +5,7 @@
 //! until the driver thread has let a stream go, or kernels. So there is one rule: **the driver thread asks the driver
 //! nothing.** What streams tell it, it reads in pinned memory; whether the device works, the [`super::sentinel`] knows;
 //! and what else has to be asked, or launched, is an errand of a thread of its own. An errand is waited for as long as the
-//! call may last, and then no longer than [`PATIENCE`]: then deadlines and aborts take effect, whatever has become of it.
+//! call may last, and then no longer than [`PATIENCE`]: then deadlines and aborts take effect, whatever has become of it. Who drops the communicator waits for it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
@@ -58,6 +58,15 @@ impl Envoy {
                     return Err(broken("panicked; its message is on standard error"));
                 }
             }
+        }
+    }
+
+    /// Waits until the thread has done all that it was sent for, as long as the driver may take: for threads of the program.
+    pub(super) fn rest(&self) {
+        let has_been_sent = lock(&self.0).is_some();
+        if has_been_sent {
+            // Without an answer the thread has ended, and does nothing any more.
+            let _ = self.send(|| (), || None);
         }
     }
 

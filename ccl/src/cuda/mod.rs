@@ -82,7 +82,7 @@ pub fn count() -> Result<usize, Error> {
 /// A member of a group of ranks, for calls on memory of one device.
 ///
 /// Memory that calls work on belongs to them until their streams have come past them; with `R2CCL_CUDA_NETWORK`, that of a
-/// call that has failed until the device has nothing more to do. Ranks that are threads of one process need streams that
+/// call that has failed until the communicator has been dropped, which waits for a driver that is silent. Ranks that are threads of one process need streams that
 /// do not wait for each other: not the default stream.
 #[derive(Debug)]
 pub struct Communicator {
@@ -447,10 +447,12 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Ends calls as [`Self::finalize`] does. The driver thread must not be the one that frees pinned memory: that waits
-    /// for the device, which may wait for the driver thread.
+    /// Ends calls as [`Self::finalize`] does, and waits until nothing of those that have failed can be launched any more. The
+    /// driver thread must not be the one that frees pinned memory: that waits for the device, which may wait for the driver
+    /// thread.
     fn drop(&mut self) {
         self.end();
+        self.staging.envoy().rest();
     }
 }
 

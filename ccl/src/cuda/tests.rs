@@ -5,6 +5,7 @@
 use std::env;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{self, Command};
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -164,6 +165,25 @@ fn a_driver_that_refuses_something_around_a_call_ends_the_communicator() {
         assert_eq!(cuda.check(), Err(error));
         assert!(host.async_error().is_some(), "the others hear of it");
         streams.iter().for_each(|stream| stream.synchronise().unwrap());
+    });
+}
+
+#[test]
+fn who_drops_a_communicator_waits_for_what_may_still_be_launched() {
+    inside("who_drops_a_communicator_waits_for_what_may_still_be_launched", || {
+        let id = UniqueId::create(&config().settings).unwrap();
+        let host = crate::Communicator::create(&id, 0, 1, &config()).unwrap();
+        let cuda = Communicator::new(&host, &open(0).unwrap()).unwrap();
+        let (go, gone) = mpsc::channel::<()>();
+        let aborted = Error::Cuda("on purpose".to_owned());
+        let sent = cuda.staging.envoy().send(move || gone.recv().is_ok(), || Some(aborted.clone()));
+        assert_eq!(sent, Err(aborted));
+        let dropping = thread::spawn(move || drop(cuda));
+        // By then it would have been dropped; if not, nothing is tested.
+        clock::sleep(Duration::from_millis(200));
+        assert!(!dropping.is_finished());
+        go.send(()).unwrap();
+        dropping.join().unwrap();
     });
 }
 

@@ -6,11 +6,11 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ccl::cuda::{Gpu, Paths};
-use ccl::{DataType, Error, OperationOn};
+use ccl::cuda::{Buffer, Gpu, Paths};
+use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp, Request};
 
 use crate::calls::without_the_last;
-use crate::direct::{noise, prepared};
+use crate::direct::{noise, prepared, request};
 use crate::ranks::processes_where;
 use crate::windows::{Windowed, gather, gathered};
 use crate::{Member, all_reduce, columns, direct, wire, words};
@@ -92,6 +92,70 @@ fn a_call_between_hosts_ends_although_nothing_can_be_launched() {
     const TEST: &str = "late::a_call_between_hosts_ends_although_nothing_can_be_launched";
     processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
         lonely_sum(&wire::ready(rank, size, &id, &INT), 2000);
+    });
+}
+
+/// A call for which a rank of the next host does not come, and of which nothing can be launched before it has failed: what it
+/// works on is freed when the communicator has been dropped, and found until then.
+fn late_launch(member: Member, call: impl FnOnce(&Member) -> Buffer) {
+    member.host().set_timeout(SHORT).unwrap();
+    let (gpu, word) = (Arc::clone(member.gpu()), member.gpu().pin(4).unwrap());
+    member.stream.wait_for_word(&word, 0, 1).unwrap();
+    let data = call(&member);
+    let (error, dropping) = while_occupied(&gpu, || {
+        word.word(0).store(1, Ordering::Release);
+        let error = member.ending();
+        let drop_all = move || {
+            drop(member);
+            drop(data);
+        };
+        (error, thread::spawn(drop_all))
+    });
+    dropping.join().unwrap();
+    assert!(error.to_string().contains("its own device, or the driver"), "{error}");
+    gpu.synchronise().unwrap();
+}
+
+#[test]
+fn what_is_launched_late_between_hosts_finds_memory_of_the_program() {
+    const TEST: &str = "late::what_is_launched_late_between_hosts_finds_memory_of_the_program";
+    processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
+        let member = wire::ready(rank, size, &id, &INT);
+        if rank == 1 {
+            member.ending();
+            return;
+        }
+        late_launch(member, |member| {
+            let data = member.upload(&words([1; 2000]));
+            member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+            data
+        });
+    });
+}
+
+#[test]
+fn what_is_launched_late_of_columns_finds_memory_of_the_library() {
+    const TEST: &str = "late::what_is_launched_late_of_columns_finds_memory_of_the_library";
+    processes_where(TEST, 4, &[], &LATE, |rank, size, id| {
+        let member = columns::ready((rank, size, 2), &id, (&INT, &[]));
+        let reduce = |member: &Member| {
+            let data = member.upload(&words([1; 2000]));
+            let request = request(Collective::Reduce, 2000, DataType::Int64, ReduceOp::Sum);
+            let request = Request { root: Rank(3), ..request };
+            let (input, output) = (Some(data.region()), Some(data.region()));
+            let operation = OperationOn::Collective { request, input, output };
+            member.cuda.enqueue(operation, &member.stream).unwrap();
+            data
+        };
+        match rank {
+            0 => late_launch(member, reduce),
+            1 => {
+                let data = reduce(&member);
+                member.ending();
+                drop(data);
+            }
+            _ => drop(member.ending()),
+        }
     });
 }
 
