@@ -70,10 +70,9 @@ impl<'a> Passage<'a> {
         let result = self.go_around(ending, deadline);
         result.map_err(|error| {
             let error = ending.tell(&error);
-            for launched in &self.launched {
-                // A device that fails has its own error, and no kernel works any more.
-                let _ = launched.ended.synchronise();
-            }
+            // What was launched, also where it has no event. A device that fails has its own error, and no kernel works any
+            // more.
+            let _ = self.wire.stream.synchronise();
             error
         })
     }

@@ -1,14 +1,17 @@
 //! What fails in calls between hosts, and what survives.
 
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
 
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp, Request};
 
 use super::{assert_wire, member, ready, ready_with};
 use crate::calls::{failure, without_rank_one, without_the_last};
 use crate::direct::{request, sums};
-use crate::ranks::processes_with;
+use crate::ranks::{processes_where, processes_with};
 use crate::{Member, all_reduce, download, words};
 
 const INT: [DataType; 1] = [DataType::Int64];
@@ -121,6 +124,37 @@ fn a_rank_that_dies_is_named() {
         let member = ready(rank, size, &id, &INT);
         let data = member.upload(&words(vec![1; 20_000]));
         without_rank_one(&member, &data);
+    });
+}
+
+/// Its event is the first after that of the device and that of the stream; it waits in the queue of another stream.
+#[test]
+fn a_kernel_without_an_event_finds_its_slot() {
+    const TEST: &str = "wire::faults::a_kernel_without_an_event_finds_its_slot";
+    let variables = [
+        ("FAKECUDA_FAIL", "cuEventRecord:3:CUDA_ERROR_OUT_OF_MEMORY"),
+        ("FAKECUDA_CONNECTIONS", "1"),
+    ];
+    processes_where(TEST, 2, &[], &variables, |rank, size, id| {
+        let member = ready_with(rank, size, &id, (&INT, &[("R2CCL_CUDA_NETWORK", "pinned")]));
+        if rank == 1 {
+            member.ending();
+            return;
+        }
+        let (gpu, data) = (Arc::clone(member.gpu()), member.upload(&words([1; 2000])));
+        let (other, word) = (gpu.stream().unwrap(), gpu.pin(8).unwrap());
+        member.stream.wait_for_word(&word, 0, 1).unwrap();
+        member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
+        other.wait_for_word(&word, 4, 1).unwrap();
+        word.word(0).store(1, Ordering::Release);
+        let error = member.ending();
+        assert!(error.to_string().contains("record an event"), "{error}");
+        let dropping = thread::spawn(move || drop(member));
+        // By then the slot would have gone; if not, nothing is tested.
+        thread::sleep(Duration::from_millis(300));
+        word.word(4).store(1, Ordering::Release);
+        dropping.join().unwrap();
+        gpu.synchronise().unwrap();
     });
 }
 

@@ -150,7 +150,9 @@ entry_points! {
 
     fn cuMemHostUnregister(start: u64) {
         driver::device()?;
-        let freed = free(start, |kind| matches!(kind, Kind::Registered));
+        capture::permit()?;
+        // Nothing says that a driver waits for the device here.
+        let freed = objects().allocations.free(start, |kind| matches!(kind, Kind::Registered));
         freed.map_err(|code| if code == Code::InvalidValue { Code::HostNotRegistered } else { code })
     }
 
