@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests tell their processes by the environment")]
 
 use std::env;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{self, Command};
 use std::sync::mpsc;
@@ -134,11 +135,22 @@ fn in_vain(id: &UniqueId, rank: u32) {
     }
 }
 
+/// The names of the threads of this process.
+fn threads() -> impl Iterator<Item = String> {
+    let all = fs::read_dir("/proc/self/task").unwrap();
+    // One may just have ended.
+    all.filter_map(|thread| fs::read_to_string(thread.unwrap().path().join("comm")).ok())
+}
+
 /// The error is kept when the call returns, and the stream goes on.
 fn refused(cuda: &Communicator, stream: &Stream, memory: &Buffer) {
     let error = cuda.direct.issue(&[gather(memory)], stream, &mut lock(&cuda.issue)).unwrap_err();
     let kept = cuda.check();
     stream.synchronise().unwrap();
+    // Once the stream has gone on nobody lets it go any more, whatever it could not tell.
+    while threads().any(|name| name == "r2ccl-release\n") {
+        thread::yield_now();
+    }
     // The other rank does not wait for what comes of this.
     cuda.abort("on purpose");
     assert_eq!(kept, Err(described(&error)));

@@ -153,14 +153,16 @@ impl Direct {
         let copies = Copies { exchange: &exchange, window: &window, offset, bytes, input, output };
         let enqueued = copies.enqueue(&plan, marks.own, stream);
         let ended = Arc::new(issue.end_of_call());
-        let place = (Arc::clone(&exchange), window);
-        let hold = Hold::new(place, (number, marks), Arc::clone(&ended), &self.releases);
-        // Behind a call that is not whole, too: it is let go until its end is told, or the device is broken.
+        // Behind a call that is not whole, too: it is let go until its end is told in one of two ways, or the device is broken.
         let marked = ended.mark(stream);
-        let whole = enqueued.and(marked).and_then(|()| self.events.mark(stream));
+        let last = self.events.mark(stream).map(Arc::new);
+        let place = (Arc::clone(&exchange), window);
+        let ends = (Arc::clone(&ended), last.as_ref().ok().cloned());
+        let hold = Hold::new(place, (number, marks), ends, &self.releases);
+        let whole = enqueued.and(marked).and(last);
         // What waits already is let go with what is held, and nobody must take that for a result.
         let last = whole.inspect_err(|error| self.staging.keep(&described(error)))?;
-        issue.last = Some(Arc::new(last));
+        issue.last = Some(last);
         let (staging, members) = (Arc::clone(&self.staging), Arc::clone(&self.members));
         let means = Means::Copies(hold);
         Ok(Watch { exchange, staging, call: wish.name(), means, members, entered, ended })

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use ccl_core::ids::Rank;
-use ccl_kernels::cuda::gpu::{BesideCaptures, Exchange, Moment};
+use ccl_kernels::cuda::gpu::{BesideCaptures, Event, Exchange, Moment};
 use ccl_transport::clock;
 
 use super::windows::Shared;
@@ -36,6 +36,8 @@ struct Held {
     number: u64,
     marks: Marks,
     ended: Arc<Milestone>,
+    /// The same moment, for those who may ask the driver: a driver that refuses the other may have taken this.
+    end: Option<Arc<Event>>,
     releases: Arc<Releases>,
 }
 
@@ -50,11 +52,11 @@ impl Hold {
     pub(super) fn new(
         (exchange, window): (Arc<Exchange>, Arc<Shared>),
         (number, marks): (u64, Marks),
-        ended: Arc<Milestone>,
+        (ended, end): (Arc<Milestone>, Option<Arc<Event>>),
         releases: &Arc<Releases>,
     ) -> Self {
         let releases = Arc::clone(releases);
-        Self(Arc::new(Held { exchange, _window: window, number, marks, ended, releases }))
+        Self(Arc::new(Held { exchange, _window: window, number, marks, ended, end, releases }))
     }
 
     /// Who has not come, after a look at the region.
@@ -82,6 +84,12 @@ impl Held {
     fn is_over(&self) -> bool {
         // On a device that has failed nothing waits, and nothing is written any more.
         self.ended.has_happened() || self.ended.broken().is_some()
+    }
+
+    /// As [`Self::is_over`], and also where the stream could not be made to tell it. It asks the driver.
+    fn is_past(&self) -> bool {
+        let has_happened = |end: &Arc<Event>| matches!(end.has_happened(), Ok(true));
+        self.is_over() || self.end.as_ref().is_some_and(has_happened)
     }
 }
 
@@ -181,7 +189,7 @@ impl Releases {
         let _beside = BesideCaptures::begin();
         loop {
             let Some(held) = lock(&self.0).first() else { return };
-            if held.is_over() {
+            if held.is_past() {
                 lock(&self.0).calls.remove(&held.number);
                 continue;
             }
