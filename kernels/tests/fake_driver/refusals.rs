@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use ccl_kernels::cuda::gpu::{BesideCaptures, KeptContext};
+use ccl_kernels::cuda::gpu::{BesideCaptures, EventPool, KeptContext};
 use cudarc::driver::sys;
 
 use super::{gpu, inside, inside_where};
@@ -20,6 +20,21 @@ fn memory_that_cannot_be_freed_is_no_error_of_the_next_call() {
         drop(gpu.allocate(64).unwrap());
         gpu.allocate(64).map(drop).unwrap();
     });
+}
+
+#[test]
+fn what_cannot_be_destroyed_is_no_error_of_the_next_call() {
+    const TEST: &str = "refusals::what_cannot_be_destroyed_is_no_error_of_the_next_call";
+    for function in ["cuEventDestroy_v2", "cuStreamDestroy_v2"] {
+        where_fails(TEST, &format!("{function}:1:CUDA_ERROR_UNKNOWN"), || {
+            let gpu = gpu(0);
+            let stream = gpu.stream().unwrap();
+            let pool = EventPool::default();
+            drop(pool.mark(&stream).unwrap());
+            drop((pool, stream));
+            gpu.allocate(64).map(drop).unwrap();
+        });
+    }
 }
 
 /// The mode of this thread, in place of which it gets the usual one.

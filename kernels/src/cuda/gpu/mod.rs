@@ -90,7 +90,7 @@ impl Gpu {
         let architecture = major.unsigned_abs() * 10 + minor.unsigned_abs();
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
-        let Stream(copies) = Stream::new(&context)?;
+        let copies = Arc::clone(&Stream::new(&context)?.0);
         let (functions, loading) = Default::default();
         Ok(Self { context, copies, device, processors, supply, functions, loading })
     }

@@ -3,25 +3,41 @@
 use std::ffi::c_void;
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaGraph, CudaStream, result, sys};
 
 use super::error::Error;
-use super::foreign::BesideCaptures;
+use super::foreign::{BesideCaptures, give_back};
 use super::memory::{DeviceRegion, Pinned};
 
 const WITHOUT_TIME: sys::CUevent_flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
 
 /// Work that a device does in order. Streams of a device run side by side.
 #[derive(Clone, Debug)]
-pub struct Stream(pub(super) Arc<CudaStream>);
+pub struct Stream(pub(super) ManuallyDrop<Arc<CudaStream>>);
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: nothing touches it after this.
+        let stream = unsafe { ManuallyDrop::take(&mut self.0) };
+        let context = Arc::clone(stream.context());
+        // One of somebody else asks the driver nothing.
+        if let Some(stream) = Arc::into_inner(stream) {
+            drop(stream);
+            // What cudarc keeps for the next call, which would be accused of it.
+            let _ = context.check_err();
+        }
+    }
+}
 
 impl Stream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self, Error> {
         let _beside = BesideCaptures::with(context)?;
-        context.new_stream().map(Self).map_err(Error::driver("make a stream"))
+        let stream = context.new_stream().map_err(Error::driver("make a stream"))?;
+        Ok(Self(ManuallyDrop::new(stream)))
     }
 
     /// A stream of somebody else.
@@ -31,7 +47,7 @@ impl Stream {
     /// It is a stream of this context, and exists for as long as the result and its clones.
     pub(super) unsafe fn borrowed(context: &Arc<CudaContext>, stream: sys::CUstream) -> Self {
         // SAFETY: the caller answers for it; who orders work of both owners is said at every use.
-        Self(unsafe { context.wrap_borrowed_stream(stream) })
+        Self(ManuallyDrop::new(unsafe { context.wrap_borrowed_stream(stream) }))
     }
 
     /// Waits until all of its work has ended.
@@ -260,7 +276,7 @@ unsafe extern "C" fn called(argument: *mut c_void) {
 
 /// Events that tell no time and are used again: to make and destroy one takes longer than to record it.
 #[derive(Clone, Debug, Default)]
-pub struct EventPool(Arc<Mutex<Vec<CudaEvent>>>);
+pub struct EventPool(Arc<Mutex<Vec<Event>>>);
 
 impl EventPool {
     /// As [`Stream::mark`], of a stream of always the same device.
@@ -270,15 +286,18 @@ impl EventPool {
     /// The driver refuses it.
     pub fn mark(&self, stream: &Stream) -> Result<Event, Error> {
         let used = self.events().pop();
-        let event = match used {
-            Some(event) => event.record(&stream.0).map(|()| event),
-            None => stream.0.record_event(Some(WITHOUT_TIME)),
+        let mut event = match used {
+            Some(event) => {
+                event.recorded()?.record(&stream.0).map_err(Error::driver("record an event"))?;
+                event
+            }
+            None => stream.mark()?,
         };
-        let event = event.map_err(Error::driver("record an event"))?;
-        Ok(Event { event: Some(event), home: Some(self.clone()) })
+        event.home = Some(self.clone());
+        Ok(event)
     }
 
-    fn events(&self) -> MutexGuard<'_, Vec<CudaEvent>> {
+    fn events(&self) -> MutexGuard<'_, Vec<Event>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -294,8 +313,17 @@ pub struct Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let (Some(event), Some(home)) = (self.event.take(), &self.home) else { return };
-        home.events().push(event);
+        let Some(event) = self.event.take() else { return };
+        if let Some(home) = self.home.take() {
+            home.events().push(Self::from(event));
+            return;
+        }
+        let context = Arc::clone(event.context());
+        give_back(&context, || {
+            drop(event);
+            // What cudarc keeps for the next call.
+            context.check_err()
+        });
     }
 }
 
