@@ -20,7 +20,7 @@ use super::error::{described, error as from_device};
 use super::pieces::{Piece, Stretch};
 use super::sentinel::Sentinel;
 use super::uneven::{Aside, Census};
-use crate::driver::{lock, panicked};
+use crate::driver::lock;
 use crate::operation::{Operation, OperationOn};
 
 /// One is filled or emptied while the collective works in the other.
@@ -187,8 +187,9 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if thread::panicking() {
-            // Whoever catches it does so when the stream has gone on.
-            self.keep(&panicked());
+            // Whoever catches it does so when the stream has gone on. It may be a thread of the program.
+            let what = "a thread panicked in a call; its message is on standard error";
+            self.keep(&Error::Internal(what.to_owned()));
         }
         advance(self.staging.over.word(0), &mut lock(&self.staging.early), self.number);
     }

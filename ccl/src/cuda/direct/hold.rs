@@ -15,6 +15,7 @@ use ccl_core::ids::Rank;
 use ccl_kernels::cuda::gpu::{BesideCaptures, Event, Exchange, Moment};
 use ccl_transport::clock;
 
+use super::watch::OnPanic;
 use super::windows::Shared;
 use crate::cuda::staging::Milestone;
 use crate::driver::lock;
@@ -174,10 +175,13 @@ impl Releases {
         let mut waiting = lock(&releases.0);
         if !waiting.add(held.number, Arc::clone(held)) {
             let own = Arc::clone(&releases);
-            let run = move || own.run();
+            let run = move || {
+                let _guard = OnPanic(|| lock(&own.0).is_served = false);
+                own.run();
+            };
             let started = thread::Builder::new().name("r2ccl-release".into()).spawn(run);
             if let Err(cause) = started {
-                // The next call tries again.
+                // The next call tries again, as after a panic.
                 waiting.is_served = false;
                 tracing::error!(%cause, "a stream waits for ranks that do not come");
             }

@@ -18,6 +18,7 @@ use crate::cuda::envoy::patience;
 use crate::cuda::error::error as from_device;
 use crate::cuda::staging::{Milestone, Staging};
 use crate::cuda::uneven::Party;
+use crate::driver::panicked;
 
 /// Looks before the first pause.
 const LOOKS: u32 = 64;
@@ -173,15 +174,14 @@ impl Watch {
 /// Does something for which kernels wait: if it panics they are let go, and nobody takes that for a result.
 pub(super) fn guarded<T>(staging: &Staging, exchange: &Exchange, act: impl FnOnce() -> T) -> T {
     let _guard = OnPanic(|| {
-        let what = "the driver thread panicked; its message is on standard error";
-        staging.keep(&Error::Internal(what.to_owned()));
+        staging.keep(&panicked());
         exchange.give_up();
     });
     act()
 }
 
 /// What is done if the thread panics as long as this lives.
-struct OnPanic<F: Fn()>(F);
+pub(super) struct OnPanic<F: Fn()>(pub(super) F);
 
 impl<F: Fn()> Drop for OnPanic<F> {
     fn drop(&mut self) {
