@@ -1,6 +1,7 @@
 //! Calls beside a thread of the program that has the driver for itself until the device has nothing to do, and calls of
 //! which streams share a queue: they end when they must, and nothing hangs.
 
+use std::cell::OnceCell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -22,8 +23,8 @@ const LATE: [(&str, &str); 1] = [("FAKECUDA_LATE", "1")];
 const SHORT: Duration = Duration::from_secs(1);
 
 /// Does it while a thread frees memory, for which a late driver keeps all others away until the device, which has
-/// something to do as long as this lasts, has nothing more to do.
-fn while_occupied<T>(gpu: &Arc<Gpu>, act: impl FnOnce() -> T) -> T {
+/// something to do until the end, or until this calls what it is given, has nothing more to do.
+fn while_occupied<T>(gpu: &Arc<Gpu>, act: impl FnOnce(&dyn Fn()) -> T) -> T {
     let (spare, busy, word) =
         (gpu.reserve(64).unwrap(), gpu.stream().unwrap(), gpu.pin(4).unwrap());
     busy.wait_for_word(&word, 0, 1).unwrap();
@@ -41,11 +42,14 @@ fn while_occupied<T>(gpu: &Arc<Gpu>, act: impl FnOnce() -> T) -> T {
                 break answers;
             }
         };
-        let result = act();
-        let was_occupied = unanswered.try_recv().is_err();
-        word.word(0).store(1, Ordering::Release);
-        assert!(was_occupied, "a thread was slow, and nothing is tested");
-        assert_eq!(unanswered.recv(), Ok(true));
+        let was_occupied = OnceCell::new();
+        let end = || {
+            was_occupied.get_or_init(|| unanswered.try_recv().is_err());
+            word.word(0).store(1, Ordering::Release);
+        };
+        let result = act(&end);
+        end();
+        assert_eq!(was_occupied.get(), Some(&true), "a thread was slow, and nothing is tested");
         freeing.join().unwrap();
         result
     })
@@ -57,7 +61,7 @@ fn ending(member: &Member, call: impl FnOnce(&Member)) -> Error {
     let word = member.gpu().pin(4).unwrap();
     member.stream.wait_for_word(&word, 0, 1).unwrap();
     call(member);
-    let error = while_occupied(member.gpu(), || {
+    let error = while_occupied(member.gpu(), |_| {
         word.word(0).store(1, Ordering::Release);
         member.ending()
     });
@@ -95,14 +99,14 @@ fn a_call_between_hosts_ends_although_nothing_can_be_launched() {
     });
 }
 
-/// A call for which a rank of the next host does not come, and of which nothing can be launched before it has failed: what it
-/// works on is freed when the communicator has been dropped, and found until then.
-fn late_launch(member: Member, call: impl FnOnce(&Member) -> Buffer) {
+/// A call for which a rank of the next host does not come, and for which nobody can ask the driver before it has failed: the
+/// communicator is dropped meanwhile, and then what the call works on, once the driver answers; the device still works.
+fn dropped_early(member: Member, call: impl FnOnce(&Member) -> Buffer) {
     member.host().set_timeout(SHORT).unwrap();
     let (gpu, word) = (Arc::clone(member.gpu()), member.gpu().pin(4).unwrap());
     member.stream.wait_for_word(&word, 0, 1).unwrap();
     let data = call(&member);
-    let (error, dropping) = while_occupied(&gpu, || {
+    let (error, dropping) = while_occupied(&gpu, |_| {
         word.word(0).store(1, Ordering::Release);
         let error = member.ending();
         let drop_all = move || {
@@ -117,15 +121,15 @@ fn late_launch(member: Member, call: impl FnOnce(&Member) -> Buffer) {
 }
 
 #[test]
-fn what_is_launched_late_between_hosts_finds_memory_of_the_program() {
-    const TEST: &str = "late::what_is_launched_late_between_hosts_finds_memory_of_the_program";
+fn a_communicator_between_hosts_goes_while_nobody_can_ask_the_driver() {
+    const TEST: &str = "late::a_communicator_between_hosts_goes_while_nobody_can_ask_the_driver";
     processes_where(TEST, 2, &[], &LATE, |rank, size, id| {
         let member = wire::ready(rank, size, &id, &INT);
         if rank == 1 {
             member.ending();
             return;
         }
-        late_launch(member, |member| {
+        dropped_early(member, |member| {
             let data = member.upload(&words([1; 2000]));
             member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
             data
@@ -134,8 +138,8 @@ fn what_is_launched_late_between_hosts_finds_memory_of_the_program() {
 }
 
 #[test]
-fn what_is_launched_late_of_columns_finds_memory_of_the_library() {
-    const TEST: &str = "late::what_is_launched_late_of_columns_finds_memory_of_the_library";
+fn a_communicator_of_columns_goes_while_nobody_can_ask_the_driver() {
+    const TEST: &str = "late::a_communicator_of_columns_goes_while_nobody_can_ask_the_driver";
     processes_where(TEST, 4, &[], &LATE, |rank, size, id| {
         let member = columns::ready((rank, size, 2), &id, (&INT, &[]));
         let reduce = |member: &Member| {
@@ -148,7 +152,7 @@ fn what_is_launched_late_of_columns_finds_memory_of_the_library() {
             data
         };
         match rank {
-            0 => late_launch(member, reduce),
+            0 => dropped_early(member, reduce),
             1 => {
                 let data = reduce(&member);
                 member.ending();
@@ -169,7 +173,7 @@ fn an_abort_ends_a_call_between_hosts_although_nothing_can_be_launched() {
         if rank == 0 {
             member.stream.wait_for_word(&word, 0, 1).unwrap();
             member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
-            while_occupied(member.gpu(), || {
+            while_occupied(member.gpu(), |_| {
                 word.word(0).store(1, Ordering::Release);
                 // By then a kernel is to be launched; if not, nothing is tested.
                 thread::sleep(Duration::from_millis(200));
@@ -238,8 +242,10 @@ fn calls_go_on_behind_those_of_copy_engines_while_nobody_can_ask_the_driver() {
         cuda.enqueue(gather(&windowed, BYTES), stream).unwrap();
         // Through the host: the stream waits for the driver thread.
         cuda.enqueue(OperationOn::Barrier, stream).unwrap();
-        while_occupied(windowed.member.gpu(), || {
+        while_occupied(windowed.member.gpu(), |end| {
             word.word(0).store(1, Ordering::Release);
+            // From here on it is for the calls that the device has something to do.
+            end();
             cuda.wait().unwrap();
         });
         stream.synchronise().unwrap();
