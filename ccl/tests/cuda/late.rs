@@ -237,6 +237,10 @@ fn calls_go_on_behind_those_of_copy_engines_while_nobody_can_ask_the_driver() {
         let windowed = Windowed::new((rank, size), &id);
         let Member { cuda, stream } = &windowed.member;
         windowed.write(rank as usize * BYTES, &noise(BYTES, 5 + rank));
+        // Else kernels are loaded at the first call, by a thread that waits for the stream and keeps the others away.
+        let kernels = request(Collective::AllGather, BYTES, DataType::Uint8, ReduceOp::Sum);
+        cuda.prepare(&[kernels], &[]).unwrap();
+        windowed.member.host().barrier().unwrap();
         let word = windowed.member.gpu().pin(4).unwrap();
         stream.wait_for_word(&word, 0, 1).unwrap();
         cuda.enqueue(gather(&windowed, BYTES), stream).unwrap();
