@@ -332,6 +332,19 @@ def test_a_call_that_an_abort_overtakes_says_that_the_group_has_ended() -> None:
     run_world(1, aborted_while_a_tensor_is_copied)
 
 
+def end_of_a_monitored_barrier(aborts_at: int | None) -> str:
+    """With which error it ends. This rank aborts its group when the store has so many keys: each leaves one when it comes."""
+    assert dist.group.WORLD is not None
+    store = dist.distributed_c10d._get_default_store()
+    with ThreadPoolExecutor() as threads:
+        barrier = threads.submit(dist.monitored_barrier, timeout=timedelta(seconds=SECONDS))
+        if aborts_at is not None:
+            while store.num_keys() < aborts_at:
+                pass
+            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+        return str(barrier.exception(GROUP_SECONDS))
+
+
 def aborted_in_a_monitored_barrier(who: int) -> str:
     assert dist.group.WORLD is not None
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
@@ -343,17 +356,10 @@ def aborted_in_a_monitored_barrier(who: int) -> str:
     if rank not in inside:
         store.wait(["told"])
         return "it does not come"
-    with ThreadPoolExecutor() as threads:
-        barrier = threads.submit(dist.monitored_barrier, timeout=timedelta(seconds=SECONDS))
-        if rank == who:
-            # Each leaves a key when it comes.
-            while store.num_keys() < before + len(inside):
-                pass
-            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
-        error = barrier.exception(GROUP_SECONDS)
+    error = end_of_a_monitored_barrier(before + len(inside) if rank == who else None)
     if rank == 1:
         store.set("told", "1")
-    return str(error)
+    return error
 
 
 @pytest.mark.parametrize("who", [0, 1])
@@ -373,17 +379,11 @@ def gone_from_a_monitored_barrier(late: list[int]) -> str:
     before = int(store.get("keys")) + 1
     if rank in late:
         store.wait(["gone"])
-    with ThreadPoolExecutor() as threads:
-        barrier = threads.submit(dist.monitored_barrier, timeout=timedelta(seconds=SECONDS))
-        if rank == 1:
-            # Each leaves a key when it comes.
-            while store.num_keys() < before + dist.get_world_size() - len(late):
-                pass
-            dist.group.WORLD._get_backend(torch.device("cpu")).abort()
-        error = barrier.exception(GROUP_SECONDS)
+    others = dist.get_world_size() - len(late)
+    error = end_of_a_monitored_barrier(before + others if rank == 1 else None)
     if rank == 1:
         store.set("gone", "1")
-    return str(error)
+    return error
 
 
 @pytest.mark.parametrize("late", [[2], [0, 2]])
