@@ -89,16 +89,22 @@ def test_a_rank_that_does_not_come_is_named_after_the_timeout() -> None:
     assert "rank 1" in message and "all_reduce" in message, message
 
 
-def dropped_call(name: str) -> str:
-    """What a call says after one that nobody holds has come to its end too late."""
+def ones_after_a_message() -> torch.Tensor:
+    """Of this rank, one of two, in a group that has communicators for collectives and for messages."""
     begun()
-    rank, x = dist.get_rank(), ones()
-    if rank == 0:
+    x = ones()
+    if dist.get_rank() == 0:
         dist.recv(x, 1)
     else:
         dist.send(x, 0)
     torch.cuda.synchronize()
     meet("connected")
+    return x
+
+
+def dropped_call(name: str) -> str:
+    """What a call says after one that nobody holds has come to its end too late."""
+    rank, x = dist.get_rank(), ones_after_a_message()
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["noticed"])
@@ -125,15 +131,8 @@ def test_a_deadline_is_kept_although_nobody_holds_the_work(name: str) -> None:
 
 
 def known_when_the_stream_goes_on() -> tuple[str, ErrorType]:
-    begun()
-    rank, x = dist.get_rank(), ones()
-    # The group then has other communicators, which are aborted after that of the call.
-    if rank == 0:
-        dist.recv(x, 1)
-    else:
-        dist.send(x, 0)
-    torch.cuda.synchronize()
-    meet("connected")
+    # The other communicators are aborted after that of the call.
+    rank, x = dist.get_rank(), ones_after_a_message()
     store = dist.distributed_c10d._get_default_store()
     if rank == 1:
         store.wait(["noticed"])
