@@ -14,14 +14,18 @@
 //! Messages that fill no rail all wait for one that is very slow, so where there are no others their tiles are
 //! looked at, too ([`brief`]): a rail that is busy with its bytes for several times as long as the best one is *slow for
 //! them*. That may be because of the peer, which answers late, so it is believed until the rail is measured
-//! while it is full, nobody else hears of it, and the rail is tried again after a while.
+//! while it is full, nobody else hears of it.
+//!
+//! A rail that is slow is given little, or nothing, so it may be measured no more: then it is tried again after a while.
 
 mod brief;
+mod trial;
 
 use ccl_core::ids::Timestamp;
 use smallvec::SmallVec;
 
-use self::brief::Brief;
+use self::brief::{Brief, Finding};
+use self::trial::Trial;
 use super::MAX_RAILS;
 
 /// A share that differs by less than this factor from the one last told is no news.
@@ -55,6 +59,8 @@ pub(super) struct Meter {
     /// Tiles that were given to rails since the last look at messages that fill none, and those of them that filled one.
     tiles: usize,
     deep_tiles: usize,
+    /// A tile that tries a rail, and arrives in so many nanoseconds, is fast enough.
+    prompt_ns: u64,
 }
 
 /// What is new of a rail.
@@ -74,6 +80,7 @@ struct Gauge {
     latest: [f64; AGREEING],
     told: f64,
     brief: Brief,
+    trial: Trial,
 }
 
 /// The times at which a rail is in some state.
@@ -121,8 +128,14 @@ impl Span {
 
 impl Gauge {
     fn new() -> Self {
-        let (deep, busy, brief) = (Span::default(), Span::default(), Brief::new());
-        Self { deep, busy, latest: [1.0; AGREEING], told: 1.0, brief }
+        Self {
+            deep: Span::default(),
+            busy: Span::default(),
+            latest: [1.0; AGREEING],
+            told: 1.0,
+            brief: Brief::new(),
+            trial: Trial::new(),
+        }
     }
 
     /// What its share is taken to be.
@@ -146,6 +159,32 @@ impl Gauge {
         self.latest.rotate_left(1);
         self.latest[AGREEING - 1] = share;
         self.brief.measured(share);
+        self.trial.measured();
+    }
+
+    /// A look at messages that fill no rail, of one that is not known to be slow. Whether it is from now on.
+    fn looked_at(&mut self, share: Option<f64>) -> bool {
+        let finding = self.brief.looked_at(share);
+        match finding {
+            Some(Finding::Slow) => self.trial.measured(),
+            Some(Finding::Good) => self.trial.found_good(),
+            None => {}
+        }
+        finding == Some(Finding::Slow)
+    }
+
+    /// A look, while the rail is known to be slow. Whether it is taken to be good from now on: if messages are brief
+    /// that is tried at once, otherwise with single tiles first, because much more would have to wait for it. What only messages
+    /// that are brief have said so far is tried soon, so that it is known well enough to be told.
+    fn is_tried(&mut self, are_brief: bool) -> bool {
+        let is_due = self.trial.is_due();
+        let is_unknown = self.told >= FULL && self.trial.is_unmeasured();
+        if is_due && are_brief {
+            self.brief.try_again();
+        } else if !are_brief && (is_due || is_unknown) {
+            self.trial.begin();
+        }
+        is_due && are_brief
     }
 
     fn spans(&mut self) -> [&mut Span; 2] {
@@ -159,13 +198,20 @@ impl Meter {
     pub(super) fn new(rails: usize, deep_bytes: usize, window_bytes: u64) -> Self {
         let gauges = vec![Gauge::new(); rails];
         let deep_bytes = deep_bytes as f64;
-        let (arrived, is_fresh, tiles, deep_tiles) = (0, false, 0, 0);
-        Self { gauges, deep_bytes, arrived, window_bytes, is_fresh, tiles, deep_tiles }
+        let (arrived, is_fresh, tiles, deep_tiles, prompt_ns) = (0, false, 0, 0, 0);
+        Self { gauges, deep_bytes, arrived, window_bytes, is_fresh, tiles, deep_tiles, prompt_ns }
     }
 
     /// As [`Self::new`], from now on.
     pub(super) fn tune(&mut self, deep_bytes: usize, window_bytes: u64) {
         (self.deep_bytes, self.window_bytes) = (deep_bytes as f64, window_bytes);
+    }
+
+    /// A tile that tries a rail, and arrives in so many seconds, is fast enough: nothing waits for it.
+    pub(super) fn expect(&mut self, prompt: f64) {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+        let ns = (prompt * 1e9) as u64;
+        self.prompt_ns = ns;
     }
 
     /// Bytes that arrive before the rails are compared.
@@ -208,6 +254,9 @@ impl Meter {
         gauge.deep.arrived(bytes, now, is_deep);
         gauge.busy.arrived(bytes, now, backlog > 0);
         gauge.brief.busy.arrived(bytes, now, backlog > 0);
+        if gauge.trial.is_on() && bytes >= LEAST_BRIEF_BYTES {
+            self.tried(rail, (bytes, now.0.saturating_sub(since.0)), &capacity);
+        }
         self.arrived += bytes as u64;
         if self.tiles >= LOOKED_AT * self.gauges.len() {
             self.look(now, &capacity);
@@ -218,9 +267,37 @@ impl Meter {
         since
     }
 
+    /// A tile that tries a rail has arrived, and has kept it busy for so many nanoseconds.
+    fn tried(&mut self, rail: usize, (bytes, ns): (usize, u64), capacity: &impl Fn(usize) -> f64) {
+        let others = self.least_parts(capacity).filter(|(other, _)| *other != rail);
+        let best = others.map(|(_, part)| part).fold(0.0, f64::max);
+        let part = bytes as f64 * 1e9 / ns.max(1) as f64 / capacity(rail);
+        let is_good = ns <= self.prompt_ns || part >= CROWDED * best;
+        let gauge = &mut self.gauges[rail];
+        if gauge.trial.arrived(is_good) {
+            gauge.brief.try_again();
+            self.is_fresh = true;
+        }
+        if !is_good {
+            gauge.measured((part / best).clamp(LEAST, 1.0));
+            self.is_fresh = true;
+        }
+    }
+
     /// Whether a rail at full share would be full with so much on the way.
     pub(super) fn fills(&self, backlog: usize) -> bool {
         backlog as f64 >= self.deep_bytes
+    }
+
+    /// Whether single tiles try a slow rail.
+    pub(super) fn is_tried(&self, rail: usize) -> bool {
+        self.gauges[rail].trial.is_on()
+    }
+
+    /// Whether a rail that was told to be slow is taken to be good until it is measured again.
+    pub(super) fn is_given_another_chance(&self, rail: usize) -> bool {
+        let gauge = &self.gauges[rail];
+        gauge.told < FULL && gauge.worth() >= FULL
     }
 
     /// A slow rail is given less, so less on it is much.
@@ -258,20 +335,25 @@ impl Meter {
         let gauge = &mut self.gauges[rail];
         gauge.told = share;
         gauge.brief.told();
+        if share >= FULL {
+            gauge.trial.found_good();
+        }
         Some(News { rail, share })
     }
 
-    /// Looks at messages that fill no rail, unless there are too many others between them.
+    /// Looks at messages that fill no rail, unless there are too many others between them, and tries again what was slow
+    /// for long.
     fn look(&mut self, now: Timestamp, capacity: &impl Fn(usize) -> f64) {
         self.gauges.iter_mut().for_each(|gauge| gauge.brief.busy.count(now));
-        if self.deep_tiles * 4 < self.tiles {
-            let shares = brief::shares(&self.brief_times(capacity));
-            for (gauge, share) in self.gauges.iter_mut().zip(shares) {
-                let worth = gauge.worth();
-                self.is_fresh |= gauge.brief.looked_at(share, worth);
-            }
+        let are_brief = self.deep_tiles * 4 < self.tiles;
+        let shares = brief::shares(&self.brief_times(capacity));
+        for (gauge, share) in self.gauges.iter_mut().zip(shares) {
+            self.is_fresh |= match gauge.worth() < FULL {
+                true => gauge.is_tried(are_brief),
+                false => are_brief && gauge.looked_at(share),
+            };
+            gauge.brief.busy.clear();
         }
-        self.gauges.iter_mut().for_each(|gauge| gauge.brief.busy.clear());
         (self.tiles, self.deep_tiles) = (0, 0);
     }
 
@@ -295,6 +377,7 @@ impl Meter {
 
     fn compare(&mut self, now: Timestamp, capacity: impl Fn(usize) -> f64) {
         self.gauges.iter_mut().flat_map(Gauge::spans).for_each(|span| span.count(now));
+        self.gauges.iter_mut().for_each(|gauge| gauge.trial.compared());
         for (rail, share) in self.shares(capacity) {
             self.gauges[rail].measured(share.max(LEAST));
             self.is_fresh = true;
@@ -315,21 +398,22 @@ impl Meter {
             .filter(|(_, gauge)| gauge.deep.ns >= deep_ns / 2)
             .filter_map(|(rail, gauge)| Some((rail, gauge.deep.rate()? / capacity(rail))))
             .collect();
-        let best = self.least_parts(&capacity).chain(parts.iter().map(|(_, part)| *part));
-        let best = best.fold(0.0, f64::max);
+        let best = self.least_parts(&capacity).chain(parts.iter().copied());
+        let best = best.map(|(_, part)| part).fold(0.0, f64::max);
         parts.into_iter().filter(|_| best > 0.0).map(|(rail, part)| (rail, part / best)).collect()
     }
 
     /// What part of their capacities those rails carry at least that have had at least half of their fair
     /// part of the bytes. It is not more than promised: a port that is shaped lets bursts pass at any rate.
-    fn least_parts(&self, capacity: &impl Fn(usize) -> f64) -> impl Iterator<Item = f64> {
+    fn least_parts(&self, capacity: &impl Fn(usize) -> f64) -> impl Iterator<Item = (usize, f64)> {
         let all: f64 = (0..self.gauges.len()).map(capacity).sum();
         let fair = self.arrived as f64 / all;
         let has_had = move |(rail, gauge): &(usize, &Gauge)| {
             gauge.busy.bytes as f64 >= fair * capacity(*rail) / 2.0
         };
-        let part =
-            |(rail, gauge): (usize, &Gauge)| Some((gauge.busy.rate()? / capacity(rail)).min(1.0));
+        let part = |(rail, gauge): (usize, &Gauge)| {
+            Some((rail, (gauge.busy.rate()? / capacity(rail)).min(1.0)))
+        };
         self.gauges.iter().enumerate().filter(has_had).filter_map(part)
     }
 }

@@ -6,7 +6,8 @@
 //! one, by more than a slack, are passed over until it has drained. What they missed meanwhile is
 //! forgiven, not caught up. A rail that turns out to be slow for longer counts for less from then on
 //! ([`super::meter`]); and while the others are not full it gets only what it would finish before them:
-//! a message that fills no rail would wait for its one tile there.
+//! a message that fills no rail would wait for its one tile there. It gets nothing at all while a tile would take longer there
+//! than a window takes on all rails: the others would wait for it.
 
 use ccl_core::ids::Timestamp;
 use ccl_core::queue::{queue_bytes, tile_bytes};
@@ -60,11 +61,6 @@ impl Share {
     fn drain_time(&self) -> f64 {
         self.backlog as f64 / self.capacity
     }
-
-    fn takes(&self, bytes: usize) -> bool {
-        let fits = || (self.backlog + bytes) as f64 <= self.limit as f64 * self.drained;
-        self.is_open && (self.backlog == 0 || fits())
-    }
 }
 
 impl Split {
@@ -84,8 +80,9 @@ impl Split {
         let shares = capacities.iter().map(share).collect();
         let rails = capacities.len();
         let deep_bytes = window_bytes / rails.max(1) / METERED_DEPTH;
-        let meter = Meter::new(rails, deep_bytes, metered_bytes(rails, MOST_TILE_BYTES));
+        let mut meter = Meter::new(rails, deep_bytes, metered_bytes(rails, MOST_TILE_BYTES));
         let slack = slack(window_bytes, capacities);
+        meter.expect(slack);
         Self { shares, meter, window_bytes, slack, first: 0, parts: Vec::new() }
     }
 
@@ -127,6 +124,7 @@ impl Split {
             self.shares[rail].capacity = self.capacity(rail);
         }
         self.slack = slack(self.window_bytes, rates);
+        self.meter.expect(self.slack);
         let least = self.shares.iter().map(|share| share.limit).fold(usize::MAX, usize::min);
         let deep_bytes = (self.window_bytes / rails / METERED_DEPTH).min(least / 2);
         let tile_bytes = tile_bytes(least, MOST_TILE_BYTES);
@@ -138,12 +136,18 @@ impl Split {
     fn capacity(&self, rail: usize) -> f64 {
         let nominal = self.shares[rail].nominal;
         match self.parts.get(rail) {
-            Some(part) => {
+            // A plan does not know that it may be good again.
+            Some(part) if !self.meter.is_given_another_chance(rail) => {
                 let all: f64 = self.shares.iter().map(|share| share.nominal).sum();
                 (all * part).max(nominal * LEAST_PART)
             }
-            None => nominal * self.meter.share(rail),
+            Some(_) | None => self.rate(rail),
         }
+    }
+
+    /// Bytes per second that a rail carries, whatever a plan wants of it.
+    fn rate(&self, rail: usize) -> f64 {
+        self.shares[rail].nominal * self.meter.share(rail)
     }
 
     /// Bytes that are given out before the rails are compared.
@@ -180,18 +184,52 @@ impl Split {
             share.finish + bytes as f64 / share.capacity
         };
         let turn = |rail: usize| (rail + self.shares.len() - self.first) % self.shares.len();
+        let is_fit = |rail: usize| {
+            let is_late = self.shares[rail].drain_time() > limit || !self.is_in_window(rail, bytes);
+            !is_late && (!self.is_slow(rail) || self.is_worth_waiting(rail, bytes, limit))
+        };
         (0..self.shares.len())
-            .filter(|&rail| self.shares[rail].takes(bytes))
-            .filter(|&rail| self.shares[rail].drain_time() <= limit)
-            .filter(|&rail| !self.is_slow(rail) || self.is_worth_waiting(rail, bytes, limit))
+            .filter(|&rail| self.takes(rail, bytes) && (self.is_tried(rail) || is_fit(rail)))
             .min_by(|&one, &other| {
                 finish(one).total_cmp(&finish(other)).then(turn(one).cmp(&turn(other)))
             })
     }
 
+    /// Whether a rail is open, and has room for so many bytes.
+    fn takes(&self, rail: usize, bytes: usize) -> bool {
+        let share = &self.shares[rail];
+        // Who is slow is given another chance with a whole queue.
+        let part = if self.is_slow(rail) { share.drained } else { 1.0 };
+        let fits = || (share.backlog + bytes) as f64 <= share.limit as f64 * part;
+        share.is_open && (share.backlog == 0 || fits())
+    }
+
+    /// Whether single tiles try a rail, and none is on the way.
+    fn is_tried(&self, rail: usize) -> bool {
+        self.shares[rail].backlog == 0 && self.meter.is_tried(rail)
+    }
+
+    /// When a rail would be done with so many bytes more, in seconds from now.
+    fn end(&self, rail: usize, bytes: usize) -> f64 {
+        (self.shares[rail].backlog + bytes) as f64 / self.rate(rail)
+    }
+
+    /// Whether a rail is done with so many bytes before the others, or before all rails together have carried a window:
+    /// otherwise those would wait for it.
+    fn is_in_window(&self, rail: usize, bytes: usize) -> bool {
+        let all: f64 = self.open_rails().map(|rail| self.rate(rail)).sum();
+        let own = self.end(rail, bytes);
+        own * all <= self.window_bytes as f64
+            || self.open_rails().all(|other| own <= self.end(other, bytes))
+    }
+
     /// The rails that take part.
     fn open_shares(&self) -> impl Iterator<Item = &Share> {
         self.shares.iter().filter(|share| share.is_open)
+    }
+
+    fn open_rails(&self) -> impl Iterator<Item = usize> {
+        (0..self.shares.len()).filter(|&rail| self.shares[rail].is_open)
     }
 
     /// Rails whose backlog takes longer to drain, in seconds, are passed over.
@@ -206,14 +244,14 @@ impl Split {
     /// Whether a slow rail is done with so many bytes no later than any other, or others have enough to do meanwhile: they are
     /// full, or take as long as any may.
     fn is_worth_waiting(&self, rail: usize, bytes: usize, limit: f64) -> bool {
-        let end = |share: &Share| (share.backlog + bytes) as f64 / share.capacity;
         let has_enough = |rail: usize| {
             let share = &self.shares[rail];
             let is_busy = share.drain_time() > limit || self.meter.fills(share.backlog);
             !share.is_open || self.is_slow(rail) || is_busy
         };
-        let own = end(&self.shares[rail]);
-        self.open_shares().all(|share| own <= end(share)) || (0..self.shares.len()).all(has_enough)
+        let own = self.end(rail, bytes);
+        self.open_rails().all(|other| own <= self.end(other, bytes))
+            || (0..self.shares.len()).all(has_enough)
     }
 
     /// Gives `bytes` bytes to a rail.

@@ -3,15 +3,19 @@
 use smallvec::SmallVec;
 
 use super::super::MAX_RAILS;
-use super::{FULL, LEAST, STEP, Span};
+use super::{CROWDED, FULL, LEAST, Span};
 
 /// So many looks in a row must agree.
 pub(super) const AGREEING: usize = 4;
 /// A rail that carries less than this part of what the others do is slow for them.
 const SLOW: f64 = 1.0 / 3.0;
-/// A rail that is slow for them is tried again after so many looks; after twice as many the next time.
-pub(super) const FIRST_TRIAL: u32 = 256;
-const LAST_TRIAL: u32 = 1 << 16;
+
+/// What looks find.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Finding {
+    Slow,
+    Good,
+}
 
 /// What looks at such messages say of a rail.
 #[derive(Clone, Debug)]
@@ -23,56 +27,43 @@ pub(super) struct Brief {
     /// So many in a row, that it is slow, or that it is not.
     slow: usize,
     good: usize,
-    /// So many looks ago it was last found to be slow; after how many it is tried again.
-    ago: u32,
-    pub(super) trial: u32,
 }
 
 impl Brief {
     pub(super) fn new() -> Self {
-        let busy = Span::default();
-        Self { busy, found: None, slow: 0, good: 0, ago: 0, trial: FIRST_TRIAL }
+        Self { busy: Span::default(), found: None, slow: 0, good: 0 }
     }
 
-    /// The share of the rail is taken to be `worth`, and is this by a look at it, if it has carried enough. Whether it is taken
-    /// to be another from now on.
-    pub(super) fn looked_at(&mut self, share: Option<f64>, worth: f64) -> bool {
+    /// The rail is not known to be slow, and has this share by a look at it, if it has carried enough. What is found.
+    pub(super) fn looked_at(&mut self, share: Option<f64>) -> Option<Finding> {
         (self.slow, self.good) = match share {
             Some(share) if share < SLOW => (self.slow + 1, 0),
             Some(_) => (0, self.good + 1),
             None => (self.slow, self.good),
         };
-        self.ago += 1;
-        if worth < FULL {
-            let is_tried = self.ago >= self.trial;
-            if is_tried {
-                (self.slow, self.good) = (0, 0);
-                self.trial = (2 * self.trial).min(LAST_TRIAL);
-                self.found = Some(1.0);
-            }
-            return is_tried;
-        }
-        if self.good >= AGREEING {
-            self.trial = FIRST_TRIAL;
-        }
-        let found = share.filter(|_| self.slow >= AGREEING);
-        if let Some(share) = found {
-            (self.slow, self.ago) = (0, 0);
+        if let Some(share) = share.filter(|_| self.slow >= AGREEING) {
+            self.slow = 0;
             self.found = Some(share.max(LEAST));
+            return Some(Finding::Slow);
         }
-        found.is_some()
+        (self.good >= AGREEING).then_some(Finding::Good)
     }
 
-    /// The rail has this share while it is full, which counts for more. How slow a slow one is, is not known well before
-    /// several measurements have agreed.
+    /// The rail is taken to be good until it is found to be slow again.
+    pub(super) fn try_again(&mut self) {
+        (self.slow, self.good, self.found) = (0, 0, Some(1.0));
+    }
+
+    /// The rail has this share while it is full, which counts for more, unless it is so small that other links are not why. How
+    /// slow a slow one is, is not known well before several measurements have agreed.
     pub(super) fn measured(&mut self, share: f64) {
-        let is_slow = share < 1.0 / STEP;
+        let is_slow = share < CROWDED;
         self.found = self.found.filter(|found| (*found < FULL) == is_slow);
     }
 
     /// What was measured while the rail was full is told to all.
     pub(super) fn told(&mut self) {
-        (self.found, self.ago) = (None, 0);
+        self.found = None;
     }
 }
 

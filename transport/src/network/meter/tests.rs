@@ -1,6 +1,7 @@
 //! What is told of rails, and what is not.
 
-use super::brief::{AGREEING, FIRST_TRIAL};
+use super::brief::AGREEING;
+use super::trial::FIRST as FIRST_TRIAL;
 use super::*;
 
 const WINDOW: u64 = 10 << 20;
@@ -200,7 +201,7 @@ fn a_rail_that_is_slow_for_small_messages_is_tried_again_later_and_later() {
     assert_eq!(found, [agreeing, FIRST_TRIAL, agreeing, 2 * FIRST_TRIAL, agreeing]);
     assert_eq!(looks_until(&mut meter, 100, false), 4 * FIRST_TRIAL);
     assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
-    assert_eq!(meter.gauges[1].brief.trial, FIRST_TRIAL);
+    assert_eq!(meter.gauges[1].trial.wait, FIRST_TRIAL);
 }
 
 /// Plans hear of its recovery when it is measured while it is full.
@@ -209,7 +210,8 @@ fn a_rail_that_was_slow_while_it_was_full_is_tried_by_small_messages() {
     let mut meter = Meter::new(2, DEEP, WINDOW);
     assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
     assert!(!told(&mut meter, &[100, 900], 8, 100).is_empty());
-    assert_eq!(looks_until(&mut meter, 100, false), FIRST_TRIAL);
+    // The last comparison of full rails is in the first look.
+    assert_eq!(looks_until(&mut meter, 100, false), 1 + FIRST_TRIAL);
     assert!((0..9).all(|_| look(&mut meter, 100).is_none()));
     assert_eq!(told(&mut meter, &[100, 100], 8, 100), [(1, 1.0)]);
 }
@@ -236,11 +238,12 @@ fn what_was_measured_while_a_rail_was_full_counts_for_more() {
 fn a_rail_stays_slow_for_small_messages_however_slow_it_is_measured() {
     let mut meter = Meter::new(2, DEEP, WINDOW);
     looks_until(&mut meter, 900, true);
-    for share in [0.3, 0.05, 0.6] {
+    for share in [0.3, 0.05] {
         meter.gauges[1].measured(share);
         assert!(meter.share(1) < 0.2, "{share}");
     }
-    meter.gauges[1].measured(0.7);
+    // Other links may be why.
+    meter.gauges[1].measured(0.4);
     assert_eq!(meter.share(1), 1.0);
 }
 

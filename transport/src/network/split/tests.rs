@@ -82,7 +82,7 @@ fn no_more_is_on_the_way_than_queues_hold() {
     split.finished(1, 1000, Timestamp(0));
     assert_eq!((split.choose(1000), split.choose(1001)), (Some(1), None));
     split.finished(0, 10_000, Timestamp(0));
-    assert_eq!(split.choose(1 << 20), Some(0), "one tile in any case");
+    assert_eq!(split.choose(15_000), Some(0), "one tile in any case");
     let (before, unknown) = (split.choose(1), split.tune(&[1.0, 0.0], 1));
     assert_eq!((split.choose(1), unknown), (before, usize::MAX));
 }
@@ -192,6 +192,98 @@ fn a_slow_rail_does_not_wait_for_one_of_little_capacity_to_be_full() {
     let (mut split, mut now) = (open(&[1e9, 1e8, 1e9], 64 * TILE), 0);
     until_passed_over(&mut split, &[20_000, 20_000, 800_000], &mut now);
     assert!(tiles_before(&mut split, 2, now).is_some());
+}
+
+const WINDOW: usize = 64;
+
+/// Sends a message of so many tiles, of which at most a window is on the way, the oldest included, when a tile takes so
+/// many nanoseconds on each rail. Returns what was told, and how many tiles each rail has had.
+fn sent(
+    (split, now): (&mut Split, &mut u64),
+    tiles: usize,
+    tile_ns: &[u64],
+) -> (Vec<(usize, f64)>, Vec<usize>) {
+    let rails = tile_ns.len();
+    let (mut told, mut given) = (Vec::new(), vec![0; rails]);
+    let mut ends = vec![VecDeque::new(); rails];
+    let (mut posted, mut arrived) = (0, vec![false; tiles]);
+    loop {
+        let oldest = arrived.iter().position(|arrived| !arrived).unwrap_or(tiles);
+        while posted < tiles.min(oldest + WINDOW)
+            && let Some(rail) = split.choose(TILE)
+        {
+            split.give(rail, TILE, Timestamp(*now));
+            let start = ends[rail].back().map_or(*now, |(end, _)| *end);
+            ends[rail].push_back((start + tile_ns[rail], posted));
+            (posted, given[rail]) = (posted + 1, given[rail] + 1);
+            told.extend(split.news(&vec![0.0; rails]));
+        }
+        let next = |rail: &usize| ends[*rail].front().map_or(u64::MAX, |(end, _)| *end);
+        let rail = (0..rails).min_by_key(next).expect("there are rails");
+        let Some((end, tile)) = ends[rail].pop_front() else {
+            return (told, given);
+        };
+        (*now, arrived[tile]) = (end, true);
+        split.finished(rail, TILE, Timestamp(end));
+    }
+}
+
+const FAST: [u64; 4] = [16_384; 4];
+
+/// As when a tile there takes longer than a window on the others.
+#[test]
+fn no_message_waits_for_a_tile_on_a_very_slow_rail() {
+    let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
+    let very_slow = [16_384, 16_384, 80 * 16_384, 16_384];
+    let (told, _) = sent((&mut split, &mut now), 12_000, &very_slow);
+    assert!(matches!(told[..], [.., (2, share)] if share < 0.02), "{told:?}");
+    let start = now;
+    let (told, given) = sent((&mut split, &mut now), 3000, &very_slow);
+    assert_eq!((told, given), (Vec::new(), vec![1000, 1000, 0, 1000]));
+    assert!(now - start < 1010 * 16_384, "{} of 1000 tiles", (now - start) / 16_384);
+}
+
+#[test]
+fn a_slow_rail_has_what_it_can_carry_before_the_window_is_over() {
+    let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
+    let slow = [16_384, 16_384, 10 * 16_384, 16_384];
+    sent((&mut split, &mut now), 6000, &slow);
+    let start = now;
+    let (_, given) = sent((&mut split, &mut now), 3100, &slow);
+    assert!((90..=105).contains(&given[2]), "{given:?}");
+    assert!(now - start < 1030 * 16_384, "{} of 1000 tiles", (now - start) / 16_384);
+}
+
+/// By single tiles, and later and later if they take as long as before.
+#[test]
+fn a_very_slow_rail_is_tried_again() {
+    let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
+    let very_slow = [16_384, 16_384, 80 * 16_384, 16_384];
+    sent((&mut split, &mut now), 12_000, &very_slow);
+    let (told, given) = sent((&mut split, &mut now), 100_000, &very_slow);
+    assert_eq!((told, given[2]), (Vec::new(), 3), "after 256, 512 and 1024 looks of 32 tiles");
+    let (told, given) = sent((&mut split, &mut now), 100_000, &FAST);
+    assert_eq!(told, [(2, 1.0)]);
+    assert!(given[2] > 5000, "{given:?}");
+    let (_, given) = sent((&mut split, &mut now), 4000, &FAST);
+    assert!(given.iter().all(|tiles| (990..=1010).contains(tiles)), "{given:?}");
+}
+
+/// However little there may be on the way on it while it is known to be slow, and whatever a plan wants of it.
+#[test]
+fn a_slow_nic_that_was_tried_by_small_messages_is_measured_again() {
+    for parts in [&[][..], &[330, 330, 10, 330]] {
+        let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
+        split.tune(&[1e9; 4], 64);
+        let slow = [16_384, 16_384, 20 * 16_384, 16_384];
+        let (told, _) = sent((&mut split, &mut now), 6000, &slow);
+        assert!(matches!(told[..], [.., (2, share)] if share < 0.1), "{told:?}");
+        split.divide(parts);
+        let tried = (0..100_000).find(|_| sent((&mut split, &mut now), 2, &FAST).1[2] > 0);
+        assert!(tried.is_some(), "it is tried again");
+        let (told, _) = sent((&mut split, &mut now), 4000, &FAST);
+        assert_eq!(told, [(2, 1.0)], "{parts:?}");
+    }
 }
 
 #[test]
