@@ -85,8 +85,8 @@ pub(crate) struct Network {
     frozen: Vec<u8>,
     /// When the last fault that has begun ends.
     pub(crate) troubled_until: Nanos,
-    /// How long parts of tiles kept what follows them waiting, all together.
-    pub(crate) delayed: Nanos,
+    /// When parts of tiles began to keep what follows them waiting, and for how long.
+    delays: Vec<(Nanos, Nanos)>,
     /// Packets that have arrived.
     arrived: u64,
     /// Paths that each rank has given up.
@@ -130,7 +130,7 @@ impl Network {
             cut_paths: Vec::new(),
             frozen: vec![0; hosts],
             troubled_until: 0,
-            delayed: 0,
+            delays: Vec::new(),
             arrived: 0,
             given_up: vec![0; u32::BITS as usize],
             wakes: 0,
@@ -150,6 +150,11 @@ impl Network {
 
     fn is_mutant(&self, mutation: Mutation) -> bool {
         self.mutation == Some(mutation)
+    }
+
+    /// For how long parts of tiles that came since then have kept what follows them waiting, all together.
+    pub(crate) fn delayed_since(&self, time: Nanos) -> Nanos {
+        self.delays.iter().filter(|(began, late)| began + late > time).map(|(_, late)| late).sum()
     }
 
     /// When something happens next.

@@ -147,7 +147,7 @@ impl World<'_> {
             drop(network);
             return Err(self.hang());
         }
-        if let Some(call) = self.dawdles(now.saturating_sub(network.delayed)) {
+        if let Some(call) = self.dawdles(&network, now) {
             drop(network);
             return Err(format!(
                 "call {call} goes round what is lost, and takes long: {}",
@@ -207,11 +207,12 @@ impl World<'_> {
     }
 
     /// The call that has not ended long after everybody has come to it, though its plan does without what is lost.
-    fn dawdles(&self, now: Nanos) -> Option<usize> {
+    fn dawdles(&self, network: &Network, now: Nanos) -> Option<usize> {
         let retreat = self.scenario.retreat.as_ref().filter(|retreat| retreat.is_all)?;
         let is_late = |call: &usize| {
-            let mut came = self.actors.iter().map(|actor| actor.begun.get(*call));
-            came.all(|came| came.is_some_and(|came| now > came + PROMPT))
+            let came = self.actors.iter().map(|actor| actor.begun.get(*call).copied());
+            let all = came.collect::<Option<Vec<Nanos>>>().and_then(|came| came.into_iter().max());
+            all.is_some_and(|all| now > all + PROMPT + network.delayed_since(all))
                 && self.actors.iter().any(|actor| actor.call == *call)
         };
         retreat.calls.clone().find(is_late)

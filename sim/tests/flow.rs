@@ -101,8 +101,6 @@ fn a_healthy_ring_takes_what_the_formula_says() {
     }
 }
 
-/// The planner's ring reduces in one direction and gathers in the other, so that early results meet
-/// late contributions at the NICs of the slow host's neighbours.
 /// In each round a rank passes on what came in the rounds before: what came last is the last to be passed on, so that nothing
 /// that is there waits behind something that is not.
 #[test]
@@ -114,6 +112,8 @@ fn doubling_keeps_the_network_as_busy_as_a_ring() {
     }
 }
 
+/// The planner's ring reduces in one direction and gathers in the other, so that early results meet
+/// late contributions at the NICs of the slow host's neighbours.
 #[test]
 fn a_ring_is_as_fast_as_its_slowest_host() {
     for (hosts, lost) in [2, 3, 4, 8].into_iter().flat_map(|n| [1, 2, 4].map(|lost| (n, lost))) {

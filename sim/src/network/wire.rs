@@ -213,12 +213,12 @@ impl Network {
                 // The path may be slow, so that others overtake it.
                 let is_late = self.random.percent(8);
                 let late = if is_late { self.random.magnitude(1_000_000, 300_000_000) } else { 0 };
-                self.delayed += late;
                 let (rank, rest_at) = (self.ends[end].place.rank, self.now + late);
                 if let Some(arrival) = self.ends[end].inbox.front_mut() {
                     (arrival.elsewhere, arrival.rest_at) = (until, rest_at);
                 }
                 if !is_complete {
+                    self.delays.push((self.now, late));
                     self.agenda.plan(rest_at, Event::Wake(rank));
                 }
                 is_complete
