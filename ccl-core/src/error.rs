@@ -136,6 +136,24 @@ impl Error {
         }
     }
 
+    /// The error, with the name of the communicator whose ranks it speaks of; what the caller alone has to correct is as it was.
+    #[must_use]
+    pub fn within(mut self, name: &str) -> Self {
+        let text = match &mut self {
+            Self::InvalidArgument(_) | Self::InvalidUsage(_) => return self,
+            Self::Disagreement { other_call, .. } => other_call,
+            Self::PeerLost { reason, .. } | Self::Aborted { reason, .. } => reason,
+            Self::Deadline { waiting, .. } => waiting,
+            Self::System { cause, .. } => cause,
+            Self::Cuda(text) | Self::Internal(text) => text,
+        };
+        let place = format!(" (communicator {name:?})");
+        if !text.ends_with(&place) {
+            text.push_str(&place);
+        }
+        self
+    }
+
     /// Shorthand for a failed call of the operating system.
     pub fn system(call: impl Into<String>, cause: impl std::fmt::Display) -> Self {
         Self::System { call: call.into(), cause: cause.to_string() }
@@ -151,6 +169,15 @@ fn is_short_of_descriptors(cause: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_communicator_is_named_once_where_ranks_are() {
+        let lost = Error::PeerLost { rank: Rank(3), reason: "it left".into() };
+        let named = lost.within("pipeline").within("pipeline");
+        assert_eq!(named.to_string(), "rank 3 is lost: it left (communicator \"pipeline\")");
+        let wrong = Error::InvalidUsage("two calls".into());
+        assert_eq!(wrong.clone().within("pipeline"), wrong);
+    }
 
     #[test]
     fn remedies_fit_their_causes() {

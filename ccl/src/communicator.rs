@@ -225,7 +225,7 @@ impl Communicator {
     /// What ended the communicator, if something did.
     #[must_use]
     pub fn async_error(&self) -> Option<Error> {
-        self.core().control.fault().map(|fault| Error::clone(fault))
+        self.core().fault()
     }
 
     /// Runs one operation; its buffers may be used again when it returns.
@@ -438,8 +438,8 @@ impl Communicator {
     #[inline]
     pub(crate) fn usable(&self) -> Result<(), Error> {
         let core = self.core();
-        if let Some(fault) = core.control.fault() {
-            return Err(Error::clone(fault));
+        if let Some(fault) = core.fault() {
+            return Err(fault);
         }
         if core.finalized.load(Ordering::Acquire) {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));

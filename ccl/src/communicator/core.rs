@@ -86,7 +86,7 @@ impl Core {
             drop(engine);
             self.dump(&error);
         }
-        error
+        self.named(error)
     }
 
     /// What a failure of a call means for the communicator.
@@ -95,7 +95,21 @@ impl Core {
         if is_final(&error) {
             self.fail(&error);
         }
-        error
+        self.named(error)
+    }
+
+    /// What ended the communicator, if something did.
+    pub(super) fn fault(&self) -> Option<Error> {
+        self.control.fault().map(|fault| self.named(Error::clone(fault)))
+    }
+
+    /// As the caller has it: ranks are numbers in a communicator.
+    #[cold]
+    fn named(&self, error: Error) -> Error {
+        match &self.config.name {
+            Some(name) => error.within(name),
+            None => error,
+        }
     }
 
     /// What the driver thread does for one call.
@@ -104,7 +118,7 @@ impl Core {
         let fault = || self.control.fault().map(|fault| Error::clone(fault));
         #[cfg(feature = "cuda")]
         let fail = |error: &Error| self.fail(error);
-        match work {
+        let done = match work {
             Work::Operations(operations) => self.run(&operations, None),
             #[cfg(feature = "cuda")]
             Work::Staged(job) => {
@@ -117,7 +131,8 @@ impl Core {
             Work::Wire(job) => job.run(&fault, &fail, self.timeout()),
             #[cfg(feature = "cuda")]
             Work::Columns(job) => job.run(&fault, &fail, self.timeout()),
-        }
+        };
+        done.map_err(|error| self.named(error))
     }
 
     /// Remembers what ended the communicator and tells the others, unless they told us.

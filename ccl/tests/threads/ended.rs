@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use ccl::{Allocation, Communicator, Error, Group, Operation, Rank, Region};
+use ccl::{Allocation, Communicator, Config, Error, Group, Operation, Rank, Region};
 use ccl_core::settings::CrossMemoryAttach;
 use ccl_transport::clock;
 
@@ -48,6 +48,30 @@ fn a_call_behind_one_that_failed_does_not_begin() {
     });
     let aborted = Err(Error::Aborted { rank: Rank(1), reason: "enough".into() });
     assert_eq!(results[0], [aborted.clone(), aborted]);
+}
+
+/// Ranks are numbers in a communicator, of which a program may have many.
+#[test]
+fn errors_name_the_communicator() {
+    let named = Config { name: Some("stage".into()), ..config() };
+    let results = ranks(2, &named, |communicator| {
+        if communicator.rank() == Rank(1) {
+            communicator.barrier().unwrap();
+            communicator.abort("enough");
+        } else {
+            communicator.barrier().unwrap();
+            wait_for_the_end(&communicator);
+        }
+        let pending = communicator.start(Operation::Barrier).and_then(|pending| pending.wait());
+        [
+            communicator.async_error().ok_or(()),
+            communicator.barrier().map_or_else(Ok, |()| Err(())),
+            pending.map_or_else(Ok, |()| Err(())),
+        ]
+    });
+    let reason = "enough (communicator \"stage\")".to_owned();
+    let aborted = Ok(Error::Aborted { rank: Rank(1), reason });
+    assert_eq!(results, vec![[(); 3].map(|()| aborted.clone()); 2]);
 }
 
 /// Whether there is no room for what is sent, or the peer should read it where it is.
