@@ -37,6 +37,33 @@ fn what_cannot_be_destroyed_is_no_error_of_the_next_call() {
     }
 }
 
+#[test]
+fn what_the_library_has_for_itself_and_cannot_destroy_is_no_error_of_the_next_call() {
+    const TEST: &str =
+        "refusals::what_the_library_has_for_itself_and_cannot_destroy_is_no_error_of_the_next_call";
+    where_fails(TEST, "cuStreamDestroy_v2:1:CUDA_ERROR_UNKNOWN", || {
+        let gpu = gpu(0);
+        let (stream, buffer) = (gpu.stream().unwrap(), gpu.allocate(64).unwrap());
+        // The last of them takes the stream for copies along.
+        drop((gpu, buffer));
+        stream.mark().map(drop).unwrap();
+    });
+}
+
+#[test]
+fn a_graph_that_cannot_be_destroyed_is_no_error_of_the_next_call() {
+    const TEST: &str = "refusals::a_graph_that_cannot_be_destroyed_is_no_error_of_the_next_call";
+    for function in ["cuGraphExecDestroy", "cuGraphDestroy"] {
+        where_fails(TEST, &format!("{function}:1:CUDA_ERROR_UNKNOWN"), || {
+            let gpu = gpu(0);
+            let (stream, buffer) = (gpu.stream().unwrap(), gpu.allocate(64).unwrap());
+            let copy = || stream.copy(buffer.region().part(0, 8), buffer.region().part(8, 8));
+            drop(stream.capture(copy).unwrap());
+            stream.mark().map(drop).unwrap();
+        });
+    }
+}
+
 /// The mode of this thread, in place of which it gets the usual one.
 fn mode() -> sys::CUstreamCaptureMode {
     let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;

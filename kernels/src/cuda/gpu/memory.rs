@@ -9,10 +9,11 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, result, sys};
 
 use super::error::Error;
 use super::foreign::{BesideCaptures, give_back};
+use super::stream::Stream;
 use crate::region::Region;
 
 /// Bytes at an address that a device knows.
@@ -72,21 +73,21 @@ pub struct Buffer {
     bytes: usize,
     /// Where the copies of [`Self::write`] and [`Self::read`] are done. The driver's own calls that are said to wait (`cuMemcpyHtoD`,
     /// `cuMemsetD8`) may return before the device has done what they ask for, and streams that wait for no other do not wait for that.
-    copies: Arc<CudaStream>,
+    copies: Stream,
 }
 
 impl Buffer {
-    pub(super) fn new(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
+    pub(super) fn new(copies: &Stream, bytes: usize) -> Result<Self, Error> {
         let buffer = Self::unwritten(copies, bytes)?;
         // SAFETY: the bytes are those just allocated.
-        unsafe { result::memset_d8_async(buffer.address, 0, bytes.max(1), copies.cu_stream()) }
+        unsafe { result::memset_d8_async(buffer.address, 0, bytes.max(1), copies.raw()) }
             .map_err(Error::driver("zero memory"))?;
         buffer.arrived()?;
         Ok(buffer)
     }
 
     /// With anything in it.
-    pub(super) fn unwritten(copies: &Arc<CudaStream>, bytes: usize) -> Result<Self, Error> {
+    pub(super) fn unwritten(copies: &Stream, bytes: usize) -> Result<Self, Error> {
         let _beside = BesideCaptures::with(copies.context())?;
         // SAFETY: on the device every byte is a value, whatever was there before.
         let address = unsafe { result::malloc_sync(bytes.max(1)) };
@@ -97,7 +98,7 @@ impl Buffer {
     /// Waits until the copies so far are done.
     fn arrived(&self) -> Result<(), Error> {
         let _beside = BesideCaptures::with(self.copies.context())?;
-        self.copies.synchronize().map_err(Error::driver("wait for a copy"))
+        self.copies.0.synchronize().map_err(Error::driver("wait for a copy"))
     }
 
     /// All of it.
@@ -107,12 +108,12 @@ impl Buffer {
     }
 
     pub(super) fn bind(&self) -> Result<(), Error> {
-        self.copies.context().bind_to_thread().map_err(Error::driver("bind the context"))
+        self.copies.bind()
     }
 
     /// The number of its device.
     pub(super) fn ordinal(&self) -> usize {
-        self.copies.context().ordinal()
+        self.copies.ordinal()
     }
 
     /// Copies bytes of the host to `offset`, and waits until they are there.
@@ -128,7 +129,7 @@ impl Buffer {
         let target = self.region().part(offset, from.len());
         self.bind()?;
         // SAFETY: the target is inside the buffer, and the copy ends before the call does.
-        unsafe { result::memcpy_htod_async(target.address, from, self.copies.cu_stream()) }
+        unsafe { result::memcpy_htod_async(target.address, from, self.copies.raw()) }
             .map_err(Error::driver("copy to the device"))?;
         self.arrived()
     }
@@ -146,7 +147,7 @@ impl Buffer {
         let source = self.region().part(offset, to.len());
         self.bind()?;
         // SAFETY: the source is inside the buffer, and the copy ends before the call does.
-        unsafe { result::memcpy_dtoh_async(to, source.address, self.copies.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(to, source.address, self.copies.raw()) }
             .map_err(Error::driver("copy from the device"))?;
         self.arrived()
     }

@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaFunction, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaFunction, result, sys};
 use cudarc::nvrtc::Ptx;
 
 use super::{Entry, Module, Parameters};
@@ -60,7 +60,7 @@ pub struct Shape {
 pub struct Gpu {
     context: Arc<CudaContext>,
     /// For copies that the host waits for.
-    copies: Arc<CudaStream>,
+    copies: Stream,
     device: Device,
     processors: u32,
     supply: Supply,
@@ -90,7 +90,7 @@ impl Gpu {
         let architecture = major.unsigned_abs() * 10 + minor.unsigned_abs();
         let device = Device { architecture, driver };
         let processors = processors.unsigned_abs().max(1);
-        let copies = Arc::clone(&Stream::new(&context)?.0);
+        let copies = Stream::new(&context)?;
         let (functions, loading) = Default::default();
         Ok(Self { context, copies, device, processors, supply, functions, loading })
     }

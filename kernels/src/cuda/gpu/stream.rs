@@ -235,11 +235,15 @@ impl Stream {
         self.0.context().ordinal()
     }
 
-    fn bind(&self) -> Result<(), Error> {
-        self.0.context().bind_to_thread().map_err(Error::driver("bind the context"))
+    pub(super) fn context(&self) -> &Arc<CudaContext> {
+        self.0.context()
     }
 
-    fn raw(&self) -> sys::CUstream {
+    pub(super) fn bind(&self) -> Result<(), Error> {
+        self.context().bind_to_thread().map_err(Error::driver("bind the context"))
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
         self.0.cu_stream()
     }
 
@@ -256,7 +260,8 @@ impl Stream {
         // What has begun is ended, whatever came between.
         let graph = self.0.end_capture(flags).map_err(Error::driver("make a graph"));
         described?;
-        graph?.map(Graph).ok_or_else(|| Error::Misuse("nothing was captured".into()))
+        let graph = graph?.ok_or_else(|| Error::Misuse("nothing was captured".into()))?;
+        Ok(Graph { graph: ManuallyDrop::new(graph), stream: self.clone() })
     }
 }
 
@@ -375,7 +380,23 @@ impl Event {
 }
 
 /// Work that can be repeated with one call, on the stream on which it was captured.
-pub struct Graph(CudaGraph);
+pub struct Graph {
+    graph: ManuallyDrop<CudaGraph>,
+    /// Its owners are these, and the graph until it has gone.
+    stream: Stream,
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: nothing touches it after this.
+        let graph = unsafe { ManuallyDrop::take(&mut self.graph) };
+        give_back(self.stream.context(), || {
+            drop(graph);
+            // What cudarc keeps for the next call.
+            self.stream.context().check_err()
+        });
+    }
+}
 
 impl fmt::Debug for Graph {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -390,6 +411,6 @@ impl Graph {
     ///
     /// The driver refuses it.
     pub fn launch(&self) -> Result<(), Error> {
-        self.0.launch().map_err(Error::driver("launch a graph"))
+        self.graph.launch().map_err(Error::driver("launch a graph"))
     }
 }
