@@ -3,8 +3,8 @@
 //! It sleeps in poll(2). When nothing has been heard for a while it looks for the store at its other
 //! addresses, in a thread of its own that may wait for them, and goes on with the session there; the
 //! old connection stays open until that has worked, because its end would look like the end of this
-//! rank. The store is gone if its kernel says so, or if for long enough no address leads anywhere, or no connection on
-//! which it was asked to go on is answered.
+//! rank. The store is gone if its kernel says so, or if for long enough it has not gone on: no address leads anywhere, or
+//! no connection on which it was asked to go on is answered.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
@@ -117,7 +117,7 @@ pub(super) struct Watcher {
     search: Option<Receiver<Return>>,
     search_at: Instant,
     pause: Duration,
-    /// Since when no address has led to where the store answers.
+    /// Since when it has not gone on: no address led to it then, but it may have let this rank in later.
     away_since: Option<Instant>,
     /// Since when it has let this rank in whenever it was looked for, and not gone on.
     let_in_since: Option<Instant>,
@@ -347,7 +347,9 @@ impl Watcher {
             Return::Unreachable(cause) => {
                 self.let_in_since = None;
                 if is_too_long(&mut self.away_since, now) {
-                    return Err(format!("no address has led to it for {PATIENCE:?}: {cause}"));
+                    return Err(format!(
+                        "it has not gone on for {PATIENCE:?}, and no address leads to it: {cause}"
+                    ));
                 }
                 Ok(())
             }
