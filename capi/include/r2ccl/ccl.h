@@ -423,7 +423,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
  * of a stream. A call returns at once: what the stream does before the call is in `send`, and what comes
  * later on the stream finds the result in `recv`. Memory and stream belong to the call until the stream
  * has come past it (cuStreamSynchronize, an event); with R2CCL_CUDA_NETWORK, memory of a call that has failed until
- * ccl_comm_destroy() has returned, in less than the communicator's timeout. Data goes through pinned memory of the host, twice
+ * ccl_comm_destroy() has returned, in less than the communicator's timeout. After ccl_comm_abort() nothing tells when it
+ * is free: destroy a communicator with such a call before its memory is freed, or used for anything else. Data goes through pinned memory of the host, twice
  * R2CCL_CUDA_STAGING_BYTES for each communicator, or, between ranks of one host that have kernels of the library,
  * from device to device.
  *
@@ -460,7 +461,8 @@ ccl_result_t ccl_request_free(ccl_request_t *request);
  *    are done; if a stream does not come to its call within the communicator's timeout, the call ends
  *    with CCL_TIMEOUT. ccl_comm_destroy() also frees what was pinned, which waits for all streams of the
  *    device; after the timeout that is left to the background. ccl_comm_abort() leaves it to the
- *    background at once and waits for nothing. In all of these cases streams go on.                     */
+ *    background at once and waits for nothing, also where memory of failed calls is not free yet. In all of these cases streams
+ *    go on.                                                                                            */
 
 ccl_result_t ccl_cuda_allreduce(const void *send, void *recv, size_t count,
                                 ccl_datatype_t datatype, ccl_redop_t op, ccl_comm_t comm,
