@@ -80,7 +80,7 @@ impl Communicator {
                 }
                 control.leave(0);
             })?;
-        connected.tell(rank, config.name.as_deref(), began);
+        let findings = connected.findings(rank);
         let planner = Planner::new(rank, connected.topology, settings.clone());
         let executor = Executor::new(rank, connected.links).caching(connected.machine.caches);
         let ladder = Ladder::new(connected.machine.ranks, connected.machine.cores, connected.bell);
@@ -117,6 +117,7 @@ impl Communicator {
         if let Some(part) = connected.part {
             part.drill().begin();
         }
+        findings.tell(rank, config.name.as_deref(), began);
         Ok(communicator)
     }
 

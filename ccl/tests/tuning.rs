@@ -1,13 +1,17 @@
 //! What ranks do with measured rates: slow rails carry little at a time.
 #![allow(clippy::unwrap_used, reason = "what a helper of a test unwraps fails the test")]
 
+use std::fmt::Debug;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use ccl::{Communicator, Config, ReduceOp, Settings, UniqueId};
 use ccl_core::tuning::{TunedHost, Tuning};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const RANKS: u32 = 3;
@@ -69,5 +73,66 @@ fn slow_rails_have_small_tiles_and_others_do_not() {
         assert!(is_right, "rank {rank}: wrong results");
         let is_slow = rank == RANKS - 1;
         assert_eq!(bytes <= SMALL_TILE_BYTES, is_slow, "rank {rank}: {bytes} bytes in a tile");
+    }
+}
+
+/// The messages of a thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Log {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+impl Visit for Log {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        if field.name() == "message" {
+            self.0.lock().unwrap().push(format!("{value:?}"));
+        }
+    }
+}
+
+#[test]
+fn the_log_says_that_it_was_created_when_nothing_can_fail_any_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("tuning.json");
+    write(&file);
+    for is_good in [true, false] {
+        let id = UniqueId::create(&config(0, &file).settings).unwrap();
+        let (sender, receiver) = mpsc::channel();
+        for rank in 0..RANKS {
+            let (sender, config, log) = (sender.clone(), config(rank, &file), Log::default());
+            thread::spawn(move || {
+                let create = || Communicator::create(&id, rank, RANKS, &config);
+                let created = tracing::subscriber::with_default(log.clone(), create);
+                let is_told =
+                    log.0.lock().unwrap().iter().any(|line| line == "communicator created");
+                sender.send((created.is_ok(), is_told)).unwrap();
+                // Nobody leaves before all have come.
+                created.map_or(Ok(()), |communicator| communicator.barrier()).unwrap();
+            });
+        }
+        for _ in 0..RANKS {
+            assert_eq!(receiver.recv_timeout(DEADLINE).unwrap(), (is_good, is_good));
+        }
+        std::fs::write(&file, "damaged").unwrap();
     }
 }
