@@ -48,6 +48,8 @@ pub(super) struct Passage<'a> {
     acts: Peekable<Acts>,
     /// In the order of their launches, in which they end.
     launched: VecDeque<Launched>,
+    /// Whether something may have been launched behind the last of them: its event is missing.
+    has_unmarked: bool,
     /// How tiles of this call are marked.
     mark: u16,
 }
@@ -57,7 +59,8 @@ impl<'a> Passage<'a> {
         let recipe = Recipe::of(&call.request, call.contributions);
         let acts = script.acts().peekable();
         let mark = mark(call.sequence, &described(call));
-        Self { wire, ring, call, recipe, acts, launched: VecDeque::new(), mark }
+        let launched = VecDeque::new();
+        Self { wire, ring, call, recipe, acts, launched, has_unmarked: false, mark }
     }
 
     /// Does all of it. When it returns no kernel works on the memory of the call. That may take until the stream of the
@@ -70,9 +73,11 @@ impl<'a> Passage<'a> {
         let result = self.go_around(ending, deadline);
         result.map_err(|error| {
             let error = ending.tell(&error);
-            // What was launched, also where it has no event. A device that fails has its own error, and no kernel works any
-            // more.
-            let _ = self.wire.stream.synchronise();
+            // Whoever has launched nothing need not wait for a driver that does not answer.
+            if self.has_unmarked || !self.launched.is_empty() {
+                // A device that fails has its own error, and no kernel works any more.
+                let _ = self.wire.stream.synchronise();
+            }
             error
         })
     }
@@ -170,7 +175,8 @@ impl<'a> Passage<'a> {
         let output = output.filter(|output| self.recipe.is_some() || !is_there(output));
         let sources: Regions<'_> = arrived.into_iter().chain(own).collect();
         let destinations: Regions<'_> = output.into_iter().chain(leaves).collect();
-        if !destinations.is_empty() {
+        self.has_unmarked = !destinations.is_empty();
+        if self.has_unmarked {
             match (&self.recipe, own) {
                 (Some(recipe), Some(_)) => {
                     let (operation, arithmetic) =
@@ -183,6 +189,7 @@ impl<'a> Passage<'a> {
             .map_err(from_device)?;
         }
         let ended = wire.stream.mark().map_err(from_device)?;
+        self.has_unmarked = false;
         self.launched.push_back(Launched { ended, from, to, bytes: act.bytes });
         Ok(())
     }
