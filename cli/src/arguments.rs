@@ -50,10 +50,11 @@ pub(crate) enum Command {
                       the output.\n\n\
                       When one fails, the others have 3 seconds to say why they cannot go on; then they are sent \
                       SIGTERM, and killed 5 seconds later. The exit status of r2ccl is that of the first that \
-                      failed. SIGINT, SIGTERM and SIGHUP are passed on, with 5 seconds to end as well, and a second \
-                      one kills at once; the exit status is 128 and the number of the signal. What ranks have \
-                      started ends with them, in the same way. If r2ccl is killed by SIGKILL, the kernel kills the \
-                      ranks, but not what they have started: let a shell exec the program."
+                      failed. SIGINT, SIGTERM and SIGHUP are passed on, with 5 seconds to end as well, and another \
+                      one, a second or more later, kills at once; then the signal ends r2ccl, which is 128 and its \
+                      number in a shell. What ranks have started ends with them, in the same way, and so does what is \
+                      left by processes that r2ccl had before (`monitor & exec r2ccl`). If r2ccl is killed by SIGKILL, \
+                      the kernel kills the ranks, but not what they have started: let a shell exec the program."
     )]
     Run(Run),
     /// What `run` starts: becomes the program when it has taken its place

@@ -31,7 +31,11 @@ fn main() -> ExitCode {
         },
         Command::Run(wish) => match run::run(&wish) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => failed(&failure, run::exit_status(&failure)),
+            Err(failure) => {
+                let status = failed(&failure, run::exit_status(&failure));
+                failure.end_by_signal();
+                status
+            }
         },
         Command::Rank(wish) => {
             let (failure, status) = run::become_program(&wish);

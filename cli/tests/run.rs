@@ -7,11 +7,18 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use ccl::{Communicator, Config, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, test_kill_process};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use support::{Finished, Running};
 
@@ -28,14 +35,23 @@ const DEADLINE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 /// Variables by which this test itself may have been started.
 const FOREIGN: [&str; 5] = ["R2CCL_", "RANK", "OMPI_", "PMI_", "SLURM_"];
 
-/// `r2ccl` with the words of `line`, and `behind` behind them.
-fn r2ccl(line: &str, behind: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_r2ccl"));
+const R2CCL: &str = env!("CARGO_BIN_EXE_r2ccl");
+
+/// A program that ignores no signals, and that this test was not started for.
+fn program(words: &[&str]) -> Command {
+    let mut command = Command::new("env");
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
     for name in names.filter(|name| FOREIGN.iter().any(|prefix| name.starts_with(prefix))) {
         command.env_remove(name);
     }
-    command.args(line.split(' ')).args(behind).stdin(Stdio::null());
+    command.arg("--default-signal").args(words).stdin(Stdio::null());
+    command
+}
+
+/// `r2ccl` with the words of `line`, and `behind` behind them.
+fn r2ccl(line: &str, behind: &[&str]) -> Command {
+    let mut command = program(&[R2CCL]);
+    command.args(line.split(' ')).args(behind);
     command
 }
 
@@ -52,13 +68,17 @@ fn finished(command: &mut Command) -> Finished {
 
 /// A shell that runs `script`, in which `$0` is `r2ccl`.
 fn shell(script: &str) -> Command {
-    let r2ccl = r2ccl("", &[]);
-    let mut command = Command::new("sh");
-    command.args(["-c", script]).arg(r2ccl.get_program()).stdin(Stdio::null());
-    for (name, _) in r2ccl.get_envs() {
-        command.env_remove(name);
-    }
-    command
+    program(&["sh", "-c", script, R2CCL])
+}
+
+/// A terminal, and where somebody types.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let typist = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+    grantpt(&typist).unwrap();
+    unlockpt(&typist).unwrap();
+    let name = ptsname(&typist, Vec::new()).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    (rustix::fs::open(name, flags, Mode::empty()).unwrap(), typist)
 }
 
 fn text(Finished { status, output, errors }: &Finished) -> String {
@@ -78,7 +98,8 @@ fn child_entry() {
     let mut sum = [u64::from(rank.0) + 1];
     if let Err(error) = communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum) {
         println!("rank {rank} cannot go on: {error};");
-        std::process::exit(1);
+        // Whoever is found first to have failed decides on the status: that is rank 1.
+        std::process::exit(0);
     }
     let host = std::env::var("R2CCL_HOST_ID").unwrap_or_default();
     let local = std::env::var("LOCAL_RANK").unwrap();
@@ -127,6 +148,7 @@ fn what_ranks_have_started_ends_with_them() {
             128 + 9,
         ),
         ("1", "sleep 100 &", 0),
+        ("1", "(trap '' TERM; sleep 100; true) &", 0),
     ] {
         let run = finished(&mut r2ccl("run -n", &[ranks, "--", "sh", "-c", script]));
         assert_eq!(run.status.code(), Some(status), "{script}: {}", text(&run));
@@ -143,6 +165,14 @@ fn the_others_may_tell_why_they_cannot_go_on() {
     }
 }
 
+/// As what reads the output of a rank does, to the end.
+#[test]
+fn what_ranks_have_left_may_end_by_itself() {
+    let run = finished(&mut r2ccl("run -n 1 -- sh -c", &["(sleep 0.5; echo written) &"]));
+    assert!(run.status.success(), "{}", text(&run));
+    assert_eq!(run.output, "written\n", "{}", text(&run));
+}
+
 #[test]
 fn a_signal_is_passed_on() {
     let script = "trap 'echo told; exit 0' TERM INT HUP; echo ready; while :; do sleep 0.01; done";
@@ -151,9 +181,77 @@ fn a_signal_is_passed_on() {
         assert_eq!([running.line(), running.line()], ["ready", "ready"]);
         running.send(signal);
         let run = running.finish();
-        assert_eq!(run.status.code(), Some(128 + signal.as_raw()), "{}", text(&run));
+        assert_eq!(run.status.signal(), Some(signal.as_raw()), "{}", text(&run));
         assert_eq!(run.output, "told\ntold\n", "{}", text(&run));
     }
+}
+
+/// As `timeout` does, which signals a process and its group.
+#[test]
+fn signals_that_come_at_once_are_one() {
+    let script =
+        "trap 'sleep 0.5; echo told; exit 0' TERM; echo ready; while :; do sleep 0.01; done";
+    let running = Running::start(&mut r2ccl("run -n 1 -- sh -c", &[script]));
+    assert_eq!(running.line(), "ready");
+    running.send(Signal::TERM);
+    running.send(Signal::TERM);
+    let run = running.finish();
+    assert_eq!(run.status.signal(), Some(Signal::TERM.as_raw()), "{}", text(&run));
+    assert_eq!(run.output, "told\n", "{}", text(&run));
+}
+
+/// The first rank is where a terminal finds it, the other in a session of its own.
+#[test]
+fn what_the_terminal_says_is_told_to_all() {
+    let rank = "trap 'echo told; exit 0' INT HUP; echo ready; while :; do sleep 0.01; done";
+    let script = "exec setsid --ctty --wait $0 run -n 2 -- \
+                  sh -c 'if [ $RANK = 1 ]; then exec setsid --wait sh -c \"$LOOP\"; fi; eval \"$LOOP\"'";
+    for is_typed in [true, false] {
+        let (terminal, typist) = terminal();
+        let mut typist = File::from(typist);
+        let running = Running::start(shell(script).env("LOOP", rank).stdin(terminal));
+        assert_eq!([running.line(), running.line()], ["ready", "ready"]);
+        if is_typed {
+            typist.write_all(b"\x03").unwrap();
+        } else {
+            drop(typist);
+        }
+        let run = running.finish();
+        assert_eq!(run.output, "told\ntold\n", "typed: {is_typed}; {}", text(&run));
+    }
+}
+
+#[test]
+fn a_signal_after_a_failure_is_passed_on_and_no_other() {
+    let script = "if [ $RANK = 1 ]; then echo $$; exit 7; fi; \
+                  trap 'echo asked; exit 0' TERM; trap 'sleep 0.5; echo told; exit 0' INT; \
+                  while :; do sleep 0.01; done";
+    let running = Running::start(&mut r2ccl("run -n 2 -- sh -c", &[script]));
+    let failed = Pid::from_raw(running.line().parse().unwrap()).unwrap();
+    while test_kill_process(failed).is_ok() {
+        thread::yield_now();
+    }
+    running.send(Signal::INT);
+    let run = running.finish();
+    assert_eq!(run.status.code(), Some(7), "{}", text(&run));
+    assert_eq!(run.output, "told\n", "{}", text(&run));
+}
+
+/// They hold the pipes of this test, too.
+#[test]
+fn who_is_in_a_hurry_leaves_nothing_behind() {
+    let script = "trap '' TERM; (sh -c 'sleep 1.5; echo hurry; sleep 100; true'; true) & wait";
+    let running =
+        Running::start(&mut r2ccl("run -n 1 -- sh -c", &[&format!("echo ready; {script}")]));
+    assert_eq!(running.line(), "ready");
+    running.send(Signal::TERM);
+    assert_eq!(running.line(), "hurry");
+    for _ in 0..1000 {
+        running.send(Signal::TERM);
+        thread::yield_now();
+    }
+    let run = running.finish();
+    assert_eq!(run.status.signal(), Some(Signal::TERM.as_raw()), "{}", text(&run));
 }
 
 #[test]
@@ -163,7 +261,7 @@ fn who_does_not_listen_is_killed() {
     assert_eq!([running.line(), running.line()], ["ready", "ready"]);
     running.send(Signal::TERM);
     let run = running.finish();
-    assert_eq!(run.status.code(), Some(128 + 15), "{}", text(&run));
+    assert_eq!(run.status.signal(), Some(Signal::TERM.as_raw()), "{}", text(&run));
 }
 
 /// As `nohup` and some supervisors start programs.
@@ -176,6 +274,13 @@ fn signals_that_were_ignored_before_change_nothing() {
         let run = finished(&mut shell(script));
         assert_eq!(run.status.code(), Some(status), "{script}: {}", text(&run));
     }
+}
+
+#[test]
+fn ends_are_seen_where_they_are_not_told() {
+    let script = "exec env --block-signal=CHLD $0 run -n 2 -- sh -c 'exit 3'";
+    let run = finished(&mut shell(script));
+    assert_eq!(run.status.code(), Some(3), "{}", text(&run));
 }
 
 #[test]

@@ -2,6 +2,9 @@
 
 use std::io;
 
+use rustix::process;
+use signal_hook::low_level::emulate_default_handler;
+
 /// Added to the number of a signal, it makes an exit status, as shells do.
 pub const STATUS_OF_SIGNAL: i32 = 128;
 
@@ -43,6 +46,18 @@ impl Failure {
     /// Shorthand for a failed call of the operating system.
     pub fn system(call: impl Into<String>, cause: impl Into<io::Error>) -> Self {
         Self::System { call: call.into(), cause: cause.into() }
+    }
+
+    /// Ends this process if a signal has ended the run, as that signal does where nobody hears it: a loop of a shell
+    /// goes on after a program that has exited in another way. Returns otherwise, and where signals do not end this
+    /// process, the first of a container.
+    pub fn end_by_signal(&self) {
+        if let Self::Request { signal } = self
+            && !process::getpid().is_init()
+        {
+            // It knows all signals that are requests.
+            let _ = emulate_default_handler(*signal);
+        }
     }
 
     /// What a launcher exits with, as shells do, if ranks or a signal have ended it.

@@ -8,24 +8,28 @@ use std::process::Command;
 use std::time::Duration;
 
 use procfs::process::{Process, all_processes};
-use rustix::process::{self, Pid, Signal, WaitOptions, WaitStatus};
+use rustix::process::{self, Pid, WaitOptions, WaitStatus};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::Failure;
 use crate::failure::STATUS_OF_SIGNAL;
-use crate::signals::{Notice, Signals};
+use crate::signals::{Request, Signals};
 
-/// How long the others may go on when a rank has failed: they notice it, and tell why they cannot.
+/// How long what is left may go on when the run has its outcome. Where a rank has failed the others notice it, and tell
+/// why they cannot go on; what ranks have left writes what it has been given.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long processes may take to end when they are asked, and to be gone when they are killed.
 const GRACE: Duration = Duration::from_secs(5);
+/// From when on somebody who wants processes to end that have been asked is in a hurry. Some send a signal to a process
+/// and to its group.
+const HURRY: Duration = Duration::from_secs(1);
 
 /// The processes of a job. Those left when it is dropped are killed. A process has one such value.
 #[derive(Debug)]
 pub struct Processes {
     /// Ranks that have not ended.
     running: Vec<(usize, Pid)>,
-    /// Children that this process had before: not ours to end.
+    /// Children that this process had before: not ours to end, unlike what they leave.
     others: Vec<Pid>,
     signals: Signals,
 }
@@ -55,53 +59,54 @@ impl Processes {
         Ok(())
     }
 
-    /// Waits until all ranks have ended, one badly, or somebody wants the launcher to end. Ends what is left
-    /// then: a signal is passed on; where a rank has failed, the others have 3 seconds to notice it before
-    /// they are asked to end. What is there 5 seconds later is killed; a further signal cuts all of that short.
+    /// Waits until all ranks have ended, one badly, or somebody wants the launcher to end. What is left then has 3
+    /// seconds before it is asked to end, but a signal is passed on at once. What is there 5 seconds later is killed;
+    /// a further signal that comes a second or more after the first cuts these short.
     ///
     /// # Errors
     /// [`Failure::Member`] of the first that ended with another status than 0, or [`Failure::Request`].
     pub fn wait(mut self) -> Result<(), Failure> {
-        while !self.running.is_empty() {
-            match self.signals.next()? {
-                Notice::Ended => {
-                    if let Err(failure) = self.reap() {
-                        self.end(None, PATIENCE);
-                        self.end(Some(Signal::TERM), GRACE);
-                        return Err(failure);
-                    }
-                }
-                Notice::Request { signal, is_for_all } => {
-                    let unheard = Signal::from_named_raw(signal).filter(|_| !is_for_all);
-                    self.end(unheard, GRACE);
-                    return Err(Failure::Request { signal });
-                }
+        let (mut outcome, mut asked) = (Ok(()), None);
+        while outcome.is_ok() && asked.is_none() && !self.running.is_empty() {
+            asked = self.signals.request_within(Duration::MAX);
+            if asked.is_none() {
+                outcome = self.reap();
             }
         }
-        self.end(Some(Signal::TERM), GRACE);
-        Ok(())
+        let asked = asked.or_else(|| self.end(None, PATIENCE, Duration::ZERO));
+        if let Some(Request { signal, .. }) = asked {
+            outcome = outcome.and(Err(Failure::Request { signal: signal.as_raw() }));
+        }
+        self.end(asked.or(Some(Request::TERM)), GRACE, HURRY);
+        outcome
     }
 
-    /// Sends `signal` once to everything that is left and waits until that has ended, but no longer than
-    /// `limit` or until somebody is in a hurry.
-    fn end(&mut self, signal: Option<Signal>, limit: Duration) {
-        let until = now() + limit;
+    /// Passes `request` on once to everything that is left and waits until that has ended, but no longer than
+    /// `limit`, or until somebody asks after `deaf`: returns that.
+    fn end(
+        &mut self,
+        request: Option<Request>,
+        limit: Duration,
+        deaf: Duration,
+    ) -> Option<Request> {
+        let start = now();
         let mut told = Vec::new();
         loop {
             // The run has its outcome: how the others end changes nothing.
             let _ = self.reap();
             let left = self.left();
-            if left.is_empty() {
-                return;
+            let passed = now() - start;
+            if left.is_empty() || passed >= limit {
+                return None;
             }
             for pid in left.iter().filter(|pid| !told.contains(*pid)) {
-                // It may be one of another user.
-                let _ = signal.map(|signal| process::kill_process(*pid, signal));
+                let _ = request.map(|request| request.pass_on(*pid));
             }
             // Who ends leaves what it had started to this process, which is told in the next round.
             told = left;
-            if self.signals.next_within(until.saturating_sub(now())) != Some(Notice::Ended) {
-                return;
+            let asked = self.signals.request_within(limit - passed);
+            if asked.is_some() && now() - start >= deaf {
+                return asked;
             }
         }
     }
@@ -149,7 +154,8 @@ impl Processes {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        self.end(Some(Signal::KILL), GRACE);
+        // Who is in a hurry could not have it sooner.
+        self.end(Some(Request::KILL), GRACE, GRACE);
     }
 }
 

@@ -64,6 +64,9 @@ impl Failure {
     pub fn told_by(&self, program: &str) -> ExitCode {
         // There is nobody left to tell when stderr is gone.
         let _ = writeln!(std::io::stderr(), "{program}: {}", self.explained());
+        if let Self::Launch(failure) = self {
+            failure.end_by_signal();
+        }
         ExitCode::from(self.exit_status())
     }
 

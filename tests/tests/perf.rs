@@ -8,6 +8,7 @@ mod support;
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
@@ -310,8 +311,12 @@ fn assert_gone(processes: &[PathBuf]) {
 }
 
 fn kill(process: &Path) {
+    send(process, Signal::KILL);
+}
+
+fn send(process: &Path, signal: Signal) {
     let number = process.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    rustix::process::kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+    rustix::process::kill_process(Pid::from_raw(number).unwrap(), signal).unwrap();
 }
 
 #[test]
@@ -325,6 +330,16 @@ fn a_rank_that_dies_ends_the_run() {
     let errors = errors.recv_timeout(DEADLINE).unwrap();
     assert!(!status.success(), "{status}");
     assert!(errors.contains("rank "), "{errors}");
+}
+
+#[test]
+fn a_signal_ends_the_ranks_and_their_launcher() {
+    let (mut running, ranks) = endless(2);
+    send(&Path::new("/proc").join(running.pid().to_string()), Signal::TERM);
+    wait_for_end(running.pid());
+    let status = running.child.wait().unwrap();
+    assert_eq!(status.signal(), Some(Signal::TERM.as_raw()), "{status}");
+    assert_gone(&ranks);
 }
 
 #[test]
