@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from worlds import names_of_threads, run_world
+from worlds import die, names_of_threads, outcomes_of, run_world
 
 
 def started(late: int, name: str) -> torch.futures.Future[list[torch.Tensor]]:
@@ -243,6 +243,28 @@ def callback_that_waits_for_its_block() -> str:
 def test_a_callback_on_a_message_that_expired_may_wait_for_its_block() -> None:
     for message in run_world(2, callback_that_waits_for_its_block, seconds=60.0):
         assert "did not finish within 1000 ms" in message
+
+
+def callback_that_waits_behind_a_loss() -> str:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        dist.recv(torch.zeros(1), 0)
+        store.wait(["followed"])
+        die()
+    dist.send(torch.ones(1), 1)
+    # Too large to be sent before they are received.
+    first, second = [dist.isend(torch.ones(10_000_000), 1) for _ in range(2)]
+    assert first is not None and second is not None
+    waiting = first.get_future().then(lambda _: second.wait())
+    store.set("followed", "1")
+    with pytest.raises(RuntimeError) as caught:
+        waiting.wait()
+    return str(caught.value)
+
+
+def test_a_callback_on_a_message_to_the_dead_may_wait_for_another() -> None:
+    message = outcomes_of(2, callback_that_waits_behind_a_loss, seconds=60.0)[0].value
+    assert "send to rank 1" in message
 
 
 def ended_while_a_callback_waits() -> None:

@@ -370,23 +370,23 @@ def test_an_abort_ends_a_monitored_barrier(who: int) -> None:
 
 
 def gone_from_a_monitored_barrier(late: list[int]) -> str:
-    """Rank 1 comes and aborts its group; those who are ``late`` come only then."""
+    """Rank 1 comes and aborts its group; those who are ``late`` come when the others have gone."""
     assert dist.group.WORLD is not None
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     meet("here")
     if rank == 2:
         store.set("keys", str(store.num_keys()))
     before = int(store.get("keys")) + 1
+    punctual = [rank for rank in range(dist.get_world_size()) if rank not in late]
     if rank in late:
-        store.wait(["gone"])
-    others = dist.get_world_size() - len(late)
-    error = end_of_a_monitored_barrier(before + others if rank == 1 else None)
-    if rank == 1:
-        store.set("gone", "1")
+        store.wait([f"gone/{rank}" for rank in punctual])
+    error = end_of_a_monitored_barrier(before + len(punctual) if rank == 1 else None)
+    if rank in punctual:
+        store.set(f"gone/{rank}", "1")
     return error
 
 
-@pytest.mark.parametrize("late", [[2], [0, 2]])
+@pytest.mark.parametrize("late", [[2], [0, 2], [0]])
 def test_who_aborts_in_a_monitored_barrier_is_named_to_the_others(late: list[int]) -> None:
     messages = run_world(3, gone_from_a_monitored_barrier, late, seconds=60.0)
     assert "the process group was aborted or destroyed" in messages[1]

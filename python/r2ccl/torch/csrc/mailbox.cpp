@@ -241,13 +241,21 @@ void Mailbox::serve_outgoing(Channel& channel) {
     if (channel.jobs.empty()) {
       return;
     }
-    const Outgoing job = std::move(channel.jobs.front());
+    Outgoing job = std::move(channel.jobs.front());
     channel.jobs.pop_front();
     channel.busy = true;
     lock.unlock();
-    // Whoever gave up sends nothing, if it is not too late.
-    if (!job.operation->is_settled()) {
-      job.operation->run([&] { transmit(channel, job); });
+    try {
+      // Whoever gave up sends nothing, if it is not too late.
+      if (!job.operation->is_settled()) {
+        transmit(channel, job);
+        job.operation->settle(nullptr);
+      }
+    } catch (...) {
+      lock.lock();
+      // It fails with those behind it.
+      channel.jobs.push_front(std::move(job));
+      throw;
     }
     lock.lock();
     channel.busy = false;
@@ -256,7 +264,6 @@ void Mailbox::serve_outgoing(Channel& channel) {
 }
 
 void Mailbox::transmit(Channel& channel, const Outgoing& job) {
-  const auto note = c10::str(" (message to rank ", channel.peer, " with tag ", job.tag, ")");
   const size_t bytes = job.tensor.nbytes();
   const void* payload = job.tensor.const_data_ptr();
   Envelope envelope{job.tag, bytes, {}};
@@ -264,9 +271,9 @@ void Mailbox::transmit(Channel& channel, const Outgoing& job) {
     std::memcpy(envelope.payload, payload, bytes);
   }
   channel.communicator->use([&](ccl_comm_t comm) {
-    check(library().send(&envelope, sizeof(envelope), CCL_UINT8, kReceiver, comm), "send", note);
+    check(library().send(&envelope, sizeof(envelope), CCL_UINT8, kReceiver, comm), "send");
     if (bytes > kInEnvelope) {
-      check(library().send(payload, bytes, CCL_UINT8, kReceiver, comm), "send", note);
+      check(library().send(payload, bytes, CCL_UINT8, kReceiver, comm), "send");
     }
   });
 }
@@ -300,9 +307,9 @@ void Mailbox::take_delivery(Channel& channel, const Envelope& envelope) {
   const int tag = static_cast<int>(envelope.tag);
   Lock lock(mutex_);
   while (!closed_) {
-    if (const auto incoming = take_posted(channel.peer, tag, lock)) {
+    if (auto incoming = take_posted(channel.peer, tag, lock)) {
       lock.unlock();
-      return hand_over(channel, envelope, *incoming);
+      return hand_over(channel, envelope, std::move(*incoming));
     }
     if (is_awaited(channel.peer, lock) && envelope.bytes <= kMostKeptBytes - kept_bytes_) {
       // Before it is read: other channels want room too.
@@ -325,14 +332,17 @@ Mailbox::Kept Mailbox::read_payload(Channel& channel, const Envelope& envelope) 
 }
 
 // Large payloads are received straight into the tensor.
-void Mailbox::hand_over(Channel& channel, const Envelope& envelope, const Incoming& incoming) {
+void Mailbox::hand_over(Channel& channel, const Envelope& envelope, Incoming incoming) {
   try {
     if (envelope.bytes <= kInEnvelope || envelope.bytes != incoming.bytes) {
       return accept(incoming, read_payload(channel, envelope));
     }
     read(channel, incoming.staged.data(), envelope.bytes);
   } catch (...) {
-    incoming.operation->settle(named(about(channel), std::current_exception()));
+    // It fails with the others that wait for this rank.
+    incoming.peer = channel.peer;
+    const Lock lock(mutex_);
+    posted_.push_front(std::move(incoming));
     throw;
   }
   incoming.operation->set_source(channel.peer);
@@ -457,6 +467,10 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
   }
   tell_all(news);
   lock.lock();
+  if (!failed.empty()) {
+    channel.busy = false;
+    changed_.notify_all();
+  }
   return !failed.empty();
 }
 

@@ -83,7 +83,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     bool outgoing;
     std::unique_ptr<Communicator> communicator;
     std::deque<Outgoing> jobs;
-    // Something is being sent.
+    // Something is being sent, or failed and not all have been told.
     bool busy = false;
     bool failed = false;
     bool done = false;
@@ -106,7 +106,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   void read(Channel& channel, void* target, size_t bytes);
   void take_delivery(Channel& channel, const Envelope& envelope);
   Kept read_payload(Channel& channel, const Envelope& envelope);
-  void hand_over(Channel& channel, const Envelope& envelope, const Incoming& incoming);
+  void hand_over(Channel& channel, const Envelope& envelope, Incoming incoming);
   void keep(Channel& channel, const Envelope& envelope);
   void give_room(size_t bytes, const Lock& lock);
   static void accept(const Incoming& incoming, const Kept& kept);

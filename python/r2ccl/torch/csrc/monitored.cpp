@@ -75,17 +75,26 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
     }
   };
   const auto has_ended = [this] { return ended_.load(); };
+  const auto is_one_gone = [&] { return store_->check({gone}); };
+  const auto gives_up = [&] { return has_ended() || is_one_gone(); };
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
     const bool told =
-        await([&] { return store_->check({verdict}); }, timeout + kAnswerTime, has_ended);
+        await([&] { return store_->check({verdict}); }, timeout + kAnswerTime, gives_up);
     if (!told && has_ended()) {
       // It has come, so rank 0 would not miss it.
       store_->set(gone, as_bytes(std::to_string(rank_)));
       leave();
       throw_ended();
     }
-    const auto text = told ? store_->get_to_str(verdict) : "r2ccl: it did not answer";
+    std::string text = "r2ccl: it did not answer";
+    if (told) {
+      text = store_->get_to_str(verdict);
+    } else if (is_one_gone()) {
+      // Rank 0 may be the last to come.
+      text = verdict_on_gone(store_->get_to_str(gone));
+      leave();
+    }
     if (text.empty()) {
       leave();
     }
@@ -93,10 +102,8 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
                 "received errors while waiting for send/recv from rank 0: ", text);
     return;
   }
-  const auto is_one_gone = [&] { return store_->check({gone}); };
   auto missing = awaited_in_vain(
-      size_, [&](int rank) { return store_->check({here(rank)}); }, timeout,
-      [&] { return has_ended() || is_one_gone(); });
+      size_, [&](int rank) { return store_->check({here(rank)}); }, timeout, gives_up);
   if (!missing.empty() && has_ended()) {
     store_->set(verdict, as_bytes(verdict_on_gone("0")));
     throw_ended();
