@@ -66,10 +66,13 @@ impl Communicator {
             let text = format!("rank {rank} is not a rank of a group of {size}");
             return Err(Error::InvalidArgument(text));
         }
+        Self::join(id, Rank(rank), size, config).map_err(|error| config.named(error))
+    }
+
+    fn join(id: &UniqueId, rank: Rank, size: u32, config: &Config) -> Result<Self, Error> {
         plans::check(&config.settings)?;
         let began = clock::now();
         let deadline = began + config.settings.bootstrap_timeout;
-        let rank = Rank(rank);
         id.await_way(&config.settings, deadline)?;
         let control = Control::join(id, rank, size, deadline)?;
         let (settings, key) = (&config.settings, id.key());

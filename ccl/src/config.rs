@@ -26,4 +26,12 @@ impl Config {
     pub fn from_environment() -> Result<Self, Error> {
         Ok(Self { settings: environment::settings()?, ..Self::default() })
     }
+
+    /// As the caller of a communicator has it: ranks are numbers in one.
+    pub(crate) fn named(&self, error: Error) -> Error {
+        match &self.name {
+            Some(name) => error.within(name),
+            None => error,
+        }
+    }
 }

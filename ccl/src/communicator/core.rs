@@ -86,7 +86,7 @@ impl Core {
             drop(engine);
             self.dump(&error);
         }
-        self.named(error)
+        self.config.named(error)
     }
 
     /// What a failure of a call means for the communicator.
@@ -95,21 +95,12 @@ impl Core {
         if is_final(&error) {
             self.fail(&error);
         }
-        self.named(error)
+        self.config.named(error)
     }
 
     /// What ended the communicator, if something did.
     pub(super) fn fault(&self) -> Option<Error> {
-        self.control.fault().map(|fault| self.named(Error::clone(fault)))
-    }
-
-    /// As the caller has it: ranks are numbers in a communicator.
-    #[cold]
-    fn named(&self, error: Error) -> Error {
-        match &self.config.name {
-            Some(name) => error.within(name),
-            None => error,
-        }
+        self.control.fault().map(|fault| self.config.named(Error::clone(fault)))
     }
 
     /// What the driver thread does for one call.
@@ -132,7 +123,7 @@ impl Core {
             #[cfg(feature = "cuda")]
             Work::Columns(job) => job.run(&fault, &fail, self.timeout()),
         };
-        done.map_err(|error| self.named(error))
+        done.map_err(|error| self.config.named(error))
     }
 
     /// Remembers what ended the communicator and tells the others, unless they told us.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use ccl::{Allocation, Communicator, Config, Error, Group, Operation, Rank, Region};
+use ccl::{Allocation, Communicator, Config, Error, Group, Operation, Rank, Region, UniqueId};
 use ccl_core::settings::CrossMemoryAttach;
 use ccl_transport::clock;
 
@@ -72,6 +72,15 @@ fn errors_name_the_communicator() {
     let reason = "enough (communicator \"stage\")".to_owned();
     let aborted = Ok(Error::Aborted { rank: Rank(1), reason });
     assert_eq!(results, vec![[(); 3].map(|()| aborted.clone()); 2]);
+}
+
+#[test]
+fn who_is_alone_is_told_which_communicator_nobody_joins() {
+    let mut named = Config { name: Some("stage".into()), ..config() };
+    named.settings.bootstrap_timeout = Duration::from_millis(200);
+    let id = UniqueId::create(&named.settings).unwrap();
+    let error = Communicator::create(&id, 0, 2, &named).unwrap_err();
+    assert!(error.to_string().ends_with(" (communicator \"stage\")"), "{error}");
 }
 
 /// Whether there is no room for what is sent, or the peer should read it where it is.

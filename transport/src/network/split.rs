@@ -22,6 +22,10 @@ const MOST_TILE_BYTES: usize = 128 << 10;
 /// A rail is measured while at least this part of what it carries at most is on the way on it.
 const METERED_DEPTH: usize = 4;
 
+/// A tile is on the way for at most this part of the time that all rails together take for a window: what is late for reasons
+/// of its own would stop the others.
+const PUNCTUAL: f64 = 0.75;
+
 /// A rail is worth so much of its capacity even if a plan wants nothing of it.
 const LEAST_PART: f64 = 0.01;
 
@@ -214,12 +218,12 @@ impl Split {
         (self.shares[rail].backlog + bytes) as f64 / self.rate(rail)
     }
 
-    /// Whether a rail is done with so many bytes before the others, or before all rails together have carried a window:
+    /// Whether a rail is done with so many bytes before the others, or well before all rails together have carried a window:
     /// otherwise those would wait for it.
     fn is_in_window(&self, rail: usize, bytes: usize) -> bool {
         let all: f64 = self.open_rails().map(|rail| self.rate(rail)).sum();
         let own = self.end(rail, bytes);
-        own * all <= self.window_bytes as f64
+        own * all <= self.window_bytes as f64 * PUNCTUAL
             || self.open_rails().all(|other| own <= self.end(other, bytes))
     }
 
