@@ -95,6 +95,8 @@ pub struct Nic {
     pub interface: String,
     /// Speed of the link.
     pub speed_bytes_per_second: u64,
+    /// It is off, or has no carrier.
+    pub is_broken: bool,
 }
 
 /// One address of one interface, as the kernel reports it.
@@ -132,11 +134,12 @@ pub(crate) fn nics_among(
 
 /// What was chosen, with names and speeds.
 fn named(chosen: Vec<InterfaceAddress>, settings: &Settings) -> Vec<Nic> {
-    let nic = |InterfaceAddress { interface, address, .. }| Nic {
+    let nic = |InterfaceAddress { interface, address, up, .. }| Nic {
         name: if settings.rails.is_empty() { interface.clone() } else { address.to_string() },
         address,
         speed_bytes_per_second: speed_bytes_per_second(&interface),
         interface,
+        is_broken: !up,
     };
     chosen.into_iter().map(nic).collect()
 }

@@ -157,6 +157,15 @@ impl Group<'_> {
             }
             (rails, introductions) = self.introduce("introduction after a wait", &look)?;
         }
+        let ranks = 0..introductions.len();
+        if ranks.into_iter().any(|rank| !introduction::broken(&introductions, rank).is_empty()) {
+            let broken = introduction::broken(&introductions, self.me.index());
+            if !broken.is_empty() {
+                tracing::info!(rank = self.me.0, interfaces = ?broken.keys(), "rails are broken");
+                look = look.with_broken(self.settings, &broken)?;
+            }
+            (rails, introductions) = self.introduce("introduction with broken rails", &look)?;
+        }
         reach::check(&parties(&introductions))?;
         look.refusal.map_or(Ok((rails, introductions)), Err)
     }
@@ -195,10 +204,11 @@ impl Group<'_> {
         if !remote.is_empty() {
             hosts::tell(self.me, &rails);
         }
+        let broken = introductions[self.me.index()].broken.clone();
         let rails = addresses(rails);
         let endpoint = match remote.is_empty() {
             true => None,
-            false => Some(self.bind(rails.clone(), &timeline, part.as_ref())?),
+            false => Some(self.bind(rails.clone(), &timeline, part.as_ref())?.without(broken)),
         };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
@@ -228,6 +238,7 @@ impl Group<'_> {
                 addresses: whereabouts[rank.index()].rails.clone(),
                 capacities: introductions[rank.index()].rails.clone(),
                 verbs: whereabouts[rank.index()].verbs.clone(),
+                broken: introductions[rank.index()].broken.clone(),
             };
             board.read_traffic(endpoint.traffic());
             let peers = (most_rails, remote.iter().map(peer).collect());
@@ -435,6 +446,7 @@ mod tests {
             address: std::net::Ipv4Addr::LOCALHOST.into(),
             interface: name.into(),
             speed_bytes_per_second: 900,
+            is_broken: false,
         };
         let nics = [nic("a"), nic("b")];
         assert_eq!(connections(&nics, |_| 1).unwrap(), nics);

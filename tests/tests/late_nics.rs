@@ -1,4 +1,4 @@
-//! Hosts whose only NIC is not there yet when a job starts, and hosts whose NIC never comes.
+//! Hosts whose only NIC is not there yet when a job starts, hosts whose NIC never comes, and hosts that have others.
 //!
 //! What would wait for the timeout of the bootstrap does not end within these tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -31,11 +31,15 @@ const WAITING: &str = "waiting for a NIC";
 
 /// Two hosts with one rail, or nothing and a report.
 fn bed() -> Option<Bed> {
+    bed_with(1)
+}
+
+fn bed_with(rails: usize) -> Option<Bed> {
     if let Err(cause) = Command::new("ip").arg("-V").output() {
         skip(&format!("NICs that are late: `ip`: {cause}"));
         return None;
     }
-    match Bed::build(Shape { hosts: HOSTS, rails: 1, rate: Rate::Unlimited }) {
+    match Bed::build(Shape { hosts: HOSTS, rails, rate: Rate::Unlimited }) {
         Ok(bed) => Some(bed),
         Err(failure @ Failure::Unavailable { .. }) => {
             skip(&format!("NICs that are late: {failure}"));
@@ -214,4 +218,17 @@ fn the_way_to_the_store_is_waited_for_and_missed() {
     late[LATE].says(WAITING);
     carrier(&mut bed, Turn::Heal);
     assert_done(late);
+}
+
+/// The first of three, so that those of the other host are opposite to other ones if it is left out.
+#[test]
+fn a_job_starts_without_a_nic_that_is_broken() {
+    let Some(mut bed) = bed_with(3) else { return };
+    for fault in [Fault::Carrier, Fault::Admin, Fault::Silent] {
+        bed.apply(Action { turn: Turn::Cut, fault, cable: CABLE }).unwrap();
+        let mut job = job(&bed, &[("R2CCL_NIC", "rail")]);
+        job.iter_mut().for_each(|running| running.says("a rail does not work"));
+        assert_done(job);
+        bed.apply(Action { turn: Turn::Heal, fault, cable: CABLE }).unwrap();
+    }
 }

@@ -42,9 +42,8 @@ pub mod survey;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -62,9 +61,10 @@ use keeper::rails::{Identity, Outside, RailKeeper};
 use layout::Geometry;
 use link::NetworkLink;
 use medium::{Media, Medium};
-use meet::{Contact, Meeting, PeerPlan};
+use meet::{Contact, Meeting, Met, PeerPlan, SETTLED};
 use rehearsal::Part;
 
+use carrier::Unmet;
 pub use carrier::Wire;
 pub use link::LINGER;
 pub use medium::RailDevice;
@@ -100,6 +100,8 @@ pub struct PeerAddresses {
     pub capacities: Vec<f64>,
     /// Which of its rails have an RDMA device, in the same order.
     pub verbs: Vec<bool>,
+    /// Which of its rails are known to be broken, in the same order.
+    pub broken: Vec<bool>,
 }
 
 /// The size of the rings. All ranks must have the same.
@@ -183,6 +185,7 @@ pub struct Endpoint {
     terms: Terms,
     directory: Directory,
     part: Option<Arc<Part>>,
+    broken: Vec<bool>,
 }
 
 impl fmt::Debug for Endpoint {
@@ -210,8 +213,19 @@ impl Endpoint {
             .map_err(|cause| TransportError::system("read the address of a listener", cause))?;
         let traffic = rails.iter().map(|_| RailTraffic::default()).collect();
         let (media, terms) = (Media::tcp(rails.len()), Terms::default());
-        let (directory, part) = (Directory::default(), None);
-        Ok(Self { rails, listeners, addresses, key, traffic, media, terms, directory, part })
+        let (directory, part, broken) = (Directory::default(), None, vec![false; rails.len()]);
+        Ok(Self {
+            rails,
+            listeners,
+            addresses,
+            key,
+            traffic,
+            media,
+            terms,
+            directory,
+            part,
+            broken,
+        })
     }
 
     /// Puts `instrument` around every queue pair: it gets the rail, the queue pair and its depth. For
@@ -230,6 +244,18 @@ impl Endpoint {
     pub fn devices(mut self, devices: Vec<RailDevice>) -> Self {
         assert_eq!(devices.len(), self.rails.len(), "one entry for each rail");
         self.media = self.media.with_devices(devices);
+        self
+    }
+
+    /// Begins without these of its rails, in their order, which are used when they are whole again; unless no other one leads
+    /// to a peer.
+    ///
+    /// # Panics
+    /// There is not one entry for each rail.
+    #[must_use]
+    pub fn without(mut self, broken: Vec<bool>) -> Self {
+        assert_eq!(broken.len(), self.rails.len(), "one entry for each rail");
+        self.broken = broken;
         self
     }
 
@@ -274,10 +300,11 @@ impl Endpoint {
 
     /// Connects to every peer over every rail: as many queue pairs as the one of the two with more
     /// rails has, pair `i` from this rank's rail `i` to the peer's, both modulo their number. All ranks
-    /// call it at about the same time; the higher rank connects, the lower one accepts.
+    /// call it at about the same time; the higher rank connects, the lower one accepts. With every peer one rail is
+    /// enough, if nobody comes over the others for five seconds: they are used when they are whole.
     ///
     /// # Errors
-    /// `TimedOut` that names the ranks and rails that did not come by `deadline`; `Refused` if a peer
+    /// `TimedOut` that names the ranks that did not come by `deadline`, over no rail, or over some without repair; `Refused` if a peer
     /// has another key; `Protocol` if a peer has another shape.
     ///
     /// # Panics
@@ -293,8 +320,9 @@ impl Endpoint {
         assert!(shape.slots > 0 && shape.tile_bytes > 0, "{shape:?} carries nothing");
         assert!(peers.iter().all(|peer| peer.rank != me), "rank {me} is not its own peer");
         let plans = peers.iter().map(|peer| self.plan(me, peer)).collect::<Result<Vec<_>, _>>()?;
+        let is_repaired = self.terms.enabled;
         let meeting = Meeting::new(me, communicator, &self.key, &plans, deadline);
-        let mut streams = meeting.hold(&self.listeners)?;
+        let mut met = meeting.completely(!is_repaired).hold(&self.listeners)?;
         let identity = Identity { me, communicator, key: self.key.clone() };
         let depth = |rails| Geometry { rails, shape }.depth();
         let mut keeper = RailKeeper::new(identity, plans.clone(), depth)?;
@@ -302,7 +330,7 @@ impl Endpoint {
         let mut links = Vec::new();
         for (peer, plan) in peers.iter().zip(&plans) {
             let geometry = Geometry { rails: plan.connections.len(), shape };
-            let wires = self.wires(me, peer, plan, geometry.depth(), &mut streams)?;
+            let wires = self.wires(me, peer, plan, geometry.depth(), &mut met)?;
             let (terms, keeper) = (self.terms.clone(), keeper.keeper_for(peer.rank));
             let mut link = NetworkLink::open(geometry, wires, &self.traffic, terms, keeper)?;
             link.split.begin_with(me.index() + peer.rank.index());
@@ -310,7 +338,7 @@ impl Endpoint {
         }
         let (media, witness, part) = (self.media, self.terms.witness, self.part);
         keeper.begin(self.rails, self.listeners, Outside { media, witness, part })?;
-        announce(&mut links, deadline)?;
+        announce(&mut links, deadline, is_repaired)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
 
@@ -318,7 +346,8 @@ impl Endpoint {
     fn plan(&self, me: Rank, peer: &PeerAddresses) -> Result<PeerPlan, TransportError> {
         let theirs = peer.addresses.len();
         let valid = peer.capacities.iter().all(|&capacity| is_capacity(capacity));
-        let is_complete = [peer.capacities.len(), peer.verbs.len()] == [theirs; 2];
+        let lengths = [peer.capacities.len(), peer.verbs.len(), peer.broken.len()];
+        let is_complete = lengths == [theirs; 3];
         if theirs == 0 || theirs > MAX_RAILS || !is_complete || !valid {
             let text = format!("rank {} announced impossible rails: {peer:?}", peer.rank);
             return Err(TransportError::Protocol(text));
@@ -332,25 +361,25 @@ impl Endpoint {
                 binding: Binding { address: rail.address, interface },
                 address: peer.addresses[there],
                 medium: Medium::of(verbs[here] && peer.verbs[there]),
+                is_broken: self.broken[here] || peer.broken[there],
             }
         });
-        Ok(PeerPlan {
-            rank: peer.rank,
-            dials: me > peer.rank,
-            peer_rails: theirs,
-            connections: connections.collect(),
-        })
+        let mut connections: Vec<Contact> = connections.collect();
+        if connections.iter().all(|contact| contact.is_broken) {
+            connections.iter_mut().for_each(|contact| contact.is_broken = false);
+        }
+        Ok(PeerPlan { rank: peer.rank, dials: me > peer.rank, peer_rails: theirs, connections })
     }
 
-    /// The connected rails to one peer.
+    /// The rails to one peer, connected or not.
     fn wires(
         &self,
         me: Rank,
         peer: &PeerAddresses,
         plan: &PeerPlan,
         depth: Depth,
-        streams: &mut BTreeMap<(Rank, usize), TcpStream>,
-    ) -> Result<Vec<Wire>, TransportError> {
+        met: &mut Met,
+    ) -> Result<Vec<Result<Wire, Unmet>>, TransportError> {
         let count = plan.connections.len();
         let mut wires = Vec::new();
         for index in 0..count {
@@ -358,15 +387,24 @@ impl Endpoint {
             let rail = &self.rails[mine];
             let here = rail.capacity / uses(count, self.rails.len(), mine);
             let there = peer.capacities[theirs] / uses(count, peer.addresses.len(), theirs);
-            let stream = streams.remove(&(plan.rank, index)).expect("everybody came");
+            let capacity = here.min(there);
+            let near = format!("rank {me} rail {mine} ({})", rail.name);
+            let name = format!("{near} to rank {} rail {theirs}", peer.rank);
+            let seat = (plan.rank, index);
+            let Some(stream) = met.streams.remove(&seat) else {
+                let cause = match plan.connections[index].is_broken {
+                    true => "a NIC was broken when the ranks met".to_owned(),
+                    false => met.reason(seat),
+                };
+                wires.push(Err(Unmet { name, rail: mine, capacity, cause }));
+                continue;
+            };
             let medium = plan.connections[index].medium;
             let (domain, mut pair) = self.media.connect(rail, (mine, depth), (stream, medium))?;
             if let Some(part) = &self.part {
                 pair = part.around(pair, (mine, peer.rank, theirs), depth);
             }
-            let near = format!("rank {me} rail {mine} ({})", rail.name);
-            let name = format!("{near} to rank {} rail {theirs}", peer.rank);
-            wires.push(Wire { name, rail: mine, capacity: here.min(there), domain, pair });
+            wires.push(Ok(Wire { name, rail: mine, capacity, domain, pair }));
         }
         Ok(wires)
     }
@@ -389,6 +427,7 @@ pub fn assemble(
     let rails = 1 + wires.iter().map(|wire| wire.rail).max().unwrap_or_default();
     let traffic = (0..rails).map(|_| RailTraffic::default()).collect();
     let geometry = Geometry { rails: wires.len(), shape };
+    let wires = wires.into_iter().map(Ok).collect();
     Ok(Box::new(NetworkLink::open(geometry, wires, &traffic, terms, keeper)?))
 }
 
@@ -413,12 +452,24 @@ fn uses(count: usize, rails: usize, rail: usize) -> f64 {
 
 /// Lets both ends of every link learn where the other's ring is. Some devices send nothing before both ends are
 /// ready: nobody leaves before what the peers wait for has left.
-fn announce(links: &mut [(Rank, NetworkLink)], deadline: Instant) -> Result<(), TransportError> {
+fn announce(
+    links: &mut [(Rank, NetworkLink)],
+    deadline: Instant,
+    is_repaired: bool,
+) -> Result<(), TransportError> {
+    // Since when only some of the rails to a peer are announced: the others are broken if that lasts.
+    let mut partly = vec![None; links.len()];
     loop {
         let mut missing = Vec::new();
-        for (rank, link) in &mut *links {
+        for ((rank, link), since) in links.iter_mut().zip(&mut partly) {
             link.settle()?;
-            let rails = link.unannounced();
+            let now = clock::now();
+            if !link.is_partly_announced() {
+                *since = None;
+            } else if is_repaired && now >= *since.get_or_insert(now) + SETTLED {
+                link.begin_without_unannounced();
+            }
+            let rails = link.unannounced_rails();
             if !rails.is_empty() {
                 missing.push(format!("rank {rank} rails {rails:?}"));
             } else if !link.flushed() {

@@ -12,6 +12,7 @@
 //!
 //! All ranks decide alike, because all decide about the same offers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -212,6 +213,34 @@ fn has_way(interfaces: &Interfaces, places: &[SocketAddr]) -> bool {
 }
 
 impl Look {
+    /// With these interfaces too, though they are broken, and as fast as it is said.
+    ///
+    /// # Errors
+    /// As [`look`].
+    pub(crate) fn with_broken(
+        self,
+        settings: &Settings,
+        broken: &BTreeMap<&str, u64>,
+    ) -> Result<Self, Error> {
+        let existing = super::interface_addresses()?;
+        let is_broken =
+            |entry: &InterfaceAddress| !entry.up && broken.contains_key(&*entry.interface);
+        let as_if = |entry: &InterfaceAddress| InterfaceAddress {
+            up: entry.up || is_broken(entry),
+            ..entry.clone()
+        };
+        let as_if: Vec<InterfaceAddress> = existing.iter().map(as_if).collect();
+        let mut nics = super::named(super::select(&as_if, settings)?, settings);
+        for nic in &mut nics {
+            let is_its = |entry: &&InterfaceAddress| entry.address == nic.address;
+            nic.is_broken = existing.iter().find(is_its).is_some_and(is_broken);
+            if let Some(speed) = broken.get(&*nic.interface).filter(|_| nic.is_broken) {
+                nic.speed_bytes_per_second = *speed;
+            }
+        }
+        Ok(Self { nics, ..self })
+    }
+
     /// Looks until this rank has a NIC that leads to other hosts, or none may come, or the time is over.
     ///
     /// # Errors
@@ -248,6 +277,13 @@ impl Offer {
         self.wanting.iter().any(|interface| interface.lack.may_pass())
     }
 
+    /// Interfaces that have an address, and are off or have no carrier.
+    pub(crate) fn broken(&self) -> impl Iterator<Item = &str> {
+        let broken = self.wanting.iter().filter(|interface| interface.lack != Lack::Address);
+        let broken = broken.filter(|interface| !interface.addresses.is_empty());
+        broken.map(|interface| interface.interface.as_str())
+    }
+
     /// Addresses of interfaces that only lack the carrier.
     fn coming(&self) -> impl Iterator<Item = IpAddr> {
         let coming = self.wanting.iter().filter(|interface| interface.lack == Lack::Carrier);
@@ -257,7 +293,7 @@ impl Offer {
 
 impl Party<'_> {
     /// Whether bytes between the two have to leave the host.
-    fn is_apart(self, other: Self) -> bool {
+    pub(crate) fn is_apart(self, other: Self) -> bool {
         let shares_memory = self.memory.is_some() && self.memory == other.memory;
         self.offer.network != other.offer.network && !shares_memory
     }

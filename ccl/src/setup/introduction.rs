@@ -1,6 +1,6 @@
 //! What ranks tell each other about themselves before they connect, and what all of them conclude from that alike.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ccl_core::ids::{Node, Rank};
 use ccl_core::settings::Settings;
@@ -24,6 +24,9 @@ pub(super) struct Introduction {
     /// How many of them it may keep busy: a control group may allow fewer.
     allowance: u32,
     pub(super) rails: Vec<f64>,
+    /// Their interfaces, and which of them are broken.
+    interfaces: Vec<String>,
+    pub(super) broken: Vec<bool>,
     shared_memory: bool,
     pub(super) sizes: Sizes,
     offer: Offer,
@@ -39,10 +42,22 @@ impl Introduction {
             allowance: allowance(),
             #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
             rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
+            interfaces: rails.iter().map(|nic| nic.interface.clone()).collect(),
+            broken: rails.iter().map(|nic| nic.is_broken).collect(),
             shared_memory: settings.shared_memory,
             sizes: Sizes::new(settings),
             offer,
         }
+    }
+}
+
+impl Introduction {
+    /// Of one of its interfaces that is a rail, and whole.
+    fn speed(&self, interface: &str) -> Option<u64> {
+        let rails = self.interfaces.iter().zip(&self.broken).zip(&self.rails);
+        let speeds = rails.filter(|((name, is_broken), _)| *name == interface && !**is_broken);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
+        speeds.map(|(_, speed)| *speed as u64).max()
     }
 }
 
@@ -53,6 +68,21 @@ pub(super) fn parties(introductions: &[Introduction]) -> Vec<Party<'_>> {
         .iter()
         .map(|rank| Party { offer: &rank.offer, memory: memory(rank).then_some(&rank.host) })
         .collect()
+}
+
+/// The interfaces of a rank that are broken while others like them, on other hosts, are whole, and how fast those are, in
+/// bytes per second: without them its rails would be opposite to other ones than they belong to.
+pub(super) fn broken(introductions: &[Introduction], rank: usize) -> BTreeMap<&str, u64> {
+    let parties = parties(introductions);
+    let of = |broken: &'_ str| {
+        let others = introductions.iter().zip(&parties);
+        let others = others.filter(|(_, other)| parties[rank].is_apart(**other));
+        others.filter_map(|(other, _)| other.speed(broken)).max()
+    };
+    if introductions[rank].rails.is_empty() {
+        return BTreeMap::new();
+    }
+    introductions[rank].offer.broken().filter_map(|name| Some((name, of(name)?))).collect()
 }
 
 /// How many paths this rank has over each of its rails, and to how many hosts.

@@ -36,6 +36,15 @@ pub struct Wire {
     pub pair: Box<dyn QueuePair>,
 }
 
+/// A path over which the two ends have not met.
+#[derive(Debug)]
+pub(super) struct Unmet {
+    pub(super) name: String,
+    pub(super) rail: usize,
+    pub(super) capacity: f64,
+    pub(super) cause: String,
+}
+
 /// One path of a link.
 #[derive(Debug)]
 pub(super) struct Carrier {

@@ -15,8 +15,9 @@ use ccl_core::ids::Timestamp;
 use ccl_core::queue::tile_bytes;
 
 use super::RailTraffic;
-use super::carrier::{Awaited, CONTROL, Carrier, Live, Wire};
+use super::carrier::{Awaited, CONTROL, Carrier, Live, Unmet, Wire};
 use super::census::Census;
+use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::landing::{Landing, Runway};
@@ -87,29 +88,41 @@ impl fmt::Debug for NetworkLink {
 }
 
 impl NetworkLink {
-    /// A link over connected queue pairs, which has told the peer where its memory is.
+    /// A link over connected queue pairs, which has told the peer where its memory is. It begins without those that are not
+    /// there.
     pub(super) fn open(
         geometry: Geometry,
-        wires: Vec<Wire>,
+        wires: Vec<Result<Wire, Unmet>>,
         traffic: &Arc<[RailTraffic]>,
         terms: Terms,
         keeper: Box<dyn Keeper>,
     ) -> Result<Self, TransportError> {
         let outbound = Memory::allocate(geometry.bytes())?;
         let inbound = Memory::allocate(geometry.bytes())?;
-        let capacities: Vec<f64> = wires.iter().map(|wire| wire.capacity).collect();
+        let capacity = |wire: &Result<Wire, Unmet>| {
+            wire.as_ref().map_or_else(|unmet| unmet.capacity, |wire| wire.capacity)
+        };
+        let capacities: Vec<f64> = wires.iter().map(capacity).collect();
         let start = traffic.first().map_or_else(clock::now, |rail| rail.start);
-        let mut carriers = Vec::new();
+        let (mut carriers, mut unmet) = (Vec::new(), Vec::new());
         let paths = wires.len();
         for (index, wire) in wires.into_iter().enumerate() {
-            let Wire { name, rail, domain, pair, .. } = wire;
-            let mut live = Live::new(domain, pair, (&outbound, &inbound), paths)?;
-            live.announce(index, geometry, &outbound)?;
+            let (name, rail, live) = match wire {
+                Ok(Wire { name, rail, domain, pair, .. }) => {
+                    let mut live = Live::new(domain, pair, (&outbound, &inbound), paths)?;
+                    live.announce(index, geometry, &outbound)?;
+                    (name, rail, Some(live))
+                }
+                Err(Unmet { name, rail, cause, .. }) => {
+                    unmet.push((index, cause));
+                    (name, rail, None)
+                }
+            };
             let (traffic, cause) = (Arc::clone(traffic), String::new());
-            let (live, awaited) = (Some(live), Awaited::default());
+            let awaited = Awaited::default();
             carriers.push(Carrier { name, rail, traffic, live, cause, awaited });
         }
-        Ok(Self {
+        let mut link = Self {
             geometry,
             outbound,
             inbound: Inbound::new(geometry, inbound),
@@ -129,21 +142,42 @@ impl NetworkLink {
             farewell: Farewell::Open,
             completions: Vec::with_capacity(4 * geometry.shape.slots),
             failure: None,
-        })
+        };
+        unmet.into_iter().for_each(|(path, cause)| link.begin_without(path, cause));
+        Ok(link)
     }
 
-    /// The rails whose other end has not announced its memory.
-    pub(super) fn unannounced(&self) -> Vec<usize> {
-        let silent = self
-            .carriers
-            .iter()
-            .filter(|carrier| carrier.live.as_ref().is_some_and(|live| live.block.is_none()));
-        silent.map(|carrier| carrier.rail).collect()
+    /// The paths whose other end has not announced its memory.
+    fn unannounced(&self) -> impl Iterator<Item = usize> {
+        let carriers = self.carriers.iter().enumerate();
+        let is_silent =
+            |carrier: &Carrier| carrier.live.as_ref().is_some_and(|live| live.block.is_none());
+        carriers.filter(move |(_, carrier)| is_silent(carrier)).map(|(path, _)| path)
+    }
+
+    /// Their rails.
+    pub(super) fn unannounced_rails(&self) -> Vec<usize> {
+        self.unannounced().map(|path| self.carriers[path].rail).collect()
+    }
+
+    /// Whether only some of the paths have been announced, which happens at about the same time.
+    pub(super) fn is_partly_announced(&self) -> bool {
+        let live = self.carriers.iter().filter(|carrier| carrier.live.is_some()).count();
+        (1..live).contains(&self.unannounced().count())
+    }
+
+    /// Goes on without the paths that the peer has not announced, if it may.
+    pub(super) fn begin_without_unannounced(&mut self) {
+        let silent: Vec<usize> = self.unannounced().collect();
+        for path in silent {
+            self.give_up(path, Evidence::Silence, "the peer has announced nothing on it".into());
+        }
     }
 
     /// Progress before the link is in use.
     pub(super) fn settle(&mut self) -> Result<(), TransportError> {
         self.poll_paths(&mut Landing::none());
+        self.post_staged();
         self.failure.clone().map_or(Ok(()), Err)
     }
 

@@ -5,6 +5,9 @@
 //! connection is authenticated; its hello says which one it is. A thread per peer connects, a thread
 //! per accepted connection on which something was said authenticates it, and all of them end with the
 //! meeting.
+//!
+//! A rail may be broken when ranks meet. Once every peer is connected over one rail at least, the meeting ends when nobody
+//! has come any more for a while; what is missing then is made later, as after a fault.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -36,6 +39,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(10);
 /// How long to wait for somebody to connect before looking at the clock.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 
+/// Once every peer is there, and nobody has come for so long, the rails over which somebody is missing are broken. As long
+/// as a peer that is busy may take.
+pub(super) const SETTLED: Duration = HANDSHAKE_LIMIT;
+
 const HELLO_BYTES: usize = 28;
 /// The connections that a meeting makes; those that replace them have higher numbers.
 pub(super) const FIRST_INCARNATION: u32 = 0;
@@ -52,6 +59,14 @@ pub(super) struct PeerPlan {
     pub(super) connections: Vec<Contact>,
 }
 
+impl PeerPlan {
+    /// The connections on whose way no NIC is broken.
+    fn whole(&self) -> impl Iterator<Item = usize> {
+        let connections = self.connections.iter().enumerate();
+        connections.filter(|(_, contact)| !contact.is_broken).map(|(index, _)| index)
+    }
+}
+
 /// How a peer is reached over one path.
 #[derive(Clone, Debug)]
 pub(super) struct Contact {
@@ -61,6 +76,8 @@ pub(super) struct Contact {
     pub(super) address: SocketAddr,
     /// The best one that both ends have.
     pub(super) medium: Medium,
+    /// A NIC on the way is broken, so nobody waits for it.
+    pub(super) is_broken: bool,
 }
 
 /// Which connection of which peer.
@@ -112,6 +129,8 @@ pub(super) struct Meeting<'a> {
     deadline: Instant,
     /// How long a peer may take at first to turn to a connection before another rail has its turn.
     hearing: Duration,
+    /// For how long nobody may have come until the meeting ends without those who are missing on some rails, if it may.
+    settled: Option<Duration>,
     progress: Mutex<Progress>,
     is_over: AtomicBool,
     was_stranger_reported: AtomicBool,
@@ -124,9 +143,26 @@ enum Maker {
     Guest,
 }
 
+/// Who has come.
+#[derive(Debug)]
+pub(super) struct Met {
+    pub(super) streams: BTreeMap<Seat, TcpStream>,
+    /// Why connections are not there.
+    reasons: BTreeMap<Seat, String>,
+}
+
+impl Met {
+    /// Why there is no connection with a peer over one rail.
+    pub(super) fn reason(&self, seat: Seat) -> String {
+        self.reasons.get(&seat).map_or("it did not come", String::as_str).to_owned()
+    }
+}
+
 #[derive(Debug, Default)]
 struct Progress {
     seated: BTreeMap<Seat, TcpStream>,
+    /// When the latest of them came.
+    latest: Option<Instant>,
     /// Why a connection is not there yet.
     reasons: BTreeMap<Seat, String>,
     /// Why nobody can be accepted.
@@ -136,6 +172,19 @@ struct Progress {
     /// Connections being authenticated, to end them when the meeting is over; by who made them.
     handshakes: BTreeMap<(Maker, u64), TcpStream>,
     next_handshake: u64,
+}
+
+impl Progress {
+    /// The first connection counts.
+    fn seat(&mut self, seat: Seat, stream: TcpStream) {
+        self.seated.entry(seat).or_insert(stream);
+        self.latest = Some(clock::now());
+    }
+
+    /// Whether a peer is connected over any rail.
+    fn has(&self, rank: Rank) -> bool {
+        self.seated.range((rank, 0)..=(rank, usize::MAX)).next().is_some()
+    }
 }
 
 impl<'a> Meeting<'a> {
@@ -153,18 +202,21 @@ impl<'a> Meeting<'a> {
             peers,
             deadline,
             hearing: HANDSHAKE_LIMIT,
+            settled: Some(SETTLED),
             progress: Mutex::default(),
             is_over: AtomicBool::new(false),
             was_stranger_reported: AtomicBool::new(false),
         }
     }
 
-    /// Returns every connection, or says which did not come.
-    pub(super) fn hold(
-        self,
-        listeners: &[TcpListener],
-    ) -> Result<BTreeMap<Seat, TcpStream>, TransportError> {
-        if self.expected() >= MANY {
+    /// Does not end before everybody is there on all rails, if all are needed.
+    pub(super) fn completely(self, are_needed: bool) -> Self {
+        Self { settled: self.settled.filter(|_| !are_needed), ..self }
+    }
+
+    /// Returns the connections, one with every peer at least, or says which did not come.
+    pub(super) fn hold(self, listeners: &[TcpListener]) -> Result<Met, TransportError> {
+        if self.expected().count() >= MANY {
             descriptors::raise_limit();
         }
         let meeting = &self;
@@ -186,29 +238,34 @@ impl<'a> Meeting<'a> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn expected(&self) -> usize {
-        self.peers.iter().map(|peer| peer.connections.len()).sum()
+    /// The connections that can be made, as far as anybody knows.
+    fn expected(&self) -> impl Iterator<Item = Seat> {
+        self.peers.iter().flat_map(|peer| peer.whole().map(|index| (peer.rank, index)))
     }
 
     fn is_complete(&self) -> bool {
         let progress = self.progress();
-        progress.failure.is_some() || progress.seated.len() == self.expected()
+        let is_all = self.expected().all(|seat| progress.seated.contains_key(&seat));
+        progress.failure.is_some() || is_all || self.is_settled(&progress)
+    }
+
+    /// Whether it goes without those who are missing.
+    fn is_settled(&self, progress: &Progress) -> bool {
+        let Some((settled, latest)) = self.settled.zip(progress.latest) else { return false };
+        clock::now() >= latest + settled && self.peers.iter().all(|peer| progress.has(peer.rank))
     }
 
     /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
     /// turn after the others; what the peer refuses is refused over all of them.
     fn dial(&self, peer: &PeerPlan) {
-        let mut left: VecDeque<_> =
-            (0..peer.connections.len()).map(|index| (index, self.hearing)).collect();
+        let mut left: VecDeque<_> = peer.whole().map(|index| (index, self.hearing)).collect();
         while !self.is_over.load(Ordering::Acquire)
             && clock::now() < self.deadline
             && let Some((index, hearing)) = left.pop_front()
         {
             let seat = (peer.rank, index);
             match self.introduce(seat, &peer.connections[index], hearing) {
-                Ok(stream) => {
-                    self.progress().seated.insert(seat, stream);
-                }
+                Ok(stream) => self.progress().seat(seat, stream),
                 Err(reason) => {
                     self.note(seat, &reason);
                     left.push_back((index, next_hearing(hearing, &reason)));
@@ -226,7 +283,8 @@ impl<'a> Meeting<'a> {
             return;
         }
         progress.reasons.entry((rank, index)).or_insert_with(|| reason.to_string());
-        if matches!(reason, TransportError::Refused(_)) {
+        // A peer that is there has the key: it does not wait for this rail any more.
+        if matches!(reason, TransportError::Refused(_)) && !progress.has(rank) {
             let text = format!("rank {rank} rail {index}: {reason}");
             progress.failure.get_or_insert(TransportError::Refused(text));
         }
@@ -235,7 +293,7 @@ impl<'a> Meeting<'a> {
     fn introduce(
         &self,
         (rank, index): Seat,
-        Contact { binding, address, medium }: &Contact,
+        Contact { binding, address, medium, .. }: &Contact,
         hearing: Duration,
     ) -> Result<TcpStream, TransportError> {
         let now = clock::now();
@@ -337,9 +395,7 @@ impl<'a> Meeting<'a> {
     /// Authenticates whoever has connected to one of the rails.
     fn welcome(&self, stream: TcpStream, from: SocketAddr, rail: (usize, usize)) {
         match self.examine(&stream, rail) {
-            Ok(seat) => {
-                self.progress().seated.entry(seat).or_insert(stream);
-            }
+            Ok(seat) => self.progress().seat(seat, stream),
             Err(reason) => self.refuse(from, &reason),
         }
     }
@@ -388,14 +444,18 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    fn outcome(self) -> Result<BTreeMap<Seat, TcpStream>, TransportError> {
+    fn outcome(self) -> Result<Met, TransportError> {
         let progress = self.progress.into_inner().unwrap_or_else(PoisonError::into_inner);
         if let Some(failure) = progress.failure {
             return Err(failure);
         }
+        let are_there = self.peers.iter().all(|peer| progress.has(peer.rank));
+        if are_there && self.settled.is_some() {
+            return Ok(Met { streams: progress.seated, reasons: progress.reasons });
+        }
         let mut missing = Vec::new();
         for peer in self.peers {
-            let seats = (0..peer.connections.len()).map(|index| (peer.rank, index));
+            let seats = peer.whole().map(|index| (peer.rank, index));
             let absent: Vec<Seat> =
                 seats.filter(|seat| !progress.seated.contains_key(seat)).collect();
             if let Some(first) = absent.first() {
@@ -406,7 +466,7 @@ impl<'a> Meeting<'a> {
             }
         }
         if missing.is_empty() {
-            return Ok(progress.seated);
+            return Ok(Met { streams: progress.seated, reasons: progress.reasons });
         }
         Err(TransportError::TimedOut(format!("no connection with {}", missing.join(", "))))
     }

@@ -200,6 +200,17 @@ impl NetworkLink {
             self.window.doubt(path);
         }
         let loss = self.lose(path);
+        self.go_on_without(path, evidence, cause, &loss);
+    }
+
+    /// The ends have not met over a path: as if it had been given up.
+    pub(super) fn begin_without(&mut self, path: usize, cause: String) {
+        self.fences.give_up(path);
+        self.go_on_without(path, Evidence::Device, cause, &Loss::default());
+    }
+
+    /// Tells of a path that was given up, and has it made again.
+    fn go_on_without(&mut self, path: usize, evidence: Evidence, cause: String, loss: &Loss) {
         self.carriers[path].cause = format!("{cause} ({})", evidence.name());
         self.repair.only_closed &= evidence == Evidence::Closed;
         if self.peer_left || !self.repair.terms.enabled {

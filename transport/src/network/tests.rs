@@ -5,10 +5,12 @@ mod landing;
 mod large;
 mod looks;
 mod severed;
+mod unmet;
 mod unstaged;
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::net::TcpStream;
 use std::thread::{self, JoinHandle};
 
 use ccl_core::collective::{Collective, Signature};
@@ -46,7 +48,8 @@ fn endpoint(rank: u32, capacities: &[f64]) -> Endpoint {
 pub(super) fn announced(rank: u32, endpoint: &Endpoint) -> PeerAddresses {
     let capacities = endpoint.rails.iter().map(|rail| rail.capacity).collect();
     let (addresses, verbs) = (endpoint.addresses(), endpoint.verbs());
-    PeerAddresses { rank: Rank(rank), addresses, capacities, verbs }
+    let broken = endpoint.broken.clone();
+    PeerAddresses { rank: Rank(rank), addresses, capacities, verbs, broken }
 }
 
 fn script(script: Script) -> Instrument {
@@ -261,26 +264,6 @@ fn who_does_not_come_is_named() {
     let error = absent.connect(Rank(1), 77, &peers, SHAPE, deadline).unwrap_err();
     assert!(matches!(error, TransportError::TimedOut(_)), "{error}");
     assert!(error.to_string().contains("rank 0 rails [0, 1]"), "{error}");
-}
-
-#[test]
-fn a_rail_over_which_nobody_comes_does_not_keep_the_others_from_being_tried() {
-    let mut endpoints = vec![endpoint(0, &[1.0; 3]), endpoint(1, &[1.0; 3])];
-    let peers = [announced(1, &endpoints[1]), announced(0, &endpoints[0])];
-    // Nobody listens where that of rail 1 was announced.
-    endpoints[0].listeners[1] =
-        socket::listen(&Binding { address: endpoints[0].rails[1].address, interface: None })
-            .unwrap();
-    let deadline = clock::now() + Duration::from_secs(3);
-    let connect = |(rank, endpoint): (u32, Endpoint)| {
-        let peer = peers[rank as usize].clone();
-        thread::spawn(move || endpoint.connect(Rank(rank), 77, &[peer], SHAPE, deadline))
-    };
-    let threads: Vec<_> = (0..).zip(endpoints).map(connect).collect();
-    for (thread, peer) in threads.into_iter().zip([1, 0]) {
-        let error = thread.join().unwrap().unwrap_err();
-        assert!(error.to_string().contains(&format!("rank {peer} rails [1]")), "{error}");
-    }
 }
 
 /// Limits the process, so it needs one of its own.

@@ -87,6 +87,21 @@ fn decided(offers: &[Offer], memory: Option<&str>) -> (Vec<usize>, Result<(), Er
 }
 
 #[test]
+fn who_has_an_address_and_is_off_may_be_a_rail() {
+    let lines = [
+        "lo ur 127.0.0.1",
+        "eth0 ur 10.0.0.1",
+        "eth1 u 10.0.1.1",
+        "eth2 - 10.0.2.1",
+        "eth3 u",
+        "eth4 -",
+    ];
+    let wanting = wanting(&interfaces(&lines), &Settings::default());
+    let offer = Offer { wanting, ..offer(0, Reach::Hosts, &[]) };
+    assert_eq!(offer.broken().collect::<Vec<_>>(), ["eth1", "eth2"]);
+}
+
+#[test]
 fn loopback_is_enough_within_a_host_only() {
     use Reach::{Bridge, Hosts, Loopback, Nowhere};
     let of = |host, reach, lacks: &[Lack]| offer(host, reach, lacks);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ccl_core::failover::fence::LAST_INCARNATION;
 
 use super::super::medium::Medium;
-use super::super::meet::Hello;
+use super::super::meet::{FIRST_INCARNATION, Hello};
 use super::greeter::Verdict;
 use super::worker::Worker;
 use crate::{TransportError, descriptors, visitors};
@@ -112,6 +112,9 @@ impl Worker {
         incarnation: u32,
         (stream, medium): (TcpStream, Medium),
     ) -> Result<(), TransportError> {
+        if incarnation == FIRST_INCARNATION {
+            return Err(TransportError::PeerGone("the ranks do not meet any more".into()));
+        }
         if self.is_broken(link, path) {
             return Err(TransportError::PeerGone("the rail is broken on purpose".into()));
         }

@@ -69,6 +69,7 @@ impl Candidate {
             binding: binding(rail),
             address: *address,
             medium: Medium::Tcp,
+            is_broken: false,
         };
         let connections = self.rails.iter().zip(addresses).map(contact).collect();
         let (dials, peer_rails) = (self.rank > peer, addresses.len());
@@ -331,14 +332,16 @@ fn strangers_and_old_connections_are_refused() {
         Hello { to: Rank(1), ..hello(1) },
         Hello { index: 1, ..hello(1) },
         Hello { medium: Medium::Verbs, ..hello(1) },
+        // As who is late for the meeting, and does not wait for a verdict.
+        hello(0),
     ] {
         let outcome = intrude(address, &key(), other);
         assert!(matches!(outcome, Err(TransportError::PeerGone(_))), "{other:?}: {outcome:?}");
     }
-    let offers = [0, 3, 3, 2, 4];
+    let offers = [3, 3, 2, 4];
     let verdicts = offers.map(|offer| intrude(address, &key(), hello(offer)).unwrap());
-    let [zero, three] = [0, 3].map(Verdict::Outdone);
-    assert_eq!(verdicts, [zero, Verdict::Welcome, three, three, Verdict::Welcome]);
+    let three = Verdict::Outdone(3);
+    assert_eq!(verdicts, [Verdict::Welcome, three, three, Verdict::Welcome]);
     // Of the two that were taken the first is dead already, and need not have been heard of.
     let mut taken = near.hear_connected();
     while taken.1 < 4 {

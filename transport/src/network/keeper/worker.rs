@@ -68,7 +68,7 @@ pub(super) struct KeptPath {
 
 impl KeptLink {
     pub(super) fn new(plan: PeerPlan, mailbox: Arc<Mailbox>, depth: Depth) -> Self {
-        let path = |Contact { binding, address, medium }| KeptPath {
+        let path = |Contact { binding, address, medium, .. }| KeptPath {
             binding,
             address,
             redial: Redial::new(),

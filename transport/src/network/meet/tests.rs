@@ -25,6 +25,7 @@ fn plan(rank: u32, dials: bool, addresses: &[SocketAddr]) -> PeerPlan {
         binding: Binding { address: [127, 0, 0, 1].into(), interface: None },
         address: *address,
         medium: Medium::Tcp,
+        is_broken: false,
     };
     let connections = addresses.iter().map(contact).collect();
     PeerPlan { rank: Rank(rank), dials, peer_rails: addresses.len(), connections }
@@ -52,14 +53,14 @@ fn more_peers_come_at_once_than_can_be_heard() {
     let (key, deadline) = (key(), soon());
     let come = |rank| {
         let peers = [plan(0, true, &addresses)];
-        Meeting::new(Rank(rank), 7, &key, &peers, deadline).hold(&[]).map(|met| met.len())
+        Meeting::new(Rank(rank), 7, &key, &peers, deadline).hold(&[]).map(|met| met.streams.len())
     };
     let plans: Vec<PeerPlan> = (1..=peers).map(|rank| plan(rank, false, &addresses)).collect();
     std::thread::scope(|scope| {
         let come = &come;
         let coming: Vec<_> = (1..=peers).map(|rank| scope.spawn(move || come(rank))).collect();
         let met = Meeting::new(Rank(0), 7, &key, &plans, deadline).hold(&listeners);
-        assert_eq!(met.unwrap().len(), 3 * plans.len());
+        assert_eq!(met.unwrap().streams.len(), 3 * plans.len());
         assert!(coming.into_iter().all(|peer| peer.join().unwrap() == Ok(3)));
     });
 }
@@ -85,7 +86,7 @@ fn a_rail_that_says_nothing_does_not_hold_up_the_others() {
         let peers = [plan(0, true, &addresses)];
         let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
         meeting.hearing = Duration::from_millis(20);
-        assert_eq!(meeting.hold(&[]).unwrap().len(), 2);
+        assert_eq!(meeting.hold(&[]).unwrap().streams.len(), 2);
         assert!(accepting.join().unwrap());
     });
 }
@@ -112,7 +113,7 @@ fn a_peer_that_is_slow_is_waited_for_longer_and_longer() {
         let peers = [plan(0, true, &addresses)];
         let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
         meeting.hearing = Duration::from_millis(5);
-        assert_eq!(meeting.hold(&[]).unwrap().len(), 1);
+        assert_eq!(meeting.hold(&[]).unwrap().streams.len(), 1);
         assert!(accepting.join().unwrap());
     });
 }

@@ -57,7 +57,7 @@ impl Impostor {
         let traffic = Arc::new([RailTraffic::default()]);
         let wire = Wire { name: "rail 0".into(), rail: 0, capacity: 1.0, domain, pair: near };
         let mut link =
-            NetworkLink::open(GEOMETRY, vec![wire], &(traffic as _), terms, keeper).unwrap();
+            NetworkLink::open(GEOMETRY, vec![Ok(wire)], &(traffic as _), terms, keeper).unwrap();
         let domain = device.domain().unwrap();
         let mut pair = connect(&*domain, far);
         let memory = Memory::allocate(GEOMETRY.bytes()).unwrap();

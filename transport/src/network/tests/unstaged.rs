@@ -167,7 +167,7 @@ fn a_rail_that_is_not_announced_yet_does_not_hold_up_the_others() {
     let open = |streams: Vec<TcpStream>, keeper: Box<dyn Keeper>| {
         let wire = |(rail, stream)| {
             let (domain, pair) = connected(stream);
-            Wire { name: format!("rail {rail}"), rail, capacity: 1.0, domain, pair }
+            Ok(Wire { name: format!("rail {rail}"), rail, capacity: 1.0, domain, pair })
         };
         let wires = streams.into_iter().enumerate().map(wire).collect();
         let traffic = Arc::new([(); 3].map(|()| RailTraffic::default()));
@@ -176,12 +176,12 @@ fn a_rail_that_is_not_announced_yet_does_not_hold_up_the_others() {
     let mut near = open(near, Box::new(Halfway { news, others: Vec::new() }));
     let mut far = open(far, Box::new(keeper::NoKeeper));
     let deadline = soon();
-    while !(near.unannounced().is_empty() && far.unannounced().is_empty()) {
+    while !(near.unannounced_rails().is_empty() && far.unannounced_rails().is_empty()) {
         assert!(clock::now() < deadline);
         near.settle().unwrap();
         far.settle().unwrap();
     }
-    while near.unannounced() != [1] {
+    while near.unannounced_rails() != [1] {
         assert!(clock::now() < deadline);
         near.progress().unwrap();
     }
@@ -195,5 +195,5 @@ fn a_rail_that_is_not_announced_yet_does_not_hold_up_the_others() {
         assert!(clock::now() < deadline, "{near:?} keeps something");
         near.progress().unwrap();
     }
-    assert_eq!(near.unannounced(), [1]);
+    assert_eq!(near.unannounced_rails(), [1]);
 }

@@ -118,8 +118,42 @@ pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
         tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
     let local = SockAddr::from(SocketAddr::new(binding.address, port));
-    socket.bind(&local).map_err(BindError::new(format!("bind to {}", binding.address)))?;
+    let bind = || match socket.bind(&local) {
+        Err(cause) if cause.kind() == io::ErrorKind::AddrNotAvailable && is_off(binding) => {
+            free(&socket, binding.address)?;
+            socket.bind(&local)
+        }
+        outcome => outcome,
+    };
+    bind().map_err(BindError::new(format!("bind to {}", binding.address)))?;
     Ok(socket)
+}
+
+/// Whether the interface has the address, with which nothing can be done unless it is switched on.
+fn is_off(binding: &Binding) -> bool {
+    let Ok(mut entries) = nix::ifaddrs::getifaddrs() else { return false };
+    let is_it = |entry: &nix::ifaddrs::InterfaceAddress| {
+        let address = entry.address.as_ref();
+        let v4 = address.and_then(|address| Some(IpAddr::V4(address.as_sockaddr_in()?.ip())));
+        let v6 = address.and_then(|address| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())));
+        binding.interface.as_ref() == Some(&entry.interface_name)
+            && v4.or(v6) == Some(binding.address)
+    };
+    entries.any(|entry| is_it(&entry))
+}
+
+/// Lets a socket have an address that is not there yet.
+#[cfg(target_os = "linux")]
+fn free(socket: &Socket, address: IpAddr) -> io::Result<()> {
+    match address {
+        IpAddr::V4(_) => socket.set_freebind_v4(true),
+        IpAddr::V6(_) => socket.set_freebind_v6(true),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn free(_: &Socket, _: IpAddr) -> io::Result<()> {
+    Ok(())
 }
 
 /// Keeps the congestion control that the host has chosen, unless it paces. Connections that a listener
