@@ -33,17 +33,24 @@ pub struct Binding {
     pub interface: Option<String>,
 }
 
-/// A non-blocking listener on a port of the kernel's choice.
+/// A non-blocking listener on a port of the kernel's choice, also where the NIC is off: it hears when that is switched on.
 ///
 /// # Errors
 /// The address or the interface does not exist, or the system refuses.
 pub fn listen(binding: &Binding) -> Result<TcpListener, TransportError> {
-    listen_on(binding, 0)
+    let socket = bound(binding, 0).or_else(|error| {
+        let is_off = error.cause.kind() == io::ErrorKind::AddrNotAvailable && has_address(binding);
+        if is_off { bound_with(binding, 0, free) } else { Err(error) }
+    });
+    listening(socket.map_err(BindError::explain)?, binding)
 }
 
 /// A non-blocking listener on this port; 0 lets the kernel choose.
 pub(crate) fn listen_on(binding: &Binding, port: u16) -> Result<TcpListener, TransportError> {
-    let socket = bound(binding, port).map_err(BindError::explain)?;
+    listening(bound(binding, port).map_err(BindError::explain)?, binding)
+}
+
+fn listening(socket: Socket, binding: &Binding) -> Result<TcpListener, TransportError> {
     socket
         .listen(BACKLOG)
         .and_then(|()| socket.set_nonblocking(true))
@@ -108,6 +115,15 @@ impl BindError {
 /// # Errors
 /// The address or the interface does not exist, or the system refuses.
 pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
+    bound_with(binding, port, |_, _| Ok(()))
+}
+
+/// The same, of a socket that is prepared for its address.
+fn bound_with(
+    binding: &Binding,
+    port: u16,
+    prepare: impl FnOnce(&Socket, IpAddr) -> io::Result<()>,
+) -> Result<Socket, BindError> {
     let domain = Domain::for_address(SocketAddr::new(binding.address, 0));
     let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
         .map_err(BindError::new("create a TCP socket".into()))?;
@@ -118,19 +134,14 @@ pub(crate) fn bound(binding: &Binding, port: u16) -> Result<Socket, BindError> {
         tie(&socket, interface).map_err(BindError::new(format!("bind to {interface}")))?;
     }
     let local = SockAddr::from(SocketAddr::new(binding.address, port));
-    let bind = || match socket.bind(&local) {
-        Err(cause) if cause.kind() == io::ErrorKind::AddrNotAvailable && is_off(binding) => {
-            free(&socket, binding.address)?;
-            socket.bind(&local)
-        }
-        outcome => outcome,
-    };
-    bind().map_err(BindError::new(format!("bind to {}", binding.address)))?;
+    prepare(&socket, binding.address)
+        .and_then(|()| socket.bind(&local))
+        .map_err(BindError::new(format!("bind to {}", binding.address)))?;
     Ok(socket)
 }
 
 /// Whether the interface has the address, with which nothing can be done unless it is switched on.
-fn is_off(binding: &Binding) -> bool {
+fn has_address(binding: &Binding) -> bool {
     let Ok(mut entries) = nix::ifaddrs::getifaddrs() else { return false };
     let is_it = |entry: &nix::ifaddrs::InterfaceAddress| {
         let address = entry.address.as_ref();
