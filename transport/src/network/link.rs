@@ -1,6 +1,7 @@
 //! One end of a link: staging, posting, delivery in order, credits. [`super::repair`] is what it does
 //! when a path dies.
 
+mod beginning;
 mod posting;
 mod unstaged;
 
@@ -17,7 +18,6 @@ use ccl_core::queue::tile_bytes;
 use super::RailTraffic;
 use super::carrier::{Awaited, CONTROL, Carrier, Live, Unmet, Wire};
 use super::census::Census;
-use super::events::Evidence;
 use super::inbound::{Arrived, Inbound};
 use super::keeper::Keeper;
 use super::landing::{Landing, Runway};
@@ -145,40 +145,6 @@ impl NetworkLink {
         };
         unmet.into_iter().for_each(|(path, cause)| link.begin_without(path, cause));
         Ok(link)
-    }
-
-    /// The paths whose other end has not announced its memory.
-    fn unannounced(&self) -> impl Iterator<Item = usize> {
-        let carriers = self.carriers.iter().enumerate();
-        let is_silent =
-            |carrier: &Carrier| carrier.live.as_ref().is_some_and(|live| live.block.is_none());
-        carriers.filter(move |(_, carrier)| is_silent(carrier)).map(|(path, _)| path)
-    }
-
-    /// Their rails.
-    pub(super) fn unannounced_rails(&self) -> Vec<usize> {
-        self.unannounced().map(|path| self.carriers[path].rail).collect()
-    }
-
-    /// Whether only some of the paths have been announced, which happens at about the same time.
-    pub(super) fn is_partly_announced(&self) -> bool {
-        let live = self.carriers.iter().filter(|carrier| carrier.live.is_some()).count();
-        (1..live).contains(&self.unannounced().count())
-    }
-
-    /// Goes on without the paths that the peer has not announced, if it may.
-    pub(super) fn begin_without_unannounced(&mut self) {
-        let silent: Vec<usize> = self.unannounced().collect();
-        for path in silent {
-            self.give_up(path, Evidence::Silence, "the peer has announced nothing on it".into());
-        }
-    }
-
-    /// Progress before the link is in use.
-    pub(super) fn settle(&mut self) -> Result<(), TransportError> {
-        self.poll_paths(&mut Landing::none());
-        self.post_staged();
-        self.failure.clone().map_or(Ok(()), Err)
     }
 
     /// Looks at the rail on which something is expected, and at those that have something to send; or at all.

@@ -9,7 +9,10 @@
 //! A rail may be broken when ranks meet. Once every peer is connected over one rail at least, the meeting ends when nobody
 //! has come any more for a while; what is missing then is made later, as after a fault.
 
-use std::collections::{BTreeMap, VecDeque};
+mod hello;
+mod progress;
+
+use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +23,9 @@ use std::time::{Duration, Instant};
 use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+pub(super) use self::hello::Hello;
+pub(super) use self::progress::Met;
+use self::progress::Progress;
 use super::medium::Medium;
 use crate::auth::{self, JobKey};
 use crate::verbs::soft::socket::{self, Binding};
@@ -43,7 +49,6 @@ const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
 /// as a peer that is busy may take.
 pub(super) const SETTLED: Duration = HANDSHAKE_LIMIT;
 
-const HELLO_BYTES: usize = 28;
 /// The connections that a meeting makes; those that replace them have higher numbers.
 pub(super) const FIRST_INCARNATION: u32 = 0;
 
@@ -83,42 +88,6 @@ pub(super) struct Contact {
 /// Which connection of which peer.
 type Seat = (Rank, usize);
 
-/// What the connecting end says about a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub(super) communicator: u64,
-    pub(super) from: Rank,
-    pub(super) to: Rank,
-    /// Which of the connections between the two.
-    pub(super) index: u32,
-    /// How often that connection has been replaced, or a higher number.
-    pub(super) incarnation: u32,
-    /// What it carries tiles with.
-    pub(super) medium: Medium,
-}
-
-impl Hello {
-    pub(super) fn encode(self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&self.communicator.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.from.0.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.to.0.to_le_bytes());
-        bytes[16..20].copy_from_slice(&self.index.to_le_bytes());
-        bytes[20..24].copy_from_slice(&self.incarnation.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.medium.encode().to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HELLO_BYTES] = bytes.try_into().ok()?;
-        let half = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
-        let communicator = u64::from(half(0)) | u64::from(half(4)) << 32;
-        let (from, to) = (Rank(half(8)), Rank(half(12)));
-        let medium = Medium::decode(half(24))?;
-        Some(Self { communicator, from, to, index: half(16), incarnation: half(20), medium })
-    }
-}
-
 /// The making of all connections of one rank.
 #[derive(Debug)]
 pub(super) struct Meeting<'a> {
@@ -141,50 +110,6 @@ pub(super) struct Meeting<'a> {
 enum Maker {
     Myself,
     Guest,
-}
-
-/// Who has come.
-#[derive(Debug)]
-pub(super) struct Met {
-    pub(super) streams: BTreeMap<Seat, TcpStream>,
-    /// Why connections are not there.
-    reasons: BTreeMap<Seat, String>,
-}
-
-impl Met {
-    /// Why there is no connection with a peer over one rail.
-    pub(super) fn reason(&self, seat: Seat) -> String {
-        self.reasons.get(&seat).map_or("it did not come", String::as_str).to_owned()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Progress {
-    seated: BTreeMap<Seat, TcpStream>,
-    /// When the latest of them came.
-    latest: Option<Instant>,
-    /// Why a connection is not there yet.
-    reasons: BTreeMap<Seat, String>,
-    /// Why nobody can be accepted.
-    closed: Option<String>,
-    /// What makes waiting pointless.
-    failure: Option<TransportError>,
-    /// Connections being authenticated, to end them when the meeting is over; by who made them.
-    handshakes: BTreeMap<(Maker, u64), TcpStream>,
-    next_handshake: u64,
-}
-
-impl Progress {
-    /// The first connection counts.
-    fn seat(&mut self, seat: Seat, stream: TcpStream) {
-        self.seated.entry(seat).or_insert(stream);
-        self.latest = Some(clock::now());
-    }
-
-    /// Whether a peer is connected over any rail.
-    fn has(&self, rank: Rank) -> bool {
-        self.seated.range((rank, 0)..=(rank, usize::MAX)).next().is_some()
-    }
 }
 
 impl<'a> Meeting<'a> {
