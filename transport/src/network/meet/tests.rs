@@ -53,13 +53,17 @@ fn more_peers_come_at_once_than_can_be_heard() {
     let (key, deadline) = (key(), soon());
     let come = |rank| {
         let peers = [plan(0, true, &addresses)];
-        Meeting::new(Rank(rank), 7, &key, &peers, deadline).hold(&[]).map(|met| met.streams.len())
+        Meeting::new(Rank(rank), 7, &key, &peers, deadline)
+            .completely(true)
+            .hold(&[])
+            .map(|met| met.streams.len())
     };
     let plans: Vec<PeerPlan> = (1..=peers).map(|rank| plan(rank, false, &addresses)).collect();
     std::thread::scope(|scope| {
         let come = &come;
         let coming: Vec<_> = (1..=peers).map(|rank| scope.spawn(move || come(rank))).collect();
-        let met = Meeting::new(Rank(0), 7, &key, &plans, deadline).hold(&listeners);
+        let met =
+            Meeting::new(Rank(0), 7, &key, &plans, deadline).completely(true).hold(&listeners);
         assert_eq!(met.unwrap().streams.len(), 3 * plans.len());
         assert!(coming.into_iter().all(|peer| peer.join().unwrap() == Ok(3)));
     });

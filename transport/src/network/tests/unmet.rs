@@ -22,6 +22,16 @@ fn met(endpoints: [Endpoint; 2], peers: &[PeerAddresses; 2], limit: Duration) ->
     [(0, near), (1, far)].map(connect).map(|thread| thread.join().unwrap())
 }
 
+/// Sends until rail 1 of the second carries something.
+fn until_used(traffic: &[RailTraffic], near: &mut dyn Link, far: &mut dyn Link) {
+    let deadline = soon();
+    while traffic[1].tiles() == 0 {
+        assert!(clock::now() < deadline, "it has no connection");
+        stream(far, near, 20, 1000);
+        stream(near, far, 20, 1000);
+    }
+}
+
 fn one(outcome: Outcome) -> Box<dyn Link> {
     outcome.unwrap().pop().unwrap().1
 }
@@ -48,12 +58,7 @@ fn a_rail_that_is_broken_when_ranks_meet_is_used_when_it_is_whole() {
     stream(&mut *far, &mut *near, 200, 1000);
     assert_eq!(traffic[1].tiles(), 0);
     directory.moved(Rank(0), 1, whole);
-    let deadline = soon();
-    while traffic[1].tiles() == 0 {
-        assert!(clock::now() < deadline, "{records:?}");
-        stream(&mut *far, &mut *near, 20, 1000);
-        stream(&mut *near, &mut *far, 20, 1000);
-    }
+    until_used(&traffic, &mut *near, &mut *far);
 }
 
 /// By both ends, of which only one has the NIC.
@@ -69,12 +74,7 @@ fn a_rail_that_is_known_to_be_broken_is_not_waited_for() {
     }
     let traffic = far.traffic();
     let [mut near, mut far] = met([near, far], &peers, LIMIT).map(one);
-    let deadline = soon();
-    while traffic[1].tiles() == 0 {
-        assert!(clock::now() < deadline, "it is whole, and has no connection");
-        stream(&mut *far, &mut *near, 20, 1000);
-        stream(&mut *near, &mut *far, 20, 1000);
-    }
+    until_used(&traffic, &mut *near, &mut *far);
 }
 
 #[test]
