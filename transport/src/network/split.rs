@@ -189,8 +189,9 @@ impl Split {
         };
         let turn = |rail: usize| (rail + self.shares.len() - self.first) % self.shares.len();
         let is_fit = |rail: usize| {
-            let is_late = self.shares[rail].drain_time() > limit || !self.is_in_window(rail, bytes);
-            !is_late && (!self.is_slow(rail) || self.is_worth_waiting(rail, bytes, limit))
+            let is_worth =
+                || self.is_in_window(rail, bytes) && self.is_worth_waiting(rail, bytes, limit);
+            self.shares[rail].drain_time() <= limit && (!self.is_slow(rail) || is_worth())
         };
         (0..self.shares.len())
             .filter(|&rail| self.takes(rail, bytes) && (self.is_tried(rail) || is_fit(rail)))
