@@ -17,7 +17,9 @@ use std::thread;
 use ccl::{Communicator, Config, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, test_kill_process};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal, test_kill_process,
+};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use support::{Finished, Running};
@@ -223,11 +225,13 @@ fn what_the_terminal_says_is_told_to_all() {
 
 #[test]
 fn a_signal_after_a_failure_is_passed_on_and_no_other() {
-    let script = "if [ $RANK = 1 ]; then echo $$; exit 7; fi; \
+    let script = "if [ $RANK = 1 ]; then trap 'exit 7' USR1; echo $$; else \
                   trap 'echo asked; exit 0' TERM; trap 'sleep 0.5; echo told; exit 0' INT; \
-                  while :; do sleep 0.01; done";
+                  echo ready; fi; while :; do sleep 0.01; done";
     let running = Running::start(&mut r2ccl("run -n 2 -- sh -c", &[script]));
-    let failed = Pid::from_raw(running.line().parse().unwrap()).unwrap();
+    let lines = [running.line(), running.line()];
+    let failed = lines.iter().find_map(|line| Pid::from_raw(line.parse().ok()?)).unwrap();
+    kill_process(failed, Signal::USR1).unwrap();
     while test_kill_process(failed).is_ok() {
         thread::yield_now();
     }
@@ -240,9 +244,9 @@ fn a_signal_after_a_failure_is_passed_on_and_no_other() {
 /// They hold the pipes of this test, too.
 #[test]
 fn who_is_in_a_hurry_leaves_nothing_behind() {
-    let script = "trap '' TERM; (sh -c 'sleep 1.5; echo hurry; sleep 100; true'; true) & wait";
-    let running =
-        Running::start(&mut r2ccl("run -n 1 -- sh -c", &[&format!("echo ready; {script}")]));
+    let script =
+        "trap '' TERM; echo ready; (sh -c 'sleep 1.5; echo hurry; sleep 100; true'; true) & wait";
+    let running = Running::start(&mut r2ccl("run -n 1 -- sh -c", &[script]));
     assert_eq!(running.line(), "ready");
     running.send(Signal::TERM);
     assert_eq!(running.line(), "hurry");
