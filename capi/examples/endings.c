@@ -156,6 +156,50 @@ static void without_blocking(int rank, ccl_unique_id_t id)
     CHECK(ccl_comm_destroy(comm));
 }
 
+/* Rank 0, where they met, goes; so does rank 2 on the way. The others go on. */
+static void shrinkage(int rank, ccl_unique_id_t id)
+{
+    const int first[] = {0, 0}, wrong[] = {-1}, second[] = {1};
+    int32_t one = 1, sum = 0, never = 0;
+    ccl_comm_t comm, left, rest;
+    ccl_config_t config = CCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    CHECK(ccl_comm_init_rank(&comm, RANKS, id, rank));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, &rank, 1, &left, NULL, 0));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, first, 2, &left, NULL, 0));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, wrong, 1, &left, NULL, 0));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, NULL, 1, &left, NULL, 0));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, NULL, 0, &left, NULL, 2));
+    REQUIRE(left == NULL);
+    if (rank == 0) {
+        CHECK(ccl_comm_abort(comm));
+        meet();
+        return;
+    }
+    EXPECT(CCL_REMOTE_ERROR, ccl_barrier(comm));
+    CHECK(ccl_comm_shrink(comm, first, 1, &left, &config, CCL_SHRINK_DEFAULT));
+    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, left), left);
+    REQUIRE(sum == RANKS - 1);
+    meet();
+    if (rank == 2) {
+        while (state_of(left) == CCL_SUCCESS)
+            usleep(1000);
+        REQUIRE(state_of(left) == CCL_REMOTE_ERROR);
+    } else {
+        /* It waits for rank 2, until it is aborted. */
+        ccl_result_t result = ccl_allreduce(&one, &never, 1, CCL_INT32, CCL_SUM, left);
+        REQUIRE(result == CCL_IN_PROGRESS || result == CCL_REMOTE_ERROR);
+        EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(left, second, 1, &rest, NULL, CCL_SHRINK_ABORT));
+        poll_until_done(rest);
+        REQUIRE(state_of(left) == CCL_REMOTE_ERROR);
+        see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, rest), rest);
+        REQUIRE(sum == RANKS - 2 && never == 0);
+        CHECK(ccl_comm_destroy(rest));
+    }
+    CHECK(ccl_comm_abort(left));
+    CHECK(ccl_comm_abort(comm));
+}
+
 /* Nobody else comes: the communicator is given up while it is being created. */
 static void abandoned(void)
 {
@@ -243,6 +287,7 @@ int main(void)
     run_ranks(other_deadlines);
     run_ranks(abortion);
     run_ranks(without_blocking);
+    run_ranks(shrinkage);
     abandoned();
     one_thread();
     printf("endings: %d ranks, every end as described\n", RANKS);

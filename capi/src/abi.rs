@@ -53,6 +53,12 @@ pub const CONFIG_UNDEF_INT: c_int = c_int::MIN;
 /// `CCL_SPLIT_NOCOLOR`.
 pub const SPLIT_NO_COLOR: c_int = -1;
 
+/// `CCL_SHRINK_DEFAULT`.
+pub const SHRINK_DEFAULT: c_int = 0;
+
+/// `CCL_SHRINK_ABORT`.
+pub const SHRINK_ABORT: c_int = 1;
+
 /// `CCL_NUM_OPS`: the first number of an operation that the user made.
 pub const FIRST_USER_OP: c_int = 5;
 

@@ -181,6 +181,27 @@ unsafe fn pairs(
     Ok(counts.iter().copied().zip(displacements.iter().copied()).collect())
 }
 
+/// Copies an array of ranks; that they are ranks of a group is for the callee to see.
+///
+/// # Safety
+///
+/// Where `list` is not null, `count` values can be read there.
+pub(crate) unsafe fn ranks(what: &str, list: *const c_int, count: u32) -> Result<Vec<Rank>, Error> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    if list.is_null() {
+        return Err(null(what));
+    }
+    // SAFETY: not null, and the caller's promise.
+    let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+    let rank = |number: &c_int| u32::try_from(*number).map(Rank);
+    list.iter()
+        .map(rank)
+        .collect::<Result<_, _>>()
+        .map_err(|_| Error::InvalidArgument(format!("there are negative numbers in {what}")))
+}
+
 /// Bytes up to the end of the last non-empty block.
 fn extent(pairs: &[(usize, usize)], datatype: DataType) -> Result<usize, Error> {
     let end = |(count, displacement): &(usize, usize)| match count {

@@ -112,13 +112,20 @@ impl Member {
         }
     }
 
-    /// The communicator, if it can take a new call.
+    /// The communicator, unless it was finalized.
     #[inline(always)]
-    pub(crate) fn ready(&self) -> Result<&Communicator, Error> {
+    pub(crate) fn unfinalized(&self) -> Result<&Communicator, Error> {
         let communicator = self.communicator()?;
         if self.ending.load(Ordering::SeqCst) {
             return Err(unusable("the communicator was finalized"));
         }
+        Ok(communicator)
+    }
+
+    /// The communicator, if it can take a new call.
+    #[inline(always)]
+    pub(crate) fn ready(&self) -> Result<&Communicator, Error> {
+        let communicator = self.unfinalized()?;
         // What blocks does nothing in the background.
         if !self.blocking && self.work_result().is_none() {
             let text = "the previous call is in progress: poll ccl_comm_get_async_error";

@@ -114,6 +114,8 @@ fn enumerators_are_the_librarys_numbers() {
         expected.push((name.to_owned(), i64::try_from(count).unwrap()));
     }
     for (name, flags) in [
+        ("CCL_SHRINK_DEFAULT", abi::SHRINK_DEFAULT),
+        ("CCL_SHRINK_ABORT", abi::SHRINK_ABORT),
         ("CCL_WIN_DEFAULT", abi::WINDOW_DEFAULT),
         ("CCL_WIN_COLL_SYMMETRIC", abi::WINDOW_SYMMETRIC),
     ] {

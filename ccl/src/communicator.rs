@@ -34,6 +34,7 @@ use crate::health::{Health, HealthBoard};
 use crate::operation::{Operation, check_own_messages};
 use crate::plans::{self, Planner};
 use crate::setup;
+use crate::shrink::{self, Ongoing};
 use crate::split;
 use crate::timeline::RailRecord;
 
@@ -103,6 +104,7 @@ impl Communicator {
             health,
             finalized: AtomicBool::new(false),
             splits: AtomicU32::new(0),
+            reunion: connected.reunion,
             #[cfg(feature = "cuda")]
             correspondences: AtomicU32::new(0),
             #[cfg(feature = "cuda")]
@@ -203,9 +205,48 @@ impl Communicator {
         let id = ids[first.index()].as_slice().try_into().map_err(|_| {
             Error::Internal(format!("rank {first} announced no id for its part of the split"))
         })?;
-        let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let id = UniqueId::from_bytes(id)?;
         Self::create(&id, number(place), number(members.len()), config).map(Some)
+    }
+
+    /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all
+    /// of them after an error. Collective among these ranks, which exclude the same ones; the others take no part. This
+    /// communicator may have failed, but not been finalized, and may have lost the process in which its ranks met.
+    /// `config` is that of the new communicator, `None`: that of this one.
+    ///
+    /// Ranks that the library has found lost are in [`Error::PeerLost`], one at a time. A call that fails because one of the
+    /// others is lost as well leaves this communicator as it is, and can be made again with more ranks excluded.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
+    /// rank excludes others than the rest, or this communicator was finalized. [`Error::PeerLost`], [`Error::Deadline`]: one
+    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline. Those
+    /// name ranks of this communicator. Then as [`Self::create`], naming ranks of the new one.
+    pub fn shrink(
+        &self,
+        excluded: &[Rank],
+        ongoing: Ongoing,
+        config: Option<&Config>,
+    ) -> Result<Self, Error> {
+        let core = self.core();
+        let absent = shrink::absent(excluded, core.rank, core.size)?;
+        if core.finalized.load(Ordering::Acquire) {
+            return Err(Error::InvalidUsage("the communicator was finalized".into()));
+        }
+        if ongoing == Ongoing::Abort {
+            self.abort("ranks go on in another communicator");
+        }
+        core.queue.drain();
+        let config = config.unwrap_or(&core.config);
+        plans::check(&config.settings)?;
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let place = match &core.reunion {
+            Some(reunion) => reunion.meet(core.rank, &absent, &config.settings, deadline),
+            None => Place::create(&config.settings),
+        };
+        let place = place.map_err(|error| core.config.named(error))?;
+        let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
+        Self::create(place.id(), rank, core.size - number(absent.len()), config)
     }
 
     /// Waits for everything that was started and takes leave. No calls may follow.
@@ -461,6 +502,11 @@ impl Communicator {
         }
         if are_messages { check_own_messages(operations, core.rank) } else { Ok(()) }
     }
+}
+
+/// Of ranks.
+fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 impl Handle {

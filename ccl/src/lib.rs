@@ -109,6 +109,7 @@ mod rdma;
 mod recorder;
 mod rehearsal;
 mod setup;
+mod shrink;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod split;
@@ -134,4 +135,5 @@ pub use group::Group;
 pub use health::HealthBoard;
 pub use memory::{Allocation, Registration};
 pub use operation::{Operation, OperationOn, Span};
+pub use shrink::Ongoing;
 pub use timeline::RailRecord;

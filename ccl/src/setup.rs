@@ -21,7 +21,7 @@ use ccl_transport::shm::{Segment, SegmentAddress};
 use ccl_transport::{TransportError, auth::JobKey, clock};
 use serde::{Deserialize, Serialize};
 
-use crate::bootstrap::Control;
+use crate::bootstrap::{Control, Reunion};
 use crate::executor::Links;
 use crate::health::{HealthBoard, Judge, Surroundings};
 use crate::hosts::reach::{self, Look};
@@ -51,6 +51,8 @@ pub(crate) struct Connected {
     pub(crate) machine: Machine,
     /// What peers on this host ring when they have sent something.
     pub(crate) bell: Option<Bell>,
+    /// Where ranks meet to go on without others, unless there are none.
+    pub(crate) reunion: Option<Reunion>,
     /// What happens to the rails.
     pub(crate) timeline: Arc<Timeline>,
     /// If faults are rehearsed.
@@ -244,11 +246,16 @@ impl Group<'_> {
             let peers = (most_rails, remote.iter().map(peer).collect());
             self.link_network(endpoint, peers, &mut links)?;
         }
-        self.exchange::<bool>("connected", &true)?;
+        // Nobody goes on before all are connected.
+        let doors = |own: &Vec<u8>| self.exchange("connected", own);
+        let reunion = match topology.ranks() {
+            1 => None,
+            _ => Some(Reunion::prepare(self.settings, doors)?),
+        };
         let machine = self.machine(&introductions);
         let rails = introductions.into_iter().map(|rank| rank.rails).collect();
         let bell = segment.as_ref().map(Segment::bell);
-        Ok(Connected { links, topology, rails, board, machine, bell, timeline, part })
+        Ok(Connected { links, topology, rails, board, machine, bell, reunion, timeline, part })
     }
 
     fn machine(&self, introductions: &[Introduction]) -> Machine {

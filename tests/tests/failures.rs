@@ -76,6 +76,28 @@ fn a_killed_rank_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless"));
 }
 
+/// Rank 0 takes the place with it at which all ranks have met.
+#[test]
+fn who_is_left_goes_on_whichever_rank_is_killed() {
+    for (victim, are_apart) in [(0, false), (2, false), (0, true)] {
+        let job = Job::of(4, "endless without who is lost");
+        let job = if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job };
+        let mut job = underway(job, 4);
+        let start = Instant::now();
+        job.kill(victim);
+        job.underway(&all_but(4, victim)).expect("nothing that a host may refuse");
+        note(&format!(
+            "rank {victim} was killed; the others were at it after {:?}",
+            start.elapsed()
+        ));
+        job.tell(all_but(4, victim)[0]);
+        for ending in job.endings(&all_but(4, victim)) {
+            assert_eq!(ending, Ending::Done("all results exact".into()));
+        }
+        job.finish();
+    }
+}
+
 #[test]
 fn a_rank_killed_while_all_work_in_its_memory_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless in memory of the library"));

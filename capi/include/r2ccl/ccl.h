@@ -166,10 +166,11 @@ ccl_result_t ccl_comm_init_rank(ccl_comm_t *comm, int nranks, ccl_unique_id_t id
 
 /* As ccl_comm_init_rank(). `config` may be NULL.
  *
- * With blocking = 0 creation, split, finalize and the blocking form of every operation return
+ * With blocking = 0 creation, split, shrink, finalize and the blocking form of every operation return
  * CCL_IN_PROGRESS and go on in the background. ccl_comm_get_async_error() says CCL_IN_PROGRESS until
  * they are done; until then buffers belong to the library, and a further call on the communicator
- * is CCL_INVALID_USAGE, except ccl_comm_get_async_error() and ccl_comm_abort(). */
+ * is CCL_INVALID_USAGE, except ccl_comm_get_async_error(), ccl_comm_abort() and ccl_comm_shrink() with
+ * CCL_SHRINK_ABORT. */
 ccl_result_t ccl_comm_init_rank_config(ccl_comm_t *comm, int nranks, ccl_unique_id_t id, int rank,
                                        const ccl_config_t *config);
 
@@ -187,6 +188,20 @@ ccl_result_t ccl_comm_init_from_environment(ccl_comm_t *comm, const ccl_config_t
 #define CCL_SPLIT_NOCOLOR (-1)
 ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t *newcomm,
                             const ccl_config_t *config);
+
+/* A communicator of the ranks of `comm` that are not among the `exclude_count` ones at
+ * `exclude_ranks`, in their order: to go on without ranks that are lost, or, with a count of 0, with
+ * all of them after an error. Collective among these ranks, which exclude the same ones, and only
+ * among them. `comm` may have failed, and may have lost the process in which its ranks met, but must
+ * not be finalized. `config` NULL: as `comm`. `flags`:
+ *   CCL_SHRINK_DEFAULT  operations that were started on `comm` are waited for first.
+ *   CCL_SHRINK_ABORT    they end with CCL_REMOTE_ERROR, and so does `comm`, on all ranks.
+ * A failure is none of `comm`: where one of the other ranks is lost, too, the call can be made again
+ * with more ranks excluded. `comm` remains to be given to ccl_comm_destroy() or ccl_comm_abort(). */
+#define CCL_SHRINK_DEFAULT 0x00
+#define CCL_SHRINK_ABORT 0x01
+ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int *exclude_ranks, int exclude_count,
+                             ccl_comm_t *newcomm, const ccl_config_t *config, int flags);
 
 /* Sets the deadline of the calls that begin from now on, in milliseconds > 0; a call that has begun
  * keeps its own. Local: other ranks have their own deadlines, and the first that passes ends the

@@ -4,14 +4,14 @@ use std::ffi::c_int;
 use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-use ccl::{Communicator, Config, Error, UniqueId};
+use ccl::{Communicator, Config, Error, Ongoing, Rank, UniqueId};
 
 use super::{entry_in_group, natural};
 use crate::abi::{
-    CommHandle, ConfigRecord, SIM_INFO_MAGIC, SPLIT_NO_COLOR, SimInfoRecord, UNIQUE_ID_BYTES,
-    UniqueIdRecord,
+    CommHandle, ConfigRecord, SHRINK_ABORT, SHRINK_DEFAULT, SIM_INFO_MAGIC, SPLIT_NO_COLOR,
+    SimInfoRecord, UNIQUE_ID_BYTES, UniqueIdRecord,
 };
-use crate::arguments::{Slot, rank as checked_rank};
+use crate::arguments::{Slot, rank as checked_rank, ranks};
 use crate::config::{Choices, milliseconds};
 use crate::group::{self, perform, wait_for};
 use crate::handles::locked;
@@ -137,6 +137,43 @@ pub unsafe extern "C" fn ccl_comm_split(
         split(member, color, key, newcomm, choices)
     };
     entry_in_group(NAME, || on(NAME, comm, split))
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `exclude_ranks` is null or `exclude_count` numbers can be read there; `newcomm` is null or may be written to; `config` is
+/// null or a configuration.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_shrink(
+    comm: CommHandle,
+    exclude_ranks: *const c_int,
+    exclude_count: c_int,
+    newcomm: *mut CommHandle,
+    config: *const ConfigRecord,
+    flags: c_int,
+) -> c_int {
+    const NAME: &str = "ccl_comm_shrink";
+    let shrink = |member: &Arc<Member>| {
+        // SAFETY: the caller's promise.
+        let newcomm = unsafe { cleared("newcomm", newcomm) }?;
+        // SAFETY: the caller's promise.
+        let choices = unsafe { Choices::read(config) }?;
+        let count = natural("exclude_count", exclude_count)?;
+        // SAFETY: the caller's promise.
+        let excluded = unsafe { ranks("exclude_ranks", exclude_ranks, count) }?;
+        let ongoing = match flags {
+            SHRINK_DEFAULT => Ongoing::Finish,
+            SHRINK_ABORT => Ongoing::Abort,
+            other => {
+                let text = format!("flags is {other}; CCL_SHRINK_DEFAULT or CCL_SHRINK_ABORT");
+                return Err(Error::InvalidArgument(text));
+            }
+        };
+        shrink(member, excluded, ongoing, newcomm, choices)
+    };
+    entry_in_group(NAME, || on(NAME, comm, shrink))
 }
 
 /// See the header.
@@ -305,6 +342,26 @@ fn split(
         Ok(None) => child.complete(Err(Error::Internal("a split without a result".into()))),
         Err(error) => child.complete(Err(error)),
     };
+    perform(member, work).inspect_err(|_| discard(newcomm))
+}
+
+fn shrink(
+    member: &Arc<Member>,
+    excluded: Vec<Rank>,
+    ongoing: Ongoing,
+    newcomm: &mut CommHandle,
+    choices: Option<Choices>,
+) -> Outcome {
+    let communicator = match ongoing {
+        Ongoing::Finish => member.ready()?.clone(),
+        // What it does in the background ends with the abort.
+        Ongoing::Abort => member.unfinalized()?.clone(),
+    };
+    let blocking = choices.as_ref().and_then(|choices| choices.blocking);
+    let config = choices.map(Choices::config).transpose()?;
+    let child = Member::starting(blocking.unwrap_or(member.blocking));
+    *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
+    let work = move || child.complete(communicator.shrink(&excluded, ongoing, config.as_ref()));
     perform(member, work).inspect_err(|_| discard(newcomm))
 }
 

@@ -1,7 +1,7 @@
 //! Finds the store and proves the key, again and again until a deadline.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,23 +48,33 @@ impl Pauses {
 pub(super) enum NoConnection {
     /// Somebody said so: one of both sides does not have the key, or it is no store.
     Refused(Error),
-    /// Nobody answered in time; the text says what happened last.
+    /// Nobody answers; the text says what happened last.
     Unreachable(String),
+    /// Nobody listens there, as the text says.
+    Vacant(String),
 }
 
-/// A connection to the store of `id` on which both sides have proved the key.
+/// What it means that nobody listens where a store should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Vacancy {
+    /// The process has not come so far: somebody will.
+    Early,
+    /// The process, which has listened since before, is gone.
+    Late,
+}
+
+/// A connection to the store of `id` on which both sides have proved the key. Tries until the deadline.
 pub(super) fn connect(
     id: &UniqueId,
     rank: Rank,
+    vacancy: Vacancy,
     deadline: Instant,
 ) -> Result<TcpStream, NoConnection> {
     let mut pauses = Pauses::until(deadline);
     loop {
         match attempt(id, rank, deadline) {
-            Err(NoConnection::Unreachable(last)) if !pauses.pause() => {
-                return Err(NoConnection::Unreachable(last));
-            }
-            Err(NoConnection::Unreachable(_)) => {}
+            Err(NoConnection::Unreachable(_)) if pauses.pause() => {}
+            Err(NoConnection::Vacant(_)) if vacancy == Vacancy::Early && pauses.pause() => {}
             settled => return settled,
         }
     }
@@ -144,10 +154,15 @@ pub(super) fn attempt(
 ) -> Result<TcpStream, NoConnection> {
     let mut failures = Vec::new();
     let (mut refused, mut may_be_busy) = (false, false);
-    for place in id.places() {
+    let (places, mut vacant) = (id.places(), Vec::new());
+    for place in places.iter().copied() {
         match open(id, place, rank, deadline) {
             Ok(stream) => return Ok(stream),
-            Err(cause) => {
+            Err(Unopened::Vacant(cause)) => {
+                failures.push(format!("{place}: {cause}"));
+                vacant.push(place.ip());
+            }
+            Err(Unopened::Failed(cause)) => {
                 refused |= matches!(cause, TransportError::Refused(_));
                 // An address may lead to something else from here, and the store behind another one may be busy.
                 may_be_busy |=
@@ -162,7 +177,24 @@ pub(super) fn attempt(
             "no store admits rank {rank} ({failures}); all ranks need the unique id of one store"
         ))));
     }
-    Err(NoConnection::Unreachable(format!("the store is not reached ({failures})")))
+    // One of several addresses may be that of something else, seen from here.
+    if vacant.len() == places.len() || vacant.iter().any(IpAddr::is_loopback) {
+        return Err(NoConnection::Vacant(failures));
+    }
+    Err(NoConnection::Unreachable(failures))
+}
+
+/// Why one place could not be reached.
+enum Unopened {
+    /// Nobody listens.
+    Vacant(String),
+    Failed(TransportError),
+}
+
+impl From<TransportError> for Unopened {
+    fn from(cause: TransportError) -> Self {
+        Self::Failed(cause)
+    }
 }
 
 fn open(
@@ -170,16 +202,21 @@ fn open(
     place: SocketAddr,
     rank: Rank,
     deadline: Instant,
-) -> Result<TcpStream, TransportError> {
+) -> Result<TcpStream, Unopened> {
     let left = deadline.saturating_duration_since(clock::now());
     if left.is_zero() {
-        return Err(TransportError::TimedOut("no time is left".to_owned()));
+        return Err(TransportError::TimedOut("no time is left".to_owned()).into());
     }
-    let stream = TcpStream::connect_timeout(&place, left.min(ATTEMPT_TIME))
-        .map_err(|cause| TransportError::system("connect", cause))?;
+    let stream = match TcpStream::connect_timeout(&place, left.min(ATTEMPT_TIME)) {
+        Ok(stream) => stream,
+        Err(cause) if cause.kind() == ErrorKind::ConnectionRefused => {
+            return Err(Unopened::Vacant(format!("connect: {cause}")));
+        }
+        Err(cause) => return Err(TransportError::system("connect", cause).into()),
+    };
     if stream.local_addr().ok() == stream.peer_addr().ok() {
-        // A port in the ephemeral range on which nobody listens can connect to itself.
-        return Err(TransportError::system("connect", "the connection leads to itself"));
+        // A port in the ephemeral range can connect to itself.
+        return Err(Unopened::Vacant("connect: the connection leads to itself".to_owned()));
     }
     prove(id, &stream, rank, deadline.min(clock::now() + PROOF_TIME))?;
     Ok(stream)

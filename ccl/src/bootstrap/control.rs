@@ -1,5 +1,6 @@
 //! A rank's connection to the store, for as long as its communicator lives.
 
+use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +12,7 @@ use ccl_core::Error;
 use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
-use super::connect::{NoConnection, connect};
+use super::connect::{NoConnection, Vacancy, connect};
 use super::heard::{Answer, Awaited, Heard, Listener, lock};
 use super::message::{self, ControlEvent, Envelope, Numbered, Reply, Request, name_ranks};
 use super::server::this_process;
@@ -50,32 +51,72 @@ impl Control {
     /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
     pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
         let start = clock::now();
-        let seconds = deadline.saturating_duration_since(start).as_secs_f64();
-        let stream = connect(id, rank, deadline).map_err(|failure| match failure {
+        let stream = connect(id, rank, Vacancy::Early, deadline).map_err(|failure| match failure {
             NoConnection::Refused(error) => error,
-            NoConnection::Unreachable(waiting) => join_deadline(
-                seconds,
+            NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
+                start,
+                deadline,
                 format!(
-                    "{waiting}; the store is where ranks meet, in the process of rank 0 or of whoever made the unique id; \
-                     all ranks need its address and the same R2CCL_JOB_KEY"
+                    "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
+                     whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
                 ),
             ),
         })?;
-        let control = Self::on(stream, id, rank, size)?;
-        let formed = control.heard.expect(Awaited::Formed)?;
-        control.send(Request::Join { size, process: this_process() })?;
+        Self::on(stream, id, rank, size)?.await_others(BTreeSet::new(), start, deadline)
+    }
+
+    /// Joins the ranks of `size` that are not `absent`, at a store in the process of rank `first`, which listened at the
+    /// place of `id` before it started that.
+    ///
+    /// # Errors
+    /// As [`Self::join`]; [`Error::PeerLost`] if nobody listens there any more.
+    pub(super) fn join_again(
+        id: &UniqueId,
+        first: Rank,
+        rank: Rank,
+        size: u32,
+        absent: BTreeSet<u32>,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let start = clock::now();
+        let stream =
+            connect(id, rank, Vacancy::Late, deadline).map_err(|failure| match failure {
+                NoConnection::Refused(error) => error,
+                NoConnection::Unreachable(waiting) => too_late(
+                    start,
+                    deadline,
+                    format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
+                ),
+                NoConnection::Vacant(waiting) => Error::PeerLost {
+                    rank: first,
+                    reason: format!("it has ended, or destroyed the communicator ({waiting})"),
+                },
+            })?;
+        Self::on(stream, id, rank, size)?.await_others(absent, start, deadline)
+    }
+
+    /// Says that this rank is there, and returns when all are.
+    fn await_others(
+        self,
+        absent: BTreeSet<u32>,
+        start: Instant,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
+        let formed = self.heard.expect(Awaited::Formed)?;
+        self.send(Request::Join { size: self.size, absent, process: this_process() })?;
         let answer = match receive(&formed, deadline) {
             Some(answer) => Some(answer),
             None => {
-                control.send(Request::GiveUp { seconds })?;
+                let seconds = deadline.saturating_duration_since(start).as_secs_f64();
+                self.send(Request::GiveUp { seconds })?;
                 receive(&formed, clock::now() + GRACE)
             }
         };
         match answer {
-            Some(Answer::Formed) => Ok(control),
+            Some(Answer::Formed) => Ok(self),
             Some(Answer::Failed(error)) => Err(error),
             Some(other) => Err(unexpected(&other)),
-            None => Err(join_deadline(seconds, "the store does not answer".to_owned())),
+            None => Err(too_late(start, deadline, "the store does not answer".to_owned())),
         }
     }
 
@@ -355,7 +396,8 @@ fn check_limits(name: &str, blob: &[u8]) -> Result<(), Error> {
     )))
 }
 
-fn join_deadline(seconds: f64, waiting: String) -> Error {
+fn too_late(start: Instant, deadline: Instant, waiting: String) -> Error {
+    let seconds = deadline.saturating_duration_since(start).as_secs_f64();
     Error::Deadline { call: "joining the communicator".to_owned(), seconds, waiting }
 }
 

@@ -8,7 +8,7 @@
 //! A failure is final and told to everybody, also to ranks that come later. Once the group is formed,
 //! strangers cannot disturb it: a late claim of a rank fails alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use super::message::{
@@ -45,14 +45,25 @@ struct Member {
     process: Process,
 }
 
+/// What a rank says when it joins.
+struct Wish {
+    size: u32,
+    absent: BTreeSet<u32>,
+    process: Process,
+}
+
 /// The ranks of one communicator as the store sees them.
 #[derive(Debug)]
 pub(super) struct Group {
     host: Process,
     /// Where ranks whose connection broke find the store.
     places: Vec<SocketAddr>,
+    /// The rank in whose process the store was started.
+    first: u32,
     phase: Phase,
     size: u32,
+    /// Those of the ranks that are not awaited.
+    absent: BTreeSet<u32>,
     members: BTreeMap<u32, Member>,
     /// Ranks that left.
     left: Vec<u32>,
@@ -64,13 +75,15 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// A group without members; `host` is the process of the store, and `places` where it is found.
-    pub(super) fn new(host: Process, places: Vec<SocketAddr>) -> Self {
+    /// A group without members; `host` is the process of the store, that of rank `first`, and `places` where it is found.
+    pub(super) fn new(host: Process, first: u32, places: Vec<SocketAddr>) -> Self {
         Self {
             host,
             places,
+            first,
             phase: Phase::Gathering,
             size: 0,
+            absent: BTreeSet::new(),
             members: BTreeMap::new(),
             left: Vec::new(),
             values: BTreeMap::new(),
@@ -102,11 +115,11 @@ impl Group {
     ) -> Result<(), String> {
         let Numbered { number, request } = numbered;
         let speaks_for_member = self.members.get(&rank).is_some_and(|member| member.peer == peer);
-        if let Request::Join { size, process } = request {
+        if let Request::Join { size, absent, process } = request {
             if speaks_for_member {
                 return Err("joined twice".to_owned());
             }
-            self.join(peer, rank, size, process, out);
+            self.join(peer, rank, Wish { size, absent, process }, out);
             return Ok(());
         }
         if self.left.contains(&rank) && matches!(request, Request::Relay { .. }) {
@@ -153,11 +166,11 @@ impl Group {
         }
     }
 
-    fn join(&mut self, peer: Peer, rank: u32, size: u32, process: Process, out: &mut Vec<Output>) {
+    fn join(&mut self, peer: Peer, rank: u32, wish: Wish, out: &mut Vec<Output>) {
         match &self.phase {
             Phase::Gathering => {}
             Phase::Formed => {
-                let failure = Failure::Usage(self.too_late(rank, &process));
+                let failure = Failure::Usage(self.too_late(rank, &wish.process));
                 return out.push(Output { to: vec![peer], push: Push::Failed(failure) });
             }
             Phase::Failed(failure) => {
@@ -165,12 +178,13 @@ impl Group {
                 return out.push(Output { to: vec![peer], push });
             }
         }
-        if let Some(reason) = self.objection(rank, size, &process) {
+        if let Some(reason) = self.objection(rank, &wish) {
             return self.fail(Failure::Usage(reason), Some(peer), out);
         }
-        self.size = size;
+        let Wish { size, absent, process } = wish;
+        (self.size, self.absent) = (size, absent);
         self.members.insert(rank, Member { peer, process });
-        if self.members.len() == size as usize {
+        if self.members.len() == self.full() {
             self.phase = Phase::Formed;
             out.push(Output {
                 to: self.everyone(),
@@ -179,18 +193,29 @@ impl Group {
         }
     }
 
-    fn objection(&self, rank: u32, size: u32, process: &Process) -> Option<String> {
+    fn objection(&self, rank: u32, wish: &Wish) -> Option<String> {
+        let Wish { size, absent, process } = wish;
+        let size = *size;
         if size == 0 || size > MAX_RANKS || rank >= size {
             return Some(format!("{process} claims rank {rank} of {size}, at most {MAX_RANKS}"));
         }
         if let Some(first) = self.members.get(&rank) {
             return Some(claimed_twice(rank, &first.process, process));
         }
+        if absent.last().is_some_and(|absent| *absent >= size) || absent.contains(&rank) {
+            let absent: Vec<u32> = absent.iter().copied().collect();
+            return Some(format!(
+                "rank {rank} of {size} ({process}) is to do without {}",
+                name_ranks(&absent)
+            ));
+        }
         let (other, member) = self.members.first_key_value()?;
-        (size != self.size).then(|| {
+        (size != self.size || *absent != self.absent).then(|| {
             format!(
-                "rank {rank} ({process}) expects {size} ranks, rank {other} ({}) expects {}",
-                member.process, self.size
+                "rank {rank} ({process}) expects {}, rank {other} ({}) expects {}",
+                expected(size, absent),
+                member.process,
+                expected(self.size, &self.absent)
             )
         })
     }
@@ -223,11 +248,11 @@ impl Group {
         }
     }
 
-    /// Rank 0, in whose process the store is, will not join, if it has not.
+    /// The first rank, in whose process the store is, will not join, if it has not.
     pub(super) fn abandon(&mut self, out: &mut Vec<Output>) {
-        if self.is_gathering() && !self.members.contains_key(&0) {
+        if self.is_gathering() && !self.members.contains_key(&self.first) {
             let reason = format!("its process {} gave up before it joined", self.host);
-            self.fail(Failure::Lost { rank: 0, reason }, None, out);
+            self.fail(Failure::Lost { rank: self.first, reason }, None, out);
         }
     }
 
@@ -236,7 +261,7 @@ impl Group {
             return;
         }
         let missing: Vec<u32> =
-            (0..self.size).filter(|rank| !self.members.contains_key(rank)).collect();
+            self.awaited().filter(|rank| !self.members.contains_key(rank)).collect();
         let waiting = format!("{} did not come", name_ranks(&missing));
         let call = "joining the communicator".to_owned();
         self.fail(Failure::Deadline { call, seconds, waiting }, None, out);
@@ -296,9 +321,10 @@ impl Group {
             out.push(Output { to: vec![peer], push });
             return Ok(());
         }
+        let full = self.full();
         let values = self.gathers.entry(name.clone()).or_default();
         values.insert(rank, value);
-        if values.len() == self.size as usize {
+        if values.len() == full {
             self.complete(name, out);
         }
         Ok(())
@@ -362,7 +388,16 @@ impl Group {
 
     fn missing(&self, values: Option<&BTreeMap<u32, Vec<u8>>>) -> Vec<u32> {
         let has_come = |rank: &u32| values.is_some_and(|values| values.contains_key(rank));
-        (0..self.size).filter(|rank| !has_come(rank)).collect()
+        self.awaited().filter(|rank| !has_come(rank)).collect()
+    }
+
+    fn awaited(&self) -> impl Iterator<Item = u32> {
+        (0..self.size).filter(|rank| !self.absent.contains(rank))
+    }
+
+    /// How many members there are when all have come.
+    fn full(&self) -> usize {
+        self.size as usize - self.absent.len()
     }
 
     fn everyone(&self) -> Vec<Peer> {
@@ -380,6 +415,14 @@ impl Group {
         let mut others: Vec<&Member> = others.map(|(_, member)| member).collect();
         others.sort_by_key(|member| member.process == self.host);
         others.into_iter().map(|member| member.peer).collect()
+    }
+}
+
+fn expected(size: u32, absent: &BTreeSet<u32>) -> String {
+    let absent: Vec<u32> = absent.iter().copied().collect();
+    match absent.as_slice() {
+        [] => format!("{size} ranks"),
+        absent => format!("{size} ranks without {}", name_ranks(absent)),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! A frame is its length (4 bytes, little-endian) and a message in the encoding of postcard.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -74,8 +75,8 @@ impl fmt::Display for Process {
 /// From a rank to the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Request {
-    /// The first one; answered by [`Push::Formed`] when all have come.
-    Join { size: u32, process: Process },
+    /// The first one; answered by [`Push::Formed`] when all have come of `size` ranks but those in `absent`, who never will.
+    Join { size: u32, absent: BTreeSet<u32>, process: Process },
     /// The rank waits no longer for the others to join.
     GiveUp { seconds: f64 },
     /// Answered by [`Reply::Done`].

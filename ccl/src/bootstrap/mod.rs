@@ -11,7 +11,7 @@
 //! server     its thread: sockets, poll(2), back-pressure; newcomers, who is not known to be a rank
 //! session    a conversation that survives its connections
 //! control    a rank's end; watcher, its thread; heard, what that thread leaves for the others
-//! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher
+//! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher; reunion, to those that are left
 //! ```
 //!
 //! The end of a connection and its silence are different things. When a process ends its kernel closes
@@ -28,6 +28,7 @@ mod message;
 mod newcomers;
 mod private_file;
 mod rendezvous;
+mod reunion;
 mod server;
 mod session;
 #[cfg(test)]
@@ -39,4 +40,5 @@ pub use control::{Control, Letters};
 pub use heard::Listener;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
 pub use rendezvous::{Place, meet, rendezvous};
+pub(crate) use reunion::Reunion;
 pub use unique_id::{UNIQUE_ID_BYTES, UniqueId};

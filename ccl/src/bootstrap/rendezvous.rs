@@ -18,11 +18,11 @@ use sha2::{Digest, Sha256};
 use super::connect::{Pauses, attempt};
 use super::private_file::PrivateFile;
 use super::server::Tie;
-use super::unique_id::{NewStore, UniqueId};
+use super::unique_id::{Door, NewStore, UniqueId};
 use crate::environment::Environment;
 use crate::launch::{self, Launch, Meeting};
 
-/// Where ranks meet. In the process that has started the store for it, rank 0 joins while this is there: if it is
+/// Where ranks meet. In the process that has started the store for it, its rank joins while this is there: if it is
 /// dropped before, the store tells those who came, and ends.
 #[derive(Debug)]
 pub struct Place {
@@ -45,12 +45,17 @@ impl Place {
         &self.id
     }
 
+    /// One behind a door of rank `first`, which is this one.
+    pub(super) fn behind(door: &Door, first: Rank) -> Result<Self, Error> {
+        Self::with(door.store(first)?)
+    }
+
     fn with(store: NewStore) -> Result<Self, Error> {
         let (id, tie) = store.start()?;
         Ok(Self { id, store: Some(tie) })
     }
 
-    fn elsewhere(id: UniqueId) -> Self {
+    pub(super) fn elsewhere(id: UniqueId) -> Self {
         Self { id, store: None }
     }
 }

@@ -16,6 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::Error;
+use ccl_core::ids::Rank;
 use ccl_transport::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -55,14 +56,15 @@ pub(super) fn this_process() -> Process {
     }
 }
 
-/// Starts the store behind `doors`. `settled` runs in its thread once the group is complete or has
-/// failed, before any rank is told.
+/// Starts the store behind `doors`, in the process of rank `first`. `settled` runs in its thread once the group is
+/// complete or has failed, before any rank is told.
 pub(super) fn start(
     doors: Doors,
     admission: Admission,
+    first: Rank,
     settled: Box<dyn FnOnce() + Send>,
 ) -> Result<Tie, Error> {
-    let mut server = Server::new(doors, admission, settled)?;
+    let mut server = Server::new(doors, admission, first, settled)?;
     let (gathering, is_settled) = channel();
     server.gathering = Some(gathering);
     let tie = Tie {
@@ -87,7 +89,7 @@ pub(super) struct Tie {
 }
 
 impl Tie {
-    /// Rank 0 will not join, if it has not. When this returns the port that was given to the store is free.
+    /// The first rank will not join, if it has not. When this returns the port that was given to the store is free.
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
         // It fails only when the counter is full, and then the store is awake.
@@ -121,6 +123,7 @@ impl Server {
     fn new(
         doors: Doors,
         admission: Admission,
+        first: Rank,
         settled: Box<dyn FnOnce() + Send>,
     ) -> Result<Self, Error> {
         let Doors { listener, returns, places } = doors;
@@ -136,7 +139,7 @@ impl Server {
             is_abandoned: Arc::default(),
             next_peer: 0,
             connections: BTreeMap::new(),
-            group: Group::new(this_process(), places),
+            group: Group::new(this_process(), first.0, places),
             beat_at: clock::now() + BEAT,
         })
     }

@@ -3,6 +3,7 @@
 mod meeting;
 mod resumption;
 
+use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -19,7 +20,7 @@ use ccl_transport::{auth, clock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::connect::{Return, return_to};
+use super::connect::{NoConnection, Return, Vacancy, return_to};
 use super::message::{self, Envelope, Numbered, Push, Request};
 use super::server::this_process;
 use super::watcher::SILENCE;
@@ -34,6 +35,15 @@ fn deadline() -> Instant {
 
 fn soon() -> Instant {
     clock::now() + Duration::from_secs(2)
+}
+
+/// A connection to the store of `id`, which has proved the key.
+fn dial(id: &UniqueId, rank: u32) -> Result<TcpStream, NoConnection> {
+    connect::connect(id, Rank(rank), Vacancy::Early, deadline())
+}
+
+fn join_request(size: u32) -> Request {
+    Request::Join { size, absent: BTreeSet::new(), process: this_process() }
 }
 
 fn new_id() -> UniqueId {
@@ -253,10 +263,10 @@ fn frame_of(request: Request) -> Vec<u8> {
 #[test]
 fn who_does_not_read_delays_nobody() {
     let id = new_id();
-    let mut mute = connect::connect(&id, Rank(2), deadline()).unwrap();
+    let mut mute = dial(&id, 2).unwrap();
     open(&mut mute);
     let mut say = |request| mute.write_all(&frame_of(request)).unwrap();
-    say(Request::Join { size: 3, process: this_process() });
+    say(join_request(3));
     let controls = join_all(&id, &[0, 1], 3, deadline());
     let blob = vec![7; 1 << 20];
     for round in 0..16 {
@@ -277,9 +287,9 @@ fn who_does_not_read_delays_nobody() {
 #[test]
 fn who_breaks_the_protocol_is_lost() {
     let id = new_id();
-    let mut liar = connect::connect(&id, Rank(1), deadline()).unwrap();
+    let mut liar = dial(&id, 1).unwrap();
     open(&mut liar);
-    liar.write_all(&frame_of(Request::Join { size: 2, process: this_process() })).unwrap();
+    liar.write_all(&frame_of(join_request(2))).unwrap();
     let control = Control::join(&id, Rank(0), 2, deadline()).unwrap();
     liar.write_all(&[0xff; 8]).unwrap();
     let error = fault_of(&control);

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Instant;
 
 use ccl_core::Error;
+use ccl_core::ids::Rank;
 use ccl_core::settings::Settings;
 use ccl_transport::auth::JobKey;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -196,6 +197,8 @@ pub(super) struct NewStore {
     returns: Option<TcpListener>,
     /// The addresses of this host, one for each rail.
     homes: Vec<IpAddr>,
+    /// The rank that starts it.
+    pub(super) first: Rank,
     /// Runs once the group is complete or has failed, before anybody is told.
     pub(super) settled: Box<dyn FnOnce() + Send>,
 }
@@ -203,7 +206,10 @@ pub(super) struct NewStore {
 impl NewStore {
     /// Takes a free port and a random key.
     pub(super) fn on_any_port(settings: &Settings) -> Result<Self, Error> {
-        let addresses = reach::addresses(settings)?;
+        Self::at(reach::addresses(settings)?)
+    }
+
+    fn at(addresses: Vec<IpAddr>) -> Result<Self, Error> {
         let listener = listen(0)?;
         let id = UniqueId {
             fixed: false,
@@ -214,7 +220,7 @@ impl NewStore {
             secret: random()?,
             addresses: take(&addresses),
         };
-        Ok(Self { id, listener, returns: None, homes: addresses, settled: Box::new(|| {}) })
+        Ok(Self::behind(listener, id, addresses))
     }
 
     /// Takes the port of `id`, which is told to nobody: everybody knows it. Ranks that return use
@@ -222,11 +228,12 @@ impl NewStore {
     pub(super) fn on_port_of(id: UniqueId, settings: &Settings) -> Result<Self, Error> {
         let listener = listen(id.port)?;
         let id = UniqueId { host: host_digest(), ..id };
-        // Settings that admit no NIC are reported where the rails are made.
-        let nics = hosts::nics(settings).unwrap_or_default();
-        let homes = nics.into_iter().map(|nic| nic.address).collect();
         let returns = Some(listen(0)?);
-        Ok(Self { id, listener, returns, homes, settled: Box::new(|| {}) })
+        Ok(Self { returns, ..Self::behind(listener, id, homes(settings)) })
+    }
+
+    fn behind(listener: TcpListener, id: UniqueId, homes: Vec<IpAddr>) -> Self {
+        Self { id, listener, returns: None, homes, first: Rank(0), settled: Box::new(|| {}) }
     }
 
     /// Starts the thread of the store.
@@ -237,8 +244,42 @@ impl NewStore {
         let places = homes.map(|home| SocketAddr::new(home, port)).collect();
         let admission = Admission { key: self.id.key(), communicator: self.id.communicator };
         let doors = Doors { listener: self.listener, returns: self.returns, places };
-        Ok((self.id, server::start(doors, admission, self.settled)?))
+        Ok((self.id, server::start(doors, admission, self.first, self.settled)?))
     }
+}
+
+/// A port behind which there is no store yet, and may be several, one after the other, with the same id.
+#[derive(Debug)]
+pub(super) struct Door {
+    pub(super) id: UniqueId,
+    listener: TcpListener,
+    homes: Vec<IpAddr>,
+}
+
+impl Door {
+    /// Takes a free port and a random key.
+    pub(super) fn open(settings: &Settings) -> Result<Self, Error> {
+        let mut addresses = homes(settings);
+        if addresses.is_empty() {
+            addresses.push(IpAddr::from([127, 0, 0, 1]));
+        }
+        let NewStore { id, listener, homes, .. } = NewStore::at(addresses)?;
+        Ok(Self { id, listener, homes })
+    }
+
+    /// A store of rank `first`. Who comes after it has settled waits for the next one.
+    pub(super) fn store(&self, first: Rank) -> Result<NewStore, Error> {
+        let listener = self.listener.try_clone();
+        let listener = listener.map_err(|cause| Error::system("dup of a listener", cause))?;
+        let returns = Some(listen(0)?);
+        Ok(NewStore { returns, first, ..NewStore::behind(listener, self.id, self.homes.clone()) })
+    }
+}
+
+/// The addresses of this host. Settings that admit no NIC are reported where the rails are made.
+fn homes(settings: &Settings) -> Vec<IpAddr> {
+    let nics = hosts::nics(settings).unwrap_or_default();
+    nics.into_iter().map(|nic| nic.address).collect()
 }
 
 /// Listens on all addresses of both families, or of IPv4 where there is no IPv6.

@@ -8,7 +8,7 @@ use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_transport::biased::{Biased, Guard};
 
-use crate::bootstrap::{Control, ControlEvent};
+use crate::bootstrap::{Control, ControlEvent, Reunion};
 use crate::config::Config;
 use crate::driver::{Queue, Work};
 use crate::engine::{Ended, Engine, Limits, Watch};
@@ -32,6 +32,7 @@ pub(super) struct Core {
     pub(super) health: Arc<Health>,
     pub(super) finalized: AtomicBool,
     pub(super) splits: AtomicU32,
+    pub(super) reunion: Option<Reunion>,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
     /// What connections between the ranks prove.

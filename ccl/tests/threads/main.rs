@@ -12,6 +12,7 @@ mod ended;
 mod memory;
 mod refused;
 mod renounced;
+mod shrunk;
 mod slices;
 mod splits;
 
@@ -20,8 +21,8 @@ use std::thread;
 use std::time::Duration;
 
 use ccl::{
-    Collective, Communicator, Config, DataType, Error, Group, Operation, Ragged, Rank, ReduceOp,
-    Reduction, Region, Request, Settings, UniqueId,
+    Collective, Communicator, Config, DataType, Error, Group, Ongoing, Operation, Ragged, Rank,
+    ReduceOp, Reduction, Region, Request, Settings, UniqueId,
 };
 use ccl_transport::clock;
 
@@ -53,6 +54,16 @@ fn ranks<T: Send + 'static>(
         (0..size).map(|_| receiver.recv_timeout(DEADLINE).unwrap()).collect();
     results.sort_by_key(|(rank, _)| *rank);
     results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// What ended it; waits for that.
+fn end_of(communicator: &Communicator) -> Error {
+    let tries = DEADLINE.as_millis();
+    let heard = (0..tries).find_map(|_| {
+        clock::sleep(Duration::from_millis(1));
+        communicator.async_error()
+    });
+    heard.unwrap()
 }
 
 #[test]

@@ -20,16 +20,6 @@ fn a_split_makes_independent_groups() {
     assert_eq!(colors[4].1, None);
 }
 
-/// What ended it; waits for that.
-fn end_of(communicator: &Communicator) -> Error {
-    let tries = DEADLINE.as_millis();
-    let heard = (0..tries).find_map(|_| {
-        clock::sleep(Duration::from_millis(1));
-        communicator.async_error()
-    });
-    heard.unwrap()
-}
-
 #[test]
 fn a_split_that_a_rank_does_not_make_in_time_ends_the_communicator_everywhere() {
     let results = ranks(2, &config(), |communicator| {

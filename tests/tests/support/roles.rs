@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl::{
-    Allocation, Collective, Communicator, Config, DataType, Error, Group, Operation, Rank,
+    Allocation, Collective, Communicator, Config, DataType, Error, Group, Ongoing, Operation, Rank,
     ReduceOp, Reduction, Region, Request, UniqueId,
 };
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
@@ -18,6 +18,7 @@ use super::footprint;
 pub(crate) const ROLES: &[(&str, Role)] = &[
     ("endless", endless),
     ("endless in memory of the library", endless_in_shared_memory),
+    ("endless without who is lost", endless_without_who_is_lost),
     ("endless copies by the system", endless_copies_by_the_system),
     ("endless without /dev/shm", endless_without_named_memory),
     ("every collective", every_collective),
@@ -48,6 +49,20 @@ fn endless_in_shared_memory(child: &Child) {
         // SAFETY: zeros of this size, aligned to pages, which only this rank and its calls use.
         let data = unsafe { std::slice::from_raw_parts_mut(start, MEBIBYTE) };
         sums_until_told(child, communicator, data)
+    });
+}
+
+/// As [`endless`], of all ranks and then of those that are left.
+fn endless_without_who_is_lost(child: &Child) {
+    let mut data = vec![0u32; MEBIBYTE];
+    child.as_member(|communicator| {
+        let lost = match sums_until_told(child, communicator, &mut data) {
+            Err(Error::PeerLost { rank, .. }) => rank,
+            other => return other,
+        };
+        let left = communicator.shrink(&[lost], Ongoing::Finish, None)?;
+        assert_eq!(left.size(), communicator.size() - 1);
+        sums_until_told(child, &left, &mut data)
     });
 }
 

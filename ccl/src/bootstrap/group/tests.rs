@@ -6,6 +6,14 @@ fn process(pid: u32) -> Process {
     Process { pid, host: "h".into(), identity: "i".into() }
 }
 
+fn join(size: u32, pid: u32) -> Request {
+    join_without(&[], size, pid)
+}
+
+fn join_without(absent: &[u32], size: u32, pid: u32) -> Request {
+    Request::Join { size, absent: absent.iter().copied().collect(), process: process(pid) }
+}
+
 /// Rank `rank` speaks through the peer of the same number.
 fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
     let mut out = Vec::new();
@@ -15,9 +23,9 @@ fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
 }
 
 fn formed(size: u32) -> Group {
-    let mut group = Group::new(process(1), Vec::new());
+    let mut group = Group::new(process(1), 0, Vec::new());
     for rank in 0..size {
-        say(&mut group, rank, Request::Join { size, process: process(rank) });
+        say(&mut group, rank, join(size, rank));
     }
     assert!(group.is_formed());
     group
@@ -29,28 +37,69 @@ fn peers(numbers: &[u64]) -> Vec<Peer> {
 
 #[test]
 fn the_last_rank_forms_the_group() {
-    let mut group = Group::new(process(1), Vec::new());
-    let join = |pid| Request::Join { size: 2, process: process(pid) };
-    assert_eq!(say(&mut group, 1, join(1)), []);
+    let mut group = Group::new(process(1), 0, Vec::new());
+    assert_eq!(say(&mut group, 1, join(2, 1)), []);
     let push = Push::Formed { host_rank: Some(1), places: Vec::new() };
-    assert_eq!(say(&mut group, 0, join(0)), [Output { to: peers(&[0, 1]), push }]);
+    assert_eq!(say(&mut group, 0, join(2, 0)), [Output { to: peers(&[0, 1]), push }]);
 }
 
 #[test]
 fn sizes_must_agree() {
-    let mut group = Group::new(process(1), Vec::new());
-    say(&mut group, 0, Request::Join { size: 2, process: process(0) });
-    let out = say(&mut group, 2, Request::Join { size: 3, process: process(2) });
-    let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2".to_owned();
+    let mut group = Group::new(process(1), 0, Vec::new());
+    say(&mut group, 0, join(2, 0));
+    let out = say(&mut group, 2, join(3, 2));
+    let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2 ranks".to_owned();
     let push = Push::Failed(Failure::Usage(reason));
     assert_eq!(out, [Output { to: peers(&[2, 0]), push }]);
+}
+
+#[test]
+fn who_is_absent_is_not_awaited() {
+    let mut group = Group::new(process(9), 1, Vec::new());
+    assert_eq!(say(&mut group, 3, join_without(&[0, 2], 4, 3)), []);
+    let mut out = Vec::new();
+    group.give_up(1.0, &mut out);
+    let waiting = "rank 1 did not come".to_owned();
+    let call = "joining the communicator".to_owned();
+    let push = Push::Failed(Failure::Deadline { call, seconds: 1.0, waiting });
+    assert_eq!(out, [Output { to: peers(&[3]), push }]);
+
+    let mut group = Group::new(process(9), 1, Vec::new());
+    for rank in [3, 1] {
+        say(&mut group, rank, join_without(&[0, 2], 4, rank));
+    }
+    assert!(group.is_formed());
+    let gather = |value| Request::Gather { name: "g".into(), value: vec![value] };
+    assert_eq!(say(&mut group, 3, gather(33)), []);
+    assert_eq!(group.missing(group.gathers.get("g")), [1]);
+    let push = Push::Gathered { name: "g".into(), values: vec![vec![11], vec![33]] };
+    assert_eq!(say(&mut group, 1, gather(11)), [Output { to: peers(&[1, 3]), push }]);
+}
+
+#[test]
+fn all_have_to_do_without_the_same_ranks_and_they_stay_away() {
+    for (rank, absent, reason) in [
+        (
+            2,
+            &[0][..],
+            "rank 2 (2@h) expects 4 ranks without rank 0, rank 1 (1@h) expects 4 ranks without ranks 0, 3",
+        ),
+        (3, &[0, 3], "rank 3 of 4 (3@h) is to do without ranks 0, 3"),
+        (2, &[0, 4], "rank 2 of 4 (2@h) is to do without ranks 0, 4"),
+    ] {
+        let mut group = Group::new(process(9), 1, Vec::new());
+        say(&mut group, 1, join_without(&[0, 3], 4, 1));
+        let out = say(&mut group, rank, join_without(absent, 4, rank));
+        let push = Push::Failed(Failure::Usage(reason.into()));
+        assert_eq!(out, [Output { to: peers(&[u64::from(rank), 1]), push }]);
+    }
 }
 
 #[test]
 fn a_late_claim_fails_alone() {
     let mut group = formed(2);
     let mut out = Vec::new();
-    let request = Request::Join { size: 2, process: process(9) };
+    let request = join(2, 9);
     group.handle(Peer(50), 1, Numbered { number: 0, request }, &mut out).unwrap();
     let reason = "rank 1 is claimed by two processes, 1@h and 9@h".to_owned();
     let push = Push::Failed(Failure::Usage(reason));
@@ -148,16 +197,15 @@ fn breaches_of_the_protocol_are_errors() {
         |peer, request| group.handle(Peer(peer), 0, Numbered { number: 0, request }, &mut out);
     let gather = || Request::Gather { name: "g".into(), value: vec![] };
     assert!(say(50, gather()).is_err());
-    assert!(say(0, Request::Join { size: 2, process: process(0) }).is_err());
+    assert!(say(0, join(2, 0)).is_err());
     assert!(say(0, gather()).is_ok());
     assert!(say(0, gather()).is_err());
 }
 
 #[test]
 fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
-    let join = |rank| Request::Join { size: 3, process: process(rank) };
-    let mut starved = Group::new(process(9), Vec::new());
-    say(&mut starved, 1, join(1));
+    let mut starved = Group::new(process(9), 0, Vec::new());
+    say(&mut starved, 1, join(3, 1));
     let mut out = Vec::new();
     starved.starve("too many", &mut out);
     starved.starve("too many", &mut out);
@@ -165,13 +213,13 @@ fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
     let failure = Failure::System { call, cause: "too many".into() };
     assert_eq!(out, [Output { to: peers(&[1]), push: Push::Failed(failure) }]);
 
-    let mut joined = Group::new(process(0), Vec::new());
-    say(&mut joined, 0, join(0));
+    let mut joined = Group::new(process(0), 0, Vec::new());
+    say(&mut joined, 0, join(3, 0));
     let mut out = Vec::new();
     joined.abandon(&mut out);
     assert_eq!(out, [], "its rank has come");
-    let mut abandoned = Group::new(process(9), Vec::new());
-    say(&mut abandoned, 1, join(1));
+    let mut abandoned = Group::new(process(9), 0, Vec::new());
+    say(&mut abandoned, 1, join(3, 1));
     abandoned.abandon(&mut out);
     let reason = "its process 9@h gave up before it joined".to_owned();
     let push = Push::Failed(Failure::Lost { rank: 0, reason });

@@ -1,5 +1,6 @@
 //! What the store does in one turn, without its thread.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
@@ -13,7 +14,7 @@ fn server() -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let doors = Doors { listener, returns: None, places: Vec::new() };
     let admission = Admission { key: JobKey::from_bytes([0; 32]), communicator: 0 };
-    Server::new(doors, admission, Box::new(|| {})).unwrap()
+    Server::new(doors, admission, Rank(0), Box::new(|| {})).unwrap()
 }
 
 /// A rank of 2 that has proved the key and joined: its end, and the name of the store's end.
@@ -25,7 +26,8 @@ fn join(server: &mut Server, rank: u32) -> (TcpStream, Peer) {
     let peer = Peer(u64::from(rank));
     server.connections.insert(peer, Connection::new(stream, rank));
     say(&mut rank_end, &Envelope::Open([7; 16]));
-    request(&mut rank_end, Request::Join { size: 2, process: this_process() });
+    let absent = BTreeSet::new();
+    request(&mut rank_end, Request::Join { size: 2, absent, process: this_process() });
     server.read(peer);
     (rank_end, peer)
 }

@@ -128,7 +128,7 @@ fn a_refusal_elsewhere_does_not_keep_from_a_store_that_is_busy() {
             drop(next_guest(&store, &is_met)?);
             Some(auth::accept(&next_guest(&store, &is_met)?, &key, deadline()))
         });
-        let connected = connect::connect(&id, Rank(1), deadline());
+        let connected = dial(&id, 1);
         is_met.store(true, Ordering::Relaxed);
         assert!(connected.is_ok(), "{connected:?}");
         let admitted = store.join().unwrap();
@@ -163,9 +163,9 @@ fn a_store_that_is_given_up_frees_its_port_and_tells_who_came() {
     };
     drop(place(0));
     let (host, other) = (place(0), place(1));
-    let mut came = connect::connect(other.id(), Rank(1), deadline()).unwrap();
+    let mut came = dial(other.id(), 1).unwrap();
     open(&mut came);
-    came.write_all(&frame_of(Request::Join { size: 3, process: this_process() })).unwrap();
+    came.write_all(&frame_of(join_request(3))).unwrap();
     came.write_all(&frame_of(Request::Missing { name: "g".into() })).unwrap();
     // The answer shows that it has joined.
     assert!(matches!(hear::<Push>(&mut came), Envelope::Message(Push::Reply { .. })));

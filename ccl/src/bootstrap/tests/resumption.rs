@@ -226,10 +226,10 @@ fn a_question_that_could_not_be_asked_may_be_asked_again() {
 #[test]
 fn an_attempt_that_comes_after_a_later_one_is_void() {
     let id = new_id();
-    let dial = || connect::connect(&id, Rank(1), deadline()).unwrap();
+    let dial = || dial(&id, 1).unwrap();
     let mut first = dial();
     open(&mut first);
-    first.write_all(&frame_of(Request::Join { size: 2, process: this_process() })).unwrap();
+    first.write_all(&frame_of(join_request(2))).unwrap();
     let control = Control::join(&id, Rank(0), 2, deadline()).unwrap();
     let mut attempts = [dial(), dial()];
     let mut resume = |attempt: u64| {

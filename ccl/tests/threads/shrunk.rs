@@ -1,0 +1,160 @@
+//! Communicators that go on without some of their ranks.
+
+use std::sync::Barrier;
+
+use super::*;
+
+/// The ranks of a communicator, by what they say that they were `first`: it works.
+fn members(communicator: &Communicator, first: Rank) -> Vec<u32> {
+    let mut members = vec![0u32; communicator.size() as usize];
+    communicator.all_gather(&[first.0], &mut members).unwrap();
+    members
+}
+
+fn is_lost(error: &Error, rank: u32) -> bool {
+    matches!(error, Error::PeerLost { rank: lost, .. } if *lost == Rank(rank))
+}
+
+#[test]
+fn those_who_are_left_go_on_in_order() {
+    let results = ranks(5, &config(), |communicator| {
+        let me = communicator.rank();
+        if [Rank(0), Rank(3)].contains(&me) {
+            return None;
+        }
+        let error = communicator.barrier().unwrap_err();
+        assert!(is_lost(&error, 0) || is_lost(&error, 3), "{error}");
+        let left = communicator.shrink(&[Rank(3), Rank(0)], Ongoing::Finish, None).unwrap();
+        Some((left.rank().0, members(&left, me)))
+    });
+    for (rank, place) in [(1, 0), (2, 1), (4, 2)] {
+        assert_eq!(results[rank], Some((place, vec![1, 2, 4])));
+    }
+}
+
+#[test]
+fn one_rank_may_be_left_of_several_or_of_one() {
+    for size in [1, 3] {
+        let results = ranks(size, &config(), move |communicator| {
+            let me = communicator.rank();
+            let others: Vec<Rank> = (1..size).map(Rank).collect();
+            (me == Rank(0)).then(|| {
+                let left = communicator.shrink(&others, Ongoing::Finish, None).unwrap();
+                (left.size(), members(&left, me))
+            })
+        });
+        assert_eq!(results[0], Some((1, vec![0])));
+    }
+}
+
+/// A deadline or an abort loses nobody. What is shrunk can be shrunk again, and so can what comes of it.
+#[test]
+fn all_may_go_on_after_an_error_and_more_than_once() {
+    let results = ranks(3, &config(), |communicator| {
+        let me = communicator.rank();
+        if me == Rank(1) {
+            communicator.abort("enough");
+        }
+        assert!(matches!(communicator.barrier(), Err(Error::Aborted { rank: Rank(1), .. })));
+        let again = communicator.shrink(&[], Ongoing::Finish, None).unwrap();
+        let third = communicator.shrink(&[], Ongoing::Finish, None).unwrap();
+        let fourth = third.shrink(&[], Ongoing::Finish, None).unwrap();
+        [again, third, fourth].map(|communicator| members(&communicator, me))
+    });
+    for result in results {
+        assert_eq!(result, [(); 3].map(|()| vec![0, 1, 2]));
+    }
+}
+
+#[test]
+fn what_is_going_on_is_aborted_if_that_is_asked_for() {
+    let have_started = Arc::new(Barrier::new(2));
+    let results = ranks(3, &config(), move |communicator| {
+        let me = communicator.rank();
+        if me == Rank(1) {
+            // It takes no part, and hears of it.
+            return (end_of(&communicator), Vec::new());
+        }
+        let pending = communicator.start(Operation::Barrier).unwrap();
+        have_started.wait();
+        let left = communicator.shrink(&[Rank(1)], Ongoing::Abort, None).unwrap();
+        (pending.test().unwrap().unwrap_err(), members(&left, me))
+    });
+    for (rank, (error, members)) in results.into_iter().enumerate() {
+        assert!(matches!(error, Error::Aborted { .. }), "{error}");
+        assert_eq!(members, if rank == 1 { vec![] } else { vec![0, 2] });
+    }
+}
+
+#[test]
+fn a_communicator_that_has_not_failed_can_be_used_on() {
+    let results = ranks(3, &config(), |communicator| {
+        let me = communicator.rank();
+        let left = match me {
+            Rank(1) => None,
+            _ => Some(communicator.shrink(&[Rank(1)], Ongoing::Finish, None).unwrap()),
+        };
+        (members(&communicator, me), left.map(|left| members(&left, me)))
+    });
+    let left = || Some(vec![0, 2]);
+    let all = || vec![0, 1, 2];
+    assert_eq!(results, [(all(), left()), (all(), None), (all(), left())]);
+}
+
+#[test]
+fn who_excludes_others_than_the_rest_is_told() {
+    let errors = ranks(4, &config(), |communicator| {
+        let excluded = match communicator.rank() {
+            Rank(0) => vec![Rank(3)],
+            Rank(1) => vec![Rank(2), Rank(3)],
+            _ => return None,
+        };
+        Some(communicator.shrink(&excluded, Ongoing::Finish, None).unwrap_err())
+    });
+    for error in errors.into_iter().take(2) {
+        let Some(Error::InvalidUsage(text)) = error else { panic!("{error:?}") };
+        assert!(text.contains("without rank 3") && text.contains("without ranks 2, 3"), "{text}");
+    }
+}
+
+/// Nobody waits for who has gone, whichever rank that is; those who are left try again.
+#[test]
+fn another_rank_may_go_meanwhile() {
+    for gone in [0, 1] {
+        let results = ranks(4, &config(), move |communicator| {
+            let me = communicator.rank();
+            if [Rank(gone), Rank(3)].contains(&me) {
+                return None;
+            }
+            communicator.barrier().unwrap_err();
+            let mut excluded = vec![Rank(3)];
+            if gone == 0 {
+                let error = communicator.shrink(&excluded, Ongoing::Finish, None).unwrap_err();
+                assert!(is_lost(&error, 0), "{error}");
+            } else {
+                let mut hasty = config();
+                hasty.settings.bootstrap_timeout = Duration::from_millis(500);
+                let error = communicator.shrink(&excluded, Ongoing::Finish, Some(&hasty));
+                let error = error.unwrap_err();
+                assert!(matches!(error, Error::Deadline { .. }), "{error}");
+                assert!(error.to_string().contains("rank 1 did not come"), "{error}");
+            }
+            excluded.push(Rank(gone));
+            let left = communicator.shrink(&excluded, Ongoing::Finish, None).unwrap();
+            Some(members(&left, me))
+        });
+        let left: Vec<u32> = (0..3).filter(|rank| *rank != gone).collect();
+        for rank in &left {
+            assert_eq!(results[*rank as usize], Some(left.clone()));
+        }
+    }
+}
+
+#[test]
+fn what_was_finalized_is_not_shrunk() {
+    ranks(2, &config(), |communicator| {
+        communicator.finalize().unwrap();
+        let error = communicator.shrink(&[], Ongoing::Finish, None).unwrap_err();
+        assert!(matches!(error, Error::InvalidUsage(_)), "{error}");
+    });
+}
