@@ -120,7 +120,7 @@ impl Error {
                 "make every rank issue the same calls in the same order with the same count, type, operation and root"
             }
             Self::PeerLost { .. } => {
-                "look at that rank's log; go on in a new communicator, without that rank if it has ended"
+                "look at that rank's log; if it has ended, shrink the communicator to go on without it, else create a new one"
             }
             Self::Deadline { .. } => {
                 "look at the ranks that were waited for; retry on a new communicator, or raise the timeout: R2CCL_TIMEOUT for \

@@ -163,6 +163,14 @@ class Communicator:
         name: str | None = None,
         timeout: float | None = None,
     ) -> Communicator | None: ...
+    def shrink(
+        self,
+        exclude_ranks: Sequence[int],
+        *,
+        abort: bool = False,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Communicator: ...
     @overload
     def all_reduce(
         self,

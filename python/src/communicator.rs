@@ -5,7 +5,7 @@ mod submission;
 
 use std::sync::{Arc, Mutex};
 
-use ccl::{Collective, Config};
+use ccl::{Collective, Config, Ongoing, Rank};
 use pyo3::prelude::*;
 
 use crate::calls::{self, Given, Kind, RaggedCounts};
@@ -161,17 +161,41 @@ impl Communicator {
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
         let color = color.map(|color| natural(py, "color", color)).transpose()?;
-        let mut config = self.config.clone();
-        config.name = name;
-        if let Some(timeout) = timeout {
-            config.timeout = Some(seconds(py, "timeout", timeout)?);
-        }
+        let config = self.config_of_part(py, name, timeout)?;
         let communicator = self.member(py)?.communicator.clone();
         let (parent, wish) = (communicator.clone(), config.clone());
         let split = move || parent.split(color, key, Some(&wish));
         let part = interruptible(py, split, || communicator.abort("a signal interrupted split()"))?;
         let part = part.map_err(|error| exception(py, &error))?;
         Ok(part.map(|part| Self::of(part, config)))
+    }
+
+    /// A communicator of the ranks that are not in `exclude_ranks`, in their order: to go on without ranks that are
+    /// lost, or with all of them after an error. Collective among these ranks, and only among them; this communicator
+    /// may have failed. With `abort` what is going on ends on all ranks, else it is waited for.
+    ///
+    /// A failure is none of this communicator: if one of the others is lost, too, the call can be made again with more
+    /// ranks excluded.
+    #[pyo3(signature = (exclude_ranks, *, abort=false, name=None, timeout=None))]
+    fn shrink(
+        &self,
+        py: Python<'_>,
+        exclude_ranks: Vec<i64>,
+        abort: bool,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let excluded = exclude_ranks.into_iter();
+        let excluded = excluded.map(|rank| natural(py, "a rank to exclude", rank).map(Rank));
+        let excluded = excluded.collect::<PyResult<Vec<_>>>()?;
+        let ongoing = if abort { Ongoing::Abort } else { Ongoing::Finish };
+        let config = self.config_of_part(py, name, timeout)?;
+        let communicator = self.member(py)?.communicator.clone();
+        let (parent, wish) = (communicator.clone(), config.clone());
+        let shrink = move || parent.shrink(&excluded, ongoing, Some(&wish));
+        let left =
+            interruptible(py, shrink, || communicator.abort("a signal interrupted shrink()"))?;
+        left.map(|left| Self::of(left, config)).map_err(|error| exception(py, &error))
     }
 
     /// Reduces `input` of all ranks into `output` of all ranks; in place without an output.

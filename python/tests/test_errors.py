@@ -224,6 +224,31 @@ def test_a_killed_peer_is_named(size: int, async_op: bool) -> None:
     assert results == [[1, r2ccl.ResultCode.REMOTE_ERROR, True, True]] * (size - 1)
 
 
+def shrunk(communicator: r2ccl.Communicator) -> list[Any]:
+    if communicator.rank == 1:
+        os._exit(0)
+    with pytest.raises(r2ccl.PeerLostError) as caught:
+        communicator.barrier()
+    lost = caught.value.rank
+    for excluded in ([communicator.rank], [lost, lost], [-1], [3]):
+        with pytest.raises(InvalidArgumentError):
+            communicator.shrink(excluded)
+    left = communicator.shrink([lost], name="left", timeout=100.0)
+    ranks = np.zeros(left.size, np.int32)
+    left.all_gather(np.array([communicator.rank], np.int32), ranks)
+    again = left.shrink([], abort=True)
+    with pytest.raises(r2ccl.AbortedError):
+        left.barrier()
+    again.barrier()
+    return [left.rank, left.name, again.size, ranks.tolist()]
+
+
+def test_those_who_are_left_go_on() -> None:
+    results = worlds.outcomes(shrunk, 3)
+    assert isinstance(results.pop(1), worlds.RankFailed)
+    assert results == [[0, "left", 2, [0, 2]], [1, "left", 2, [0, 2]]]
+
+
 def aborted(communicator: r2ccl.Communicator, inside: Event) -> Any:
     if communicator.rank == 0:
         assert inside.wait(worlds.TIMEOUT)

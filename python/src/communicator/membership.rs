@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use super::Communicator;
 use crate::calls::Place;
 use crate::errors::{exception, invalid_usage};
-use crate::interrupts::interruptible;
+use crate::interrupts::{interruptible, seconds};
 use crate::work::{Member, check_process, locked};
 
 impl Communicator {
@@ -32,6 +32,18 @@ impl Communicator {
             config,
             process: std::process::id(),
         }
+    }
+
+    /// The configuration of a part of this communicator.
+    pub(super) fn config_of_part(
+        &self,
+        py: Python<'_>,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Config> {
+        let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
+        let timeout = timeout.or(self.config.timeout);
+        Ok(Config { name, timeout, ..self.config.clone() })
     }
 
     pub(super) fn place<'py>(&self, py: Python<'py>) -> Place<'py> {

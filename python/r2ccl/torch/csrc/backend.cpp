@@ -2,6 +2,7 @@
 #include "backend.hpp"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <c10/util/Exception.h>
@@ -477,20 +478,53 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
   if (ended_) {
     throw_ended();
   }
-  const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-  if (place == ranks.end()) {
+  if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) {
     return nullptr;
   }
-  const auto part = c10::make_intrusive<Options>(options ? *options : *options_);
-  part->global_ranks_in_group.clear();
-  for (const int rank : ranks) {
-    part->global_ranks_in_group.push_back(options_->global_ranks_in_group.at(rank));
+  const std::string name = (options ? *options : *options_).group_name;
+  return part(c10::make_intrusive<c10d::PrefixStore>(c10::str("split/", splits_[name]++), store),
+              ranks, options);
+}
+
+// PyTorch destroys this group afterwards: what is going on is waited for, or aborted, there.
+c10::intrusive_ptr<c10d::Backend> R2cclBackend::shrink(const std::vector<int64_t>& excluded,
+                                                       int flags,
+                                                       const c10::intrusive_ptr<Options>& options) {
+  check_process();
+  TORCH_CHECK_VALUE(flags == CCL_SHRINK_DEFAULT || flags == CCL_SHRINK_ABORT,
+                    "r2ccl shrink: flags are ", flags);
+  const std::set<int64_t> absent(excluded.begin(), excluded.end());
+  TORCH_CHECK_VALUE(absent.count(rank_) == 0, "r2ccl shrink: rank ", rank_,
+                    " cannot exclude itself: only ranks that go on take part");
+  TORCH_CHECK_VALUE(absent.empty() || (*absent.begin() >= 0 && *absent.rbegin() < size_),
+                    "r2ccl shrink: ", c10::ArrayRef<int64_t>(excluded),
+                    " are not all ranks of a group of ", size_);
+  if (flags == CCL_SHRINK_ABORT) {
+    abort();
   }
-  const auto own = c10::make_intrusive<c10d::PrefixStore>(
-      c10::str("split/", splits_[part->group_name]++), store->clone());
-  return c10::make_intrusive<R2cclBackend>(own, static_cast<int>(place - ranks.begin()),
-                                           static_cast<int>(ranks.size()), part->timeout,
-                                           part->group_name, part->global_ranks_in_group);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size_; rank++) {
+    if (absent.count(rank) == 0) {
+      ranks.push_back(rank);
+    }
+  }
+  const auto place = c10::str("shrink/", c10::ArrayRef<int>(ranks));
+  return part(c10::make_intrusive<c10d::PrefixStore>(place, store_), ranks, options);
+}
+
+c10::intrusive_ptr<c10d::Backend> R2cclBackend::part(const c10::intrusive_ptr<c10d::Store>& store,
+                                                     const std::vector<int>& ranks,
+                                                     const c10::intrusive_ptr<Options>& options) const {
+  const auto& wish = options ? *options : *options_;
+  const auto& name = wish.group_name.empty() ? options_->group_name : wish.group_name;
+  std::vector<uint64_t> global_ranks;
+  for (const int rank : ranks) {
+    global_ranks.push_back(options_->global_ranks_in_group.at(rank));
+  }
+  const auto place = std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin();
+  return c10::make_intrusive<R2cclBackend>(store, static_cast<int>(place),
+                                           static_cast<int>(ranks.size()), wish.timeout,
+                                           name, std::move(global_ranks));
 }
 
 }  // namespace r2ccl_torch

@@ -106,6 +106,15 @@ class R2cclBackend : public c10d::Backend {
                                           const std::vector<int>& ranks,
                                           const c10::intrusive_ptr<Options>& options) override;
 
+  // Without `override`: older versions of PyTorch do not have these.
+  virtual bool supportsShrinking() const {
+    return true;
+  }
+  // The ranks that are left meet through the store; this group may have failed. The flags are those of ccl_comm_shrink().
+  virtual c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& excluded,
+                                                   int flags = CCL_SHRINK_DEFAULT,
+                                                   const c10::intrusive_ptr<Options>& options = nullptr);
+
   const std::string getBackendName() const override {
     return "r2ccl";
   }
@@ -184,6 +193,10 @@ class R2cclBackend : public c10d::Backend {
   Work message(c10d::OpType type, const std::function<Work()>& begin);
   Work start_send(Tensors& tensors, int peer, int tag);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
+  // A group of these ranks, of which this is one.
+  c10::intrusive_ptr<c10d::Backend> part(const c10::intrusive_ptr<c10d::Store>& store,
+                                         const std::vector<int>& ranks,
+                                         const c10::intrusive_ptr<Options>& options) const;
   Mailbox& mailbox();
   // Null before the first message on the host.
   std::shared_ptr<Mailbox> existing_mailbox();
