@@ -21,13 +21,15 @@ pub(crate) struct RdmaPort {
     pub(crate) has_atomics: bool,
 }
 
-/// The RDMA device of each rail, as far as the settings want them and there are any.
+/// The RDMA device of each rail, as far as the settings want them and there are any. Those that are broken may have lost
+/// theirs.
 ///
 /// # Errors
-/// [`Error::System`] if the settings demand RDMA, and a rail has no device that can be used: it says why.
+/// [`Error::System`] if the settings demand RDMA, and a rail that is whole has no device that can be used: it says why.
 pub(crate) fn devices(
     settings: &Settings,
     rails: &[RailAddress],
+    broken: &[bool],
 ) -> Result<Vec<RailDevice>, Error> {
     if settings.network == Network::Tcp {
         return Ok(vec![None; rails.len()]);
@@ -46,13 +48,22 @@ pub(crate) fn devices(
     let demanded = |cause| Error::system("use RDMA, as R2CCL_NET=verbs demands", cause);
     let found = found.map_err(|cause| demanded(cause.to_string()))?;
     let devices = of_rails(&found, rails);
-    match rails.iter().zip(&devices).find(|(_, device)| device.is_none()) {
-        Some((rail, _)) => {
-            let RailAddress { name, address, .. } = rail;
+    match lacking(rails, broken, &devices) {
+        Some(RailAddress { name, address, .. }) => {
             Err(demanded(format!("no RDMA device has the address {address} of {name}")))
         }
         None => Ok(devices),
     }
+}
+
+/// A rail that is whole and has no device.
+fn lacking<'a>(
+    rails: &'a [RailAddress],
+    broken: &[bool],
+    devices: &[RailDevice],
+) -> Option<&'a RailAddress> {
+    let mut all = rails.iter().zip(broken).zip(devices);
+    all.find(|((_, is_broken), device)| !**is_broken && device.is_none()).map(|((rail, _), _)| rail)
 }
 
 /// Who names devices wants some.
@@ -186,15 +197,24 @@ mod tests {
         assert_eq!(found[1].as_ref().unwrap().address(), rails()[1].address);
     }
 
+    #[test]
+    fn rails_that_are_broken_need_no_device() {
+        let device = SoftDevice::new("rdma1".into(), rails()[0].address);
+        let devices = [Some(Arc::new(device) as Arc<dyn Device>), None, None];
+        let lacking = |broken| lacking(&rails(), broken, &devices).cloned();
+        assert_eq!(lacking(&[false, true, true]), None);
+        assert_eq!(lacking(&[true, true, false]), Some(rails().remove(2)));
+    }
+
     /// Nothing has the addresses of these rails, with libibverbs and without.
     #[test]
     fn rdma_that_is_demanded_and_missing_is_an_error() {
         let settings = |value| Settings::parse([("R2CCL_NET", value)]).unwrap().settings;
         for value in ["auto", "tcp"] {
-            let devices = devices(&settings(value), &rails()).unwrap();
+            let devices = devices(&settings(value), &rails(), &[false; 3]).unwrap();
             assert!(devices.iter().all(Option::is_none), "{value}");
         }
-        let error = devices(&settings("verbs"), &rails()).unwrap_err().to_string();
+        let error = devices(&settings("verbs"), &rails(), &[false; 3]).unwrap_err().to_string();
         assert!(error.contains("R2CCL_NET=verbs"), "{error}");
     }
 }

@@ -180,7 +180,7 @@ impl Group<'_> {
             }
             each => connections(&look.nics, |_| each)?,
         };
-        let introduction = Introduction::new(self.settings, &rails, look.offer.clone());
+        let introduction = Introduction::new(self.settings, &rails, look);
         let introductions = self.exchange(name, &introduction)?;
         Ok((rails, introductions))
     }
@@ -210,7 +210,7 @@ impl Group<'_> {
         let rails = addresses(rails);
         let endpoint = match remote.is_empty() {
             true => None,
-            false => Some(self.bind(rails.clone(), &timeline, part.as_ref())?.without(broken)),
+            false => Some(self.bind(rails.clone(), broken, &timeline, part.as_ref())?),
         };
         let whereabouts: Vec<Whereabouts> = self.exchange(
             "whereabouts",
@@ -279,12 +279,13 @@ impl Group<'_> {
     fn bind(
         &self,
         rails: Vec<RailAddress>,
+        broken: Vec<bool>,
         timeline: &Arc<Timeline>,
         part: Option<&Arc<Part>>,
     ) -> Result<Endpoint, Error> {
-        let devices = rdma::devices(self.settings, &rails)?;
+        let devices = rdma::devices(self.settings, &rails, &broken)?;
         let endpoint = Endpoint::bind(rails, self.key.clone()).map_err(from_transport)?;
-        let endpoint = endpoint.devices(devices).terms(self.terms(timeline));
+        let endpoint = endpoint.devices(devices).without(broken).terms(self.terms(timeline));
         Ok(match part {
             Some(part) => endpoint.rehearse(Arc::clone(part)),
             None => endpoint,

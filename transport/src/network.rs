@@ -361,7 +361,7 @@ impl Endpoint {
                 binding: Binding { address: rail.address, interface },
                 address: peer.addresses[there],
                 medium: Medium::of(verbs[here] && peer.verbs[there]),
-                is_broken: self.broken[here] || peer.broken[there],
+                is_broken: self.terms.enabled && (self.broken[here] || peer.broken[there]),
             }
         });
         let mut connections: Vec<Contact> = connections.collect();

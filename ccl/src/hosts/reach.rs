@@ -222,7 +222,16 @@ impl Look {
         settings: &Settings,
         broken: &BTreeMap<&str, u64>,
     ) -> Result<Self, Error> {
-        let existing = super::interface_addresses()?;
+        self.with_broken_among(&super::interface_addresses()?, settings, broken)
+    }
+
+    /// Unchanged, if they were preferred to what it has: nothing that works is given up for them.
+    fn with_broken_among(
+        self,
+        existing: &[InterfaceAddress],
+        settings: &Settings,
+        broken: &BTreeMap<&str, u64>,
+    ) -> Result<Self, Error> {
         let is_broken =
             |entry: &InterfaceAddress| !entry.up && broken.contains_key(&*entry.interface);
         let as_if = |entry: &InterfaceAddress| InterfaceAddress {
@@ -233,12 +242,13 @@ impl Look {
         let mut nics = super::named(super::select(&as_if, settings)?, settings);
         for nic in &mut nics {
             let is_its = |entry: &&InterfaceAddress| entry.address == nic.address;
-            nic.is_broken = existing.iter().find(is_its).is_some_and(is_broken);
+            nic.is_broken = existing.iter().find(is_its).is_some_and(|entry| !entry.up);
             if let Some(speed) = broken.get(&*nic.interface).filter(|_| nic.is_broken) {
                 nic.speed_bytes_per_second = *speed;
             }
         }
-        Ok(Self { nics, ..self })
+        let is_kept = |nic: &Nic| nics.iter().any(|other| other.interface == nic.interface);
+        Ok(if self.nics.iter().all(is_kept) { Self { nics, ..self } } else { self })
     }
 
     /// Looks until this rank has a NIC that leads to other hosts, or none may come, or the time is over.
@@ -427,4 +437,4 @@ fn is_part(interface: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::sizes::Sizes;
 use crate::health::Paths;
+use crate::hosts::reach::Look;
 use crate::hosts::reach::{Offer, Party};
 use crate::hosts::{HostIdentity, Nic, booted_system};
 
@@ -24,17 +25,20 @@ pub(super) struct Introduction {
     /// How many of them it may keep busy: a control group may allow fewer.
     allowance: u32,
     pub(super) rails: Vec<f64>,
-    /// Their interfaces, and which of them are broken.
-    interfaces: Vec<String>,
     pub(super) broken: Vec<bool>,
+    /// Its interfaces that are whole, and how fast they are, in bytes per second.
+    whole: BTreeMap<String, u64>,
     shared_memory: bool,
+    hot_repair: bool,
     pub(super) sizes: Sizes,
     offer: Offer,
 }
 
 impl Introduction {
-    /// Of this process.
-    pub(super) fn new(settings: &Settings, rails: &[Nic], offer: Offer) -> Self {
+    /// Of this process, which makes these rails of what it has seen.
+    pub(super) fn new(settings: &Settings, rails: &[Nic], look: &Look) -> Self {
+        let whole = look.nics.iter().filter(|nic| !nic.is_broken);
+        let speed = |nic: &Nic| (nic.interface.clone(), nic.speed_bytes_per_second);
         Self {
             machine: booted_system(),
             host: HostIdentity::of_this_process(settings).as_str().to_owned(),
@@ -42,22 +46,13 @@ impl Introduction {
             allowance: allowance(),
             #[allow(clippy::cast_precision_loss, reason = "speeds are approximate")]
             rails: rails.iter().map(|nic| nic.speed_bytes_per_second as f64).collect(),
-            interfaces: rails.iter().map(|nic| nic.interface.clone()).collect(),
             broken: rails.iter().map(|nic| nic.is_broken).collect(),
+            whole: whole.map(speed).collect(),
             shared_memory: settings.shared_memory,
+            hot_repair: settings.hot_repair,
             sizes: Sizes::new(settings),
-            offer,
+            offer: look.offer.clone(),
         }
-    }
-}
-
-impl Introduction {
-    /// Of one of its interfaces that is a rail, and whole.
-    fn speed(&self, interface: &str) -> Option<u64> {
-        let rails = self.interfaces.iter().zip(&self.broken).zip(&self.rails);
-        let speeds = rails.filter(|((name, is_broken), _)| *name == interface && !**is_broken);
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it saturates")]
-        speeds.map(|(_, speed)| *speed as u64).max()
     }
 }
 
@@ -71,15 +66,17 @@ pub(super) fn parties(introductions: &[Introduction]) -> Vec<Party<'_>> {
 }
 
 /// The interfaces of a rank that are broken while others like them, on other hosts, are whole, and how fast those are, in
-/// bytes per second: without them its rails would be opposite to other ones than they belong to.
+/// bytes per second: without them its rails would be opposite to other ones than they belong to. None without repair, which
+/// makes them rails again.
 pub(super) fn broken(introductions: &[Introduction], rank: usize) -> BTreeMap<&str, u64> {
     let parties = parties(introductions);
     let of = |broken: &'_ str| {
         let others = introductions.iter().zip(&parties);
         let others = others.filter(|(_, other)| parties[rank].is_apart(**other));
-        others.filter_map(|(other, _)| other.speed(broken)).max()
+        others.filter_map(|(other, _)| other.whole.get(broken).copied()).max()
     };
-    if introductions[rank].rails.is_empty() {
+    let is_repaired = introductions.iter().all(|other| other.hot_repair);
+    if introductions[rank].rails.is_empty() || !is_repaired {
         return BTreeMap::new();
     }
     introductions[rank].offer.broken().filter_map(|name| Some((name, of(name)?))).collect()
@@ -151,4 +148,47 @@ pub(super) fn topology(introductions: &[Introduction]) -> Topology {
         node_of.push(Node(u32::try_from(node).unwrap_or(u32::MAX)));
     }
     Topology::new(node_of, hosts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::UNKNOWN_SPEED_BYTES_PER_SECOND;
+    use crate::hosts::reach::tests::looked;
+
+    /// Of two hosts, the first of which has lost a NIC. Both make so many rails of each.
+    fn introductions(settings: &Settings, connections: u64) -> Vec<Introduction> {
+        let of = |(host, state): (u32, &str)| {
+            let lines = [&format!("eth7 {state} 10.0.0.1"), "eth8 ur 10.0.1.1"];
+            let look = looked(host, &lines, settings);
+            let part = |nic: &Nic| Nic {
+                speed_bytes_per_second: nic.speed_bytes_per_second / connections,
+                ..nic.clone()
+            };
+            let rails = (0..connections).flat_map(|_| look.nics.iter().map(part));
+            let introduction = Introduction::new(settings, &rails.collect::<Vec<_>>(), &look);
+            Introduction { host: format!("host{host}"), ..introduction }
+        };
+        [(0, "u"), (1, "ur")].map(of).into()
+    }
+
+    #[test]
+    fn what_is_broken_is_as_fast_as_what_is_whole() {
+        for connections in [1, 4] {
+            let introductions = introductions(&Settings::default(), connections);
+            let broken = broken(&introductions, 0);
+            assert_eq!(broken, BTreeMap::from([("eth7", UNKNOWN_SPEED_BYTES_PER_SECOND)]));
+            assert_eq!(super::broken(&introductions, 1), BTreeMap::new());
+        }
+    }
+
+    #[test]
+    fn what_is_broken_is_no_rail_where_it_is_not_repaired() {
+        let settings = Settings::parse([("R2CCL_HOT_REPAIR", "0")]).unwrap().settings;
+        let mut introductions = introductions(&Settings::default(), 1);
+        assert!(!broken(&introductions, 0).is_empty());
+        // All conclude the same, whoever it is.
+        introductions[1].hot_repair = settings.hot_repair;
+        assert!(broken(&introductions, 0).is_empty());
+    }
 }

@@ -101,6 +101,46 @@ fn who_has_an_address_and_is_off_may_be_a_rail() {
     assert_eq!(offer.broken().collect::<Vec<_>>(), ["eth1", "eth2"]);
 }
 
+/// What a host with these interfaces has and offers.
+pub(crate) fn looked(host: u32, lines: &[&str], settings: &Settings) -> Look {
+    let interfaces = interfaces(lines);
+    let chosen = super::super::select(&interfaces.addresses, settings).unwrap();
+    let wanting = wanting(&interfaces, settings);
+    let offer = Offer { wanting, ..offer(host, reach(&chosen, settings), &[]) };
+    Look { nics: super::super::named(chosen, settings), offer, refusal: None }
+}
+
+/// Its rails when these interfaces are broken, and which of them are.
+fn with_broken(lines: &[&str], settings: &Settings, broken: &[&str]) -> Vec<(String, bool)> {
+    let existing = interfaces(lines).addresses;
+    let broken = broken.iter().map(|name| (*name, 7)).collect();
+    let look = looked(0, lines, settings);
+    let look = look.with_broken_among(&existing, settings, &broken).unwrap();
+    for nic in &look.nics {
+        let is_as_if = nic.is_broken && broken.contains_key(&*nic.interface);
+        assert_eq!(nic.speed_bytes_per_second == 7, is_as_if, "{nic:?}");
+    }
+    look.nics.into_iter().map(|nic| (nic.name, nic.is_broken)).collect()
+}
+
+#[test]
+fn rails_that_are_broken_are_added_to_those_that_are_whole() {
+    let lines = ["lo ur 127.0.0.1", "eth0 - 10.0.0.1", "eth1 ur 10.0.1.1", "eth2 - 10.0.2.1"];
+    let rail = |name: &str, is_broken| (name.to_owned(), is_broken);
+    let added = with_broken(&lines, &Settings::default(), &["eth0"]);
+    assert_eq!(added, [rail("eth0", true), rail("eth1", false)]);
+    let named = settings("R2CCL_RAILS", "10.0.0.1,10.0.1.1,10.0.2.1");
+    let expected = [rail("10.0.0.1", true), rail("10.0.1.1", false), rail("10.0.2.1", true)];
+    assert_eq!(with_broken(&lines, &named, &["eth0"]), expected, "eth2 is whole nowhere");
+}
+
+#[test]
+fn nothing_that_works_is_given_up_for_what_is_broken() {
+    let lines = ["lo ur 127.0.0.1", "eth0 - 10.0.0.1", "br-1 ur 10.9.0.1"];
+    let kept = with_broken(&lines, &Settings::default(), &["eth0"]);
+    assert_eq!(kept, [("br-1".to_owned(), false)]);
+}
+
 #[test]
 fn loopback_is_enough_within_a_host_only() {
     use Reach::{Bridge, Hosts, Loopback, Nowhere};
