@@ -181,7 +181,7 @@ impl Gauge {
         let is_unknown = self.told >= FULL && self.trial.is_unmeasured();
         if is_due && are_brief {
             self.brief.try_again();
-        } else if !are_brief && (is_due || is_unknown) {
+        } else if !are_brief && (is_due || is_unknown) && !self.trial.is_on() {
             self.trial.begin();
         }
         is_due && are_brief
@@ -289,9 +289,9 @@ impl Meter {
         backlog as f64 >= self.deep_bytes
     }
 
-    /// Whether single tiles try a slow rail.
-    pub(super) fn is_tried(&self, rail: usize) -> bool {
-        self.gauges[rail].trial.is_on()
+    /// Whether single tiles of so many bytes try a slow rail: shorter ones say nothing.
+    pub(super) fn is_tried(&self, rail: usize, bytes: usize) -> bool {
+        bytes >= LEAST_BRIEF_BYTES && self.gauges[rail].trial.is_on()
     }
 
     /// Whether a rail that was told to be slow is taken to be good until it is measured again.

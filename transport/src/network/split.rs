@@ -179,24 +179,29 @@ impl Split {
         self.meter.reset(rail);
     }
 
-    /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed or full.
+    /// The rail for the next `bytes` bytes, if they were given now; `None` while all are closed or full. What has no bytes, and
+    /// counts for nothing, goes over a slow one only while no other takes it.
     #[must_use]
     pub fn choose(&self, bytes: usize) -> Option<usize> {
-        let limit = self.longest_backlog();
+        // A slow one that gets nothing holds no other up.
+        let limit =
+            self.longest_backlog(|rail| self.shares[rail].backlog > 0 || !self.is_slow(rail));
         let finish = |rail: usize| {
             let share = &self.shares[rail];
             share.finish + bytes as f64 / share.capacity
         };
+        let is_late = |rail: usize| bytes == 0 && self.is_slow(rail);
         let turn = |rail: usize| (rail + self.shares.len() - self.first) % self.shares.len();
         let is_fit = |rail: usize| {
-            let is_worth =
-                || self.is_in_window(rail, bytes) && self.is_worth_waiting(rail, bytes, limit);
+            let is_worth = || self.is_in_window(rail, bytes) && self.is_worth_waiting(rail, bytes);
             self.shares[rail].drain_time() <= limit && (!self.is_slow(rail) || is_worth())
         };
         (0..self.shares.len())
-            .filter(|&rail| self.takes(rail, bytes) && (self.is_tried(rail) || is_fit(rail)))
+            .filter(|&rail| self.takes(rail, bytes) && (self.is_tried(rail, bytes) || is_fit(rail)))
             .min_by(|&one, &other| {
-                finish(one).total_cmp(&finish(other)).then(turn(one).cmp(&turn(other)))
+                let by_finish = finish(one).total_cmp(&finish(other));
+                let by_speed = is_late(one).cmp(&is_late(other));
+                by_speed.then(by_finish).then(turn(one).cmp(&turn(other)))
             })
     }
 
@@ -209,9 +214,9 @@ impl Split {
         share.is_open && (share.backlog == 0 || fits())
     }
 
-    /// Whether single tiles try a rail, and none is on the way.
-    fn is_tried(&self, rail: usize) -> bool {
-        self.shares[rail].backlog == 0 && self.meter.is_tried(rail)
+    /// Whether a tile of so many bytes tries a rail, and none is on the way.
+    fn is_tried(&self, rail: usize, bytes: usize) -> bool {
+        self.shares[rail].backlog == 0 && self.meter.is_tried(rail, bytes)
     }
 
     /// When a rail would be done with so many bytes more, in seconds from now.
@@ -237,9 +242,11 @@ impl Split {
         (0..self.shares.len()).filter(|&rail| self.shares[rail].is_open)
     }
 
-    /// Rails whose backlog takes longer to drain, in seconds, are passed over.
-    fn longest_backlog(&self) -> f64 {
-        self.open_shares().map(Share::drain_time).fold(f64::INFINITY, f64::min) + self.slack
+    /// How long the backlog of a rail may take to drain, in seconds, beside those that count: nothing holds it up if none does.
+    fn longest_backlog(&self, counts: impl Fn(usize) -> bool) -> f64 {
+        let times = self.open_rails().filter(|rail| counts(*rail));
+        let times = times.map(|rail| self.shares[rail].drain_time());
+        times.fold(f64::INFINITY, f64::min) + self.slack
     }
 
     fn is_slow(&self, rail: usize) -> bool {
@@ -248,7 +255,8 @@ impl Split {
 
     /// Whether a slow rail is done with so many bytes no later than any other, or others have enough to do meanwhile: they are
     /// full, or take as long as any may.
-    fn is_worth_waiting(&self, rail: usize, bytes: usize, limit: f64) -> bool {
+    fn is_worth_waiting(&self, rail: usize, bytes: usize) -> bool {
+        let limit = self.longest_backlog(|_| true);
         let has_enough = |rail: usize| {
             let share = &self.shares[rail];
             let is_busy = share.drain_time() > limit || self.meter.fills(share.backlog);

@@ -260,6 +260,26 @@ fn what_small_messages_have_found_is_told_once_full_rails_say_so_too() {
     assert!((0.24..0.26).contains(&meter.share(1)), "{}", meter.share(1));
 }
 
+/// Looks go on meanwhile, and full rails are compared.
+#[test]
+fn a_trial_of_what_is_not_told_yet_ends() {
+    let mut meter = Meter::new(2, DEEP, WINDOW);
+    looks_until(&mut meter, 900, true);
+    // Nothing else says how slow it is.
+    let is_tried = |meter: &mut Meter| {
+        told(meter, &[100], 16, 1);
+        meter.is_tried(1, TILE)
+    };
+    assert!((0..1000).any(|_| is_tried(&mut meter)));
+    for _ in 0..trial::TILES {
+        assert!(meter.is_tried(1, TILE));
+        told(&mut meter, &[100], 16, 1);
+        meter.given(1, (TILE, TILE), Timestamp(u64::MAX / 2));
+        meter.arrived(1, (TILE, 0), Timestamp(u64::MAX / 2 + 100), |_| 1.0);
+    }
+    assert!(!meter.is_tried(1, TILE));
+}
+
 #[test]
 fn a_rail_that_was_measured_for_a_moment_only_is_not_compared() {
     let mut meter = Meter::new(2, DEEP, WINDOW);

@@ -229,16 +229,16 @@ fn sent(
 }
 
 const FAST: [u64; 4] = [16_384; 4];
+const VERY_SLOW: [u64; 4] = [16_384, 16_384, 80 * 16_384, 16_384];
 
 /// As when a tile there takes longer than a window on the others.
 #[test]
 fn no_message_waits_for_a_tile_on_a_very_slow_rail() {
     let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
-    let very_slow = [16_384, 16_384, 80 * 16_384, 16_384];
-    let (told, _) = sent((&mut split, &mut now), 12_000, &very_slow);
+    let (told, _) = sent((&mut split, &mut now), 12_000, &VERY_SLOW);
     assert!(matches!(told[..], [.., (2, share)] if share < 0.02), "{told:?}");
     let start = now;
-    let (told, given) = sent((&mut split, &mut now), 3000, &very_slow);
+    let (told, given) = sent((&mut split, &mut now), 3000, &VERY_SLOW);
     assert_eq!((told, given), (Vec::new(), vec![1000, 1000, 0, 1000]));
     assert!(now - start < 1010 * 16_384, "{} of 1000 tiles", (now - start) / 16_384);
 }
@@ -257,10 +257,9 @@ fn a_slow_rail_has_what_it_can_carry_before_the_window_is_over() {
 /// By single tiles, and later and later if they take as long as before.
 #[test]
 fn a_very_slow_rail_is_tried_again() {
-    let (mut split, mut now) = (open(&[1e9; 4], WINDOW * TILE), 0);
-    let very_slow = [16_384, 16_384, 80 * 16_384, 16_384];
-    sent((&mut split, &mut now), 12_000, &very_slow);
-    let (told, given) = sent((&mut split, &mut now), 100_000, &very_slow);
+    let mut now = 0;
+    let mut split = with_a_very_slow_rail(&mut now);
+    let (told, given) = sent((&mut split, &mut now), 100_000, &VERY_SLOW);
     assert_eq!((told, given[2]), (Vec::new(), 3), "after 256, 512 and 1024 looks of 32 tiles");
     let (told, given) = sent((&mut split, &mut now), 100_000, &FAST);
     assert_eq!(told, [(2, 1.0)]);
@@ -284,6 +283,45 @@ fn a_slow_nic_that_was_tried_by_small_messages_is_measured_again() {
         let (told, _) = sent((&mut split, &mut now), 4000, &FAST);
         assert_eq!(told, [(2, 1.0)], "{parts:?}");
     }
+}
+
+/// Of four rails the third, where a tile takes longer than a window on the others.
+fn with_a_very_slow_rail(now: &mut u64) -> Split {
+    let mut split = open(&[1e9; 4], WINDOW * TILE);
+    sent((&mut split, now), 12_000, &VERY_SLOW);
+    split
+}
+
+#[test]
+fn what_has_no_bytes_goes_over_a_slow_rail_only_if_there_is_no_other() {
+    let mut split = with_a_very_slow_rail(&mut 0);
+    assert_ne!(split.choose(0), Some(2));
+    [0, 1, 3].into_iter().for_each(|rail| split.close(rail));
+    assert_eq!(split.choose(0), Some(2));
+}
+
+#[test]
+fn tiles_that_say_nothing_try_no_rail() {
+    let mut now = 0;
+    let mut split = with_a_very_slow_rail(&mut now);
+    let looks = (0..10_000).find(|_| {
+        sent((&mut split, &mut now), 32, &VERY_SLOW);
+        split.choose(TILE) == Some(2)
+    });
+    assert!(looks.is_some(), "it is tried");
+    assert_ne!(split.choose(TILE - 1), Some(2));
+}
+
+#[test]
+fn a_slow_rail_that_gets_nothing_holds_no_other_up() {
+    let mut split = with_a_very_slow_rail(&mut 0);
+    let mut given = vec![0; 4];
+    for _ in 0..WINDOW {
+        let rail = split.choose(TILE).expect("the others are not full");
+        split.give(rail, TILE, Timestamp(0));
+        given[rail] += 1;
+    }
+    assert!(given[2] == 0 && given.iter().all(|tiles| *tiles <= 22), "{given:?}");
 }
 
 #[test]
