@@ -98,8 +98,14 @@ impl Running {
     /// Returns when it has said this on its standard error.
     fn says(&mut self, words: &str) {
         until(words, || {
-            self.errors.extend(self.lines.try_iter().map(|line| line + "\n"));
+            // What it has said before it ended is read until there is no more.
             let has_ended = self.child.try_wait().unwrap().is_some();
+            let lines: Vec<String> = if has_ended {
+                self.lines.iter().collect()
+            } else {
+                self.lines.try_iter().collect()
+            };
+            self.errors.extend(lines.into_iter().map(|line| line + "\n"));
             assert!(!has_ended || self.errors.contains(words), "{}", self.errors);
             self.errors.contains(words).then_some(())
         });
