@@ -183,17 +183,18 @@ impl<'a> Meeting<'a> {
     /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
     /// turn after the others; what the peer refuses is refused over all of them.
     fn dial(&self, peer: &PeerPlan) {
-        let mut left: VecDeque<_> = peer.whole().map(|index| (index, self.hearing)).collect();
+        let patience = Patience { attempt: first_attempt(peer), hearing: self.hearing };
+        let mut left: VecDeque<_> = peer.whole().map(|index| (index, patience)).collect();
         while !self.is_over.load(Ordering::Acquire)
             && clock::now() < self.deadline
-            && let Some((index, hearing)) = left.pop_front()
+            && let Some((index, patience)) = left.pop_front()
         {
             let seat = (peer.rank, index);
-            match self.introduce(seat, &peer.connections[index], hearing) {
+            match self.introduce(seat, &peer.connections[index], patience) {
                 Ok(stream) => self.progress().seat(seat, stream),
                 Err(reason) => {
                     self.note(seat, &reason);
-                    left.push_back((index, next_hearing(hearing, &reason)));
+                    left.push_back((index, patience.after(&reason)));
                     clock::sleep(RETRY_PAUSE);
                 }
             }
@@ -219,14 +220,14 @@ impl<'a> Meeting<'a> {
         &self,
         (rank, index): Seat,
         Contact { binding, address, medium, .. }: &Contact,
-        hearing: Duration,
+        Patience { attempt, hearing }: Patience,
     ) -> Result<TcpStream, TransportError> {
         let now = clock::now();
         let left = self.deadline.saturating_duration_since(now);
         if left.is_zero() {
             return Err(TransportError::TimedOut(format!("connect to {address}")));
         }
-        let stream = socket::dial(binding, *address, left.min(ATTEMPT_LIMIT))?;
+        let stream = socket::dial(binding, *address, left.min(attempt))?;
         let hello = Hello {
             communicator: self.communicator,
             from: self.me,
@@ -332,18 +333,28 @@ impl<'a> Meeting<'a> {
     ) -> Result<Seat, TransportError> {
         let deadline = self.deadline.min(clock::now() + HANDSHAKE_LIMIT);
         let hello = auth::accept(stream, self.key, deadline)?;
-        let seat = Hello::decode(&hello).and_then(|hello| self.seat(hello));
-        seat.filter(|(_, index)| index % rails == rail)
-            .ok_or_else(|| TransportError::Refused("it belongs to another communicator".into()))
+        let hello = Hello::decode(&hello);
+        let seat = hello.as_ref().and_then(|hello| self.seat(hello));
+        let (seat, hello) = seat
+            .filter(|(_, index)| index % rails == rail)
+            .zip(hello)
+            .ok_or_else(|| TransportError::Refused("it belongs to another communicator".into()))?;
+        if hello.incarnation != FIRST_INCARNATION {
+            // It has begun without this rail, and comes again when this rank has begun, too.
+            return Err(TransportError::PeerGone("it does not meet any more".into()));
+        }
+        Ok(seat)
     }
 
-    fn seat(&self, hello: Hello) -> Option<Seat> {
+    /// The connection that a peer means, or means to replace.
+    fn seat(&self, hello: &Hello) -> Option<Seat> {
         let index = usize::try_from(hello.index).ok()?;
         let peer = self.peers.iter().find(|peer| peer.rank == hello.from && !peer.dials)?;
         let is_ours = hello.communicator == self.communicator && hello.to == self.me;
-        let is_first = hello.incarnation == FIRST_INCARNATION;
         let contact = peer.connections.get(index)?;
-        let is_possible = is_ours && is_first && hello.medium == contact.medium;
+        // Verbs that could not be used are replaced by TCP.
+        let is_first = hello.incarnation == FIRST_INCARNATION;
+        let is_possible = is_ours && (!is_first || hello.medium == contact.medium);
         is_possible.then_some((hello.from, index))
     }
 
@@ -397,18 +408,38 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// How long a peer that had `hearing` to turn to a connection may take for the next one; twice as long if it did not: what
-/// is given up stays in the queue of a peer that is slow, in front of what is tried next.
-fn next_hearing(hearing: Duration, failure: &TransportError) -> Duration {
-    match failure {
-        TransportError::TimedOut(_) => hearing.saturating_mul(2),
-        TransportError::PeerGone(_)
-        | TransportError::Severed(_)
-        | TransportError::Unrepaired(_)
-        | TransportError::Protocol(_)
-        | TransportError::Refused(_)
-        | TransportError::System { .. } => hearing,
+/// How long one try over a rail may take.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// To connect.
+    attempt: Duration,
+    /// For the peer to turn to the connection.
+    hearing: Duration,
+}
+
+impl Patience {
+    /// What the next one may take. A peer that did not turn to the connection has twice as long: what is given up stays in the
+    /// queue of one that is slow, in front of what is tried next.
+    fn after(self, failure: &TransportError) -> Self {
+        let attempt = self.attempt.saturating_mul(2).min(ATTEMPT_LIMIT);
+        let hearing = match failure {
+            TransportError::TimedOut(_) => self.hearing.saturating_mul(2),
+            TransportError::PeerGone(_)
+            | TransportError::Severed(_)
+            | TransportError::Unrepaired(_)
+            | TransportError::Protocol(_)
+            | TransportError::Refused(_)
+            | TransportError::System { .. } => self.hearing,
+        };
+        Self { attempt, hearing }
     }
+}
+
+/// How long the first attempt to connect over each rail to a peer may take: all of them have been tried long before the
+/// meeting ends without those that are silent.
+fn first_attempt(peer: &PeerPlan) -> Duration {
+    let rails = u32::try_from(peer.connections.len()).unwrap_or(u32::MAX).max(1);
+    (SETTLED / 2 / rails).min(ATTEMPT_LIMIT)
 }
 
 /// Waits a little for somebody to connect, or to speak.

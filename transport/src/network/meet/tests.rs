@@ -130,12 +130,105 @@ fn a_peer_that_refuses_is_not_waited_for_longer() {
     let peers = [plan(0, true, &addresses)];
     let meeting = Meeting::new(Rank(1), 7, &key, &peers, soon());
     let attempt = || {
-        let failure = meeting.introduce((Rank(0), 0), &peers[0].connections[0], hearing);
-        next_hearing(hearing, &failure.unwrap_err())
+        let patience = Patience { attempt: ATTEMPT_LIMIT, hearing };
+        let failure = meeting.introduce((Rank(0), 0), &peers[0].connections[0], patience);
+        patience.after(&failure.unwrap_err()).hearing
     };
     assert_eq!(attempt(), 2 * hearing, "it takes the connection and says nothing");
     drop(listener);
     assert_eq!(attempt(), hearing, "nobody listens");
+}
+
+/// Neither end waits for it, though all others are needed.
+#[test]
+fn a_rail_that_is_known_to_be_broken_is_not_waited_for() {
+    let ([whole, other], addresses) = listeners::<2>();
+    let (key, deadline) = (key(), soon());
+    let of = |rank: u32, peer: u32, listeners: &[TcpListener]| {
+        let mut peers = [plan(peer, rank > peer, &addresses)];
+        peers[0].connections[1].is_broken = true;
+        let meeting = Meeting::new(Rank(rank), 7, &key, &peers, deadline).completely(true);
+        meeting.hold(listeners).unwrap().streams.into_keys().collect::<Vec<_>>()
+    };
+    std::thread::scope(|scope| {
+        let coming = scope.spawn(|| of(1, 0, &[]));
+        assert_eq!(of(0, 1, &[whole, other]), [(Rank(1), 0)]);
+        assert_eq!(coming.join().unwrap(), [(Rank(0), 0)]);
+        assert!(clock::now() < deadline, "it was waited for");
+    });
+}
+
+/// The kernel answers nobody there.
+fn silent() -> (Vec<TcpStream>, socket2::Socket, SocketAddr) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    socket.listen(0).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap();
+    let come = || TcpStream::connect_timeout(&address, Duration::from_millis(200));
+    let queue = std::iter::from_fn(|| come().ok()).collect();
+    (queue, socket, address)
+}
+
+/// However many there are.
+#[test]
+fn rails_that_are_silent_do_not_keep_those_after_them_from_being_tried() {
+    let (_queue, _socket, silent) = silent();
+    let ([listener], [whole]) = listeners::<1>();
+    let addresses = [whole, silent, silent, silent, silent, silent, silent, silent, whole];
+    let (key, deadline) = (key(), soon());
+    let accept = || {
+        for _ in 0..2 {
+            let stream = loop {
+                match listener.accept() {
+                    Ok((stream, _)) => break stream,
+                    Err(_) => clock::sleep(Duration::from_millis(1)),
+                }
+                assert!(clock::now() < deadline, "it did not come");
+            };
+            auth::accept(&stream, &key, deadline).unwrap();
+        }
+    };
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(accept);
+        let peers = [plan(0, true, &addresses)];
+        let met = Meeting::new(Rank(1), 7, &key, &peers, deadline).hold(&[]).unwrap();
+        assert_eq!(met.streams.into_keys().collect::<Vec<_>>(), [(Rank(0), 0), (Rank(0), 8)]);
+        accepting.join().unwrap();
+    });
+}
+
+/// It has begun, and this rank has not.
+#[test]
+fn a_peer_that_does_not_meet_any_more_is_no_stranger() {
+    let ([listener], addresses) = listeners::<1>();
+    let (key, deadline) = (key(), soon());
+    let peers = [plan(1, false, &addresses)];
+    let meeting = Meeting::new(Rank(0), 7, &key, &peers, deadline);
+    let come = |communicator, incarnation| {
+        let stream = TcpStream::connect(addresses[0]).unwrap();
+        let (from, to, medium) = (Rank(1), Rank(0), Medium::Tcp);
+        let hello = Hello { communicator, from, to, index: 0, incarnation, medium };
+        // It is left at once where it is refused.
+        let _ = auth::initiate(&stream, &key, &hello.encode(), deadline);
+    };
+    let examined = |communicator, incarnation| {
+        std::thread::scope(|scope| {
+            let coming = scope.spawn(move || come(communicator, incarnation));
+            listener.set_nonblocking(false).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            let examined = meeting.examine(&stream, (0, 1));
+            drop(stream);
+            coming.join().unwrap();
+            examined
+        })
+    };
+    assert_eq!(examined(7, FIRST_INCARNATION), Ok((Rank(1), 0)));
+    let early = examined(7, FIRST_INCARNATION + 1);
+    assert!(matches!(early, Err(TransportError::PeerGone(_))), "{early:?}");
+    for incarnation in [FIRST_INCARNATION, FIRST_INCARNATION + 1] {
+        let stranger = examined(8, incarnation);
+        assert!(matches!(stranger, Err(TransportError::Refused(_))), "{stranger:?}");
+    }
 }
 
 #[test]
