@@ -55,6 +55,7 @@ use crate::verbs::soft::socket::{self, Binding};
 use crate::verbs::{Depth, Domain, QueuePair};
 use crate::{Link, TransportError, clock};
 use census::Carried;
+use events::Evidence;
 pub use keeper::Directory;
 use keeper::Keeper;
 use keeper::rails::{Identity, Outside, RailKeeper};
@@ -392,11 +393,17 @@ impl Endpoint {
             let name = format!("{near} to rank {} rail {theirs}", peer.rank);
             let seat = (plan.rank, index);
             let Some(stream) = met.streams.remove(&seat) else {
-                let cause = match plan.connections[index].is_broken {
-                    true => "a NIC was broken when the ranks met".to_owned(),
-                    false => met.reason(seat),
+                let (evidence, cause) = match plan.connections[index].is_broken {
+                    true if self.broken[mine] => {
+                        (Evidence::Carrier, "the NIC was broken when the ranks met".to_owned())
+                    }
+                    true => {
+                        let cause = "the peer's NIC was broken when the ranks met";
+                        (Evidence::PeerCarrier, cause.to_owned())
+                    }
+                    false => (Evidence::Device, met.reason(seat)),
                 };
-                wires.push(Err(Unmet { name, rail: mine, capacity, cause }));
+                wires.push(Err(Unmet { name, rail: mine, capacity, evidence, cause }));
                 continue;
             };
             let medium = plan.connections[index].medium;

@@ -5,7 +5,7 @@
 //! traffic is found out by it; for the rest, whoever loses a path asks all other hosts on that rail
 //! ([`super::witnesses`]). Likewise a rail is slow when all its paths are.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -39,8 +39,8 @@ pub(crate) struct Paths {
     count: usize,
     /// To how many other hosts.
     hosts: usize,
-    /// Those that are given up, by name.
-    dead: BTreeSet<String>,
+    /// Those that are given up, by name, and whether the peer has said that its NIC is why.
+    dead: BTreeMap<String, bool>,
     /// Those that carry less than their nominal capacity, with the percentage of it.
     slow: BTreeMap<String, u8>,
     survey: Survey,
@@ -60,6 +60,17 @@ impl Paths {
     /// So many paths to so many hosts.
     pub(crate) fn new(count: usize, hosts: usize) -> Self {
         Self { count, hosts, ..Self::default() }
+    }
+
+    /// Whose fault it is that none works. Several hosts do not lose the same rail at once, unless they say so: what they have in
+    /// common is this end.
+    fn verdict(&self) -> Verdict {
+        let excused = self.dead.values().filter(|is_excused| **is_excused).count();
+        match excused {
+            0 if self.hosts > 1 => Verdict::LocalNic,
+            excused if excused > 0 && excused == self.dead.len() => Verdict::RemoteNic,
+            _ => Verdict::Unknown,
+        }
     }
 
     /// The percentage of its nominal capacity that the rail is known to carry.
@@ -94,7 +105,7 @@ impl Judge {
             RailEventKind::GivenUp { evidence, cause, .. } => {
                 court.lost(rail, &event.name, *evidence, cause);
                 court.board.doubt();
-                if *evidence != Evidence::Carrier {
+                if !matches!(evidence, Evidence::Carrier | Evidence::PeerCarrier) {
                     self.ask_around(rail);
                 }
             }
@@ -139,17 +150,15 @@ impl Court {
 
     fn lost(&self, rail: Rail, path: &str, evidence: Evidence, cause: &str) {
         let known = self.change(rail, |paths| {
-            paths.dead.insert(path.to_owned());
+            paths.dead.insert(path.to_owned(), evidence == Evidence::PeerCarrier);
             paths.slow.remove(path);
-            (paths.dead.len(), paths.count, paths.hosts)
+            (paths.dead.len(), paths.count, paths.hosts, paths.verdict())
         });
-        let Some((dead, count, hosts)) = known else { return };
+        let Some((dead, count, hosts, verdict)) = known else { return };
         if evidence == Evidence::Carrier {
             return self.board.report(rail, RailState::Down, Verdict::LocalNic, cause);
         }
         if dead >= count {
-            // Several hosts do not lose the same rail at once: what they have in common is this end.
-            let verdict = if hosts > 1 { Verdict::LocalNic } else { Verdict::Unknown };
             let text = format!("none of {dead} paths to {hosts} hosts works; the last: {cause}");
             self.board.report(rail, RailState::Down, verdict, &text);
         }
@@ -191,16 +200,16 @@ impl Court {
         let known = self.change(rail, |paths| {
             let again = paths.survey == Survey::Outdated;
             paths.survey = if again { Survey::Running } else { Survey::Idle };
-            (again, paths.dead.is_empty())
+            (again, paths.dead.is_empty(), paths.verdict())
         });
-        let (again, all_work) = known.unwrap_or((false, true));
+        let (again, all_work, verdict) = known.unwrap_or((false, true, Verdict::Unknown));
         if again || all_work {
             // What was found out meanwhile counts more.
             return again;
         }
         if reached.is_empty() && unreached.len() > 1 {
             let text = format!("no host answers on it: {}", names(&unreached));
-            self.board.report(rail, RailState::Down, Verdict::LocalNic, &text);
+            self.board.report(rail, RailState::Down, verdict, &text);
         } else if !reached.is_empty() {
             self.board.missing(rail, unreached);
         }
@@ -305,6 +314,18 @@ mod tests {
         let (judge, board) = judge(1);
         judge.hear(&event("to rank 1", given_up(Evidence::Silence)));
         assert_eq!(standing(&board), (RailState::Down, Verdict::Unknown));
+    }
+
+    #[test]
+    fn hosts_that_say_that_their_cards_are_off_are_believed() {
+        let (judge, board) = judge(2);
+        judge.hear(&event("to rank 1", given_up(Evidence::PeerCarrier)));
+        assert_eq!(standing(&board).0, RailState::Up);
+        judge.hear(&event("to rank 2", given_up(Evidence::PeerCarrier)));
+        assert_eq!(standing(&board), (RailState::Down, Verdict::RemoteNic));
+        judge.hear(&event("to rank 2", RailEventKind::Returned));
+        judge.hear(&event("to rank 2", given_up(Evidence::Silence)));
+        assert_eq!(standing(&board), (RailState::Down, Verdict::Unknown), "one says nothing");
     }
 
     #[test]

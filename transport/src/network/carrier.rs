@@ -7,6 +7,7 @@ use ccl_core::failover::watch::{self, Sight};
 use ccl_core::ids::Timestamp;
 
 use super::RailTraffic;
+use super::events::Evidence;
 use super::layout::{ANNOUNCEMENT_BYTES, Announcement, CREDIT_BYTES, Geometry, Notice};
 use crate::TransportError;
 use crate::verbs::{
@@ -42,6 +43,7 @@ pub(super) struct Unmet {
     pub(super) name: String,
     pub(super) rail: usize,
     pub(super) capacity: f64,
+    pub(super) evidence: Evidence,
     pub(super) cause: String,
 }
 

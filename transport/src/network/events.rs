@@ -70,6 +70,8 @@ pub enum Evidence {
     Closed,
     /// The NIC of this host lost its link.
     Carrier,
+    /// The NIC of the peer had none when the ranks met: it said so.
+    PeerCarrier,
     /// The peer gave it up.
     Peer,
     /// It answered nothing while others did.
@@ -84,6 +86,7 @@ impl Evidence {
             Self::Device => "device",
             Self::Closed => "closed",
             Self::Carrier => "carrier",
+            Self::PeerCarrier => "peer-carrier",
             Self::Peer => "peer",
             Self::Silence => "silence",
         }

@@ -113,8 +113,8 @@ impl NetworkLink {
                     live.announce(index, geometry, &outbound)?;
                     (name, rail, Some(live))
                 }
-                Err(Unmet { name, rail, cause, .. }) => {
-                    unmet.push((index, cause));
+                Err(Unmet { name, rail, evidence, cause, .. }) => {
+                    unmet.push((index, evidence, cause));
                     (name, rail, None)
                 }
             };
@@ -143,7 +143,9 @@ impl NetworkLink {
             completions: Vec::with_capacity(4 * geometry.shape.slots),
             failure: None,
         };
-        unmet.into_iter().for_each(|(path, cause)| link.begin_without(path, cause));
+        for (path, evidence, cause) in unmet {
+            link.begin_without(path, evidence, cause);
+        }
         Ok(link)
     }
 

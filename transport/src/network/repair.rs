@@ -182,9 +182,11 @@ impl NetworkLink {
         self.carriers[path].awaited = Awaited::default();
         match evidence {
             Evidence::Peer => live.pair.discard(),
-            Evidence::Device | Evidence::Closed | Evidence::Carrier | Evidence::Silence => {
-                live.pair.fail();
-            }
+            Evidence::Device
+            | Evidence::Closed
+            | Evidence::Carrier
+            | Evidence::PeerCarrier
+            | Evidence::Silence => live.pair.fail(),
         }
         let mut last = Vec::new();
         live.pair.poll(&mut last);
@@ -204,9 +206,9 @@ impl NetworkLink {
     }
 
     /// The ends have not met over a path: as if it had been given up.
-    pub(super) fn begin_without(&mut self, path: usize, cause: String) {
+    pub(super) fn begin_without(&mut self, path: usize, evidence: Evidence, cause: String) {
         self.fences.give_up(path);
-        self.go_on_without(path, Evidence::Device, cause, &Loss::default());
+        self.go_on_without(path, evidence, cause, &Loss::default());
     }
 
     /// Tells of a path that was given up, and has it made again.

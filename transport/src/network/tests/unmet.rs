@@ -32,6 +32,11 @@ fn until_used(traffic: &[RailTraffic], near: &mut dyn Link, far: &mut dyn Link) 
     }
 }
 
+fn evidence_of(event: &RailEvent) -> Option<Evidence> {
+    let RailEventKind::GivenUp { evidence, .. } = event.kind else { return None };
+    Some(evidence)
+}
+
 fn one(outcome: Outcome) -> Box<dyn Link> {
     outcome.unwrap().pop().unwrap().1
 }
@@ -61,9 +66,17 @@ fn a_rail_that_is_broken_when_ranks_meet_is_used_when_it_is_whole() {
     until_used(&traffic, &mut *near, &mut *far);
 }
 
+#[test]
+fn without_repair_a_rail_is_needed_although_it_is_broken() {
+    let [near, far] = [0, 1].map(|rank| endpoint(rank, &[1.0; 2]).without(vec![false, true]));
+    let near = near.terms(Terms { enabled: false, ..Terms::default() });
+    let plan = near.plan(Rank(0), &announced(1, &far)).unwrap();
+    assert!(plan.connections.iter().all(|contact| !contact.is_broken));
+}
+
 /// By both ends, of which only one has the NIC.
 #[test]
-fn a_rail_that_is_known_to_be_broken_is_not_waited_for() {
+fn a_rail_that_is_known_to_be_broken_is_used_when_it_is_whole() {
     let [near, far] = [0, 1].map(|rank| endpoint(rank, &[1.0; 3]));
     let near = near.without(vec![false, true, false]);
     let peers = [announced(1, &far), announced(0, &near)];
@@ -72,8 +85,17 @@ fn a_rail_that_is_known_to_be_broken_is_not_waited_for() {
         let broken = plan.connections.iter().map(|contact| contact.is_broken);
         assert_eq!(broken.collect::<Vec<_>>(), [false, true, false]);
     }
+    let records = [0, 1].map(|_| Arc::new(Record::default()));
+    let [near, far] = [(near, 0), (far, 1)].map(|(endpoint, rank)| {
+        let witness: Arc<Record> = Arc::clone(&records[rank]);
+        endpoint.terms(Terms { witness, ..Terms::default() })
+    });
     let traffic = far.traffic();
     let [mut near, mut far] = met([near, far], &peers, LIMIT).map(one);
+    for (record, evidence) in records.iter().zip([Evidence::Carrier, Evidence::PeerCarrier]) {
+        let events = record.0.lock().unwrap();
+        assert_eq!(events.iter().find_map(evidence_of), Some(evidence));
+    }
     until_used(&traffic, &mut *near, &mut *far);
 }
 
