@@ -323,7 +323,7 @@ impl Group<'_> {
         };
         let connected = endpoint
             .connect(self.me, self.communicator, &peers, shape, self.deadline)
-            .map_err(from_transport)?;
+            .map_err(|cause| unconnected(cause, self.settings.bootstrap_timeout))?;
         let ranks = links.len() / 2;
         for (rank, link) in connected {
             links[Port::Pair(rank).index(ranks)] = Some(link);
@@ -431,6 +431,15 @@ fn one_of_each_host<'a>(
     ranks.iter().filter(is_first).copied()
 }
 
+/// Why peers are not connected, who had so long to come.
+fn unconnected(cause: TransportError, limit: Duration) -> Error {
+    if let TransportError::TimedOut(waiting) = cause {
+        let (call, seconds) = ("connect to the peers".to_owned(), limit.as_secs_f64());
+        return Error::Deadline { call, seconds, waiting };
+    }
+    from_transport(cause)
+}
+
 fn from_transport(cause: TransportError) -> Error {
     match cause {
         TransportError::System { call, cause } => Error::System { call, cause },
@@ -446,6 +455,16 @@ fn from_transport(cause: TransportError) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_waited_for_until_the_deadline_is_no_fault_of_the_system() {
+        let waiting = "no connection with rank 1 rails [0]";
+        let error = unconnected(TransportError::TimedOut(waiting.into()), Duration::from_secs(7));
+        let call = "connect to the peers".to_owned();
+        assert_eq!(error, Error::Deadline { call, seconds: 7.0, waiting: waiting.into() });
+        let refused = TransportError::Refused("another key".into());
+        assert!(matches!(unconnected(refused, Duration::ZERO), Error::System { .. }));
+    }
 
     #[test]
     fn a_nic_comes_again_after_all_others_and_shares_its_speed() {
