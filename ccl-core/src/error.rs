@@ -139,19 +139,34 @@ impl Error {
     /// The error, with the name of the communicator whose ranks it speaks of; what the caller alone has to correct is as it was.
     #[must_use]
     pub fn within(mut self, name: &str) -> Self {
-        let text = match &mut self {
-            Self::InvalidArgument(_) | Self::InvalidUsage(_) => return self,
-            Self::Disagreement { other_call, .. } => other_call,
-            Self::PeerLost { reason, .. } | Self::Aborted { reason, .. } => reason,
-            Self::Deadline { waiting, .. } => waiting,
-            Self::System { cause, .. } => cause,
-            Self::Cuda(text) | Self::Internal(text) => text,
-        };
-        let place = format!(" (communicator {name:?})");
-        if !text.ends_with(&place) {
+        let place = format!("{PLACE}{name:?})");
+        if let Some(text) = self.end().filter(|text| !text.ends_with(&place)) {
             text.push_str(&place);
         }
         self
+    }
+
+    /// The error without the name that [`Self::within`] has given it: its fields are what the failing call has put there.
+    #[must_use]
+    pub fn unnamed(mut self) -> Self {
+        if let Some(text) = self.end().filter(|text| text.ends_with("\")"))
+            && let Some(place) = text.rfind(PLACE)
+        {
+            text.truncate(place);
+        }
+        self
+    }
+
+    /// The field with which the text ends, unless the caller alone has to correct something.
+    fn end(&mut self) -> Option<&mut String> {
+        match self {
+            Self::InvalidArgument(_) | Self::InvalidUsage(_) => None,
+            Self::Disagreement { other_call, .. } => Some(other_call),
+            Self::PeerLost { reason, .. } | Self::Aborted { reason, .. } => Some(reason),
+            Self::Deadline { waiting, .. } => Some(waiting),
+            Self::System { cause, .. } => Some(cause),
+            Self::Cuda(text) | Self::Internal(text) => Some(text),
+        }
     }
 
     /// Shorthand for a failed call of the operating system.
@@ -159,6 +174,9 @@ impl Error {
         Self::System { call: call.into(), cause: cause.to_string() }
     }
 }
+
+/// What stands in front of the name of a communicator.
+const PLACE: &str = " (communicator ";
 
 /// Whether the system reported that this process, or the host, has too many descriptors. The words of the system
 /// depend on the language, its numbers and their names do not.
@@ -175,6 +193,9 @@ mod tests {
         let lost = Error::PeerLost { rank: Rank(3), reason: "it left".into() };
         let named = lost.within("pipeline").within("pipeline");
         assert_eq!(named.to_string(), "rank 3 is lost: it left (communicator \"pipeline\")");
+        let lost = Error::PeerLost { rank: Rank(3), reason: "it left".into() };
+        assert_eq!(named.unnamed(), lost);
+        assert_eq!(lost.clone().unnamed(), lost);
         let wrong = Error::InvalidUsage("two calls".into());
         assert_eq!(wrong.clone().within("pipeline"), wrong);
     }

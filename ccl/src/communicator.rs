@@ -381,6 +381,12 @@ impl Communicator {
         &self.core().config.settings
     }
 
+    /// What went wrong outside of its calls, as the program is to hear of it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn named(&self, error: Error) -> Error {
+        self.core().config.named(error)
+    }
+
     /// Ends the communicator because of something that was noticed outside of its calls.
     #[cfg(feature = "cuda")]
     pub(crate) fn fail(&self, error: &Error) {

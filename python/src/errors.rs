@@ -17,7 +17,7 @@ pub(crate) fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, 
     let attributes = PyDict::new(py);
     attributes.set_item("code", error.code() as i32)?;
     attributes.set_item("remedy", error.remedy())?;
-    let name = describe(error, &attributes)?;
+    let name = describe(&error.clone().unnamed(), &attributes)?;
     let class = py.import("r2ccl.errors")?.getattr(name)?.cast_into::<PyType>()?;
     class.call((error.to_string(),), Some(&attributes))
 }

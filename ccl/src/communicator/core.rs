@@ -100,8 +100,13 @@ impl Core {
     }
 
     /// What ended the communicator, if something did.
+    #[inline]
     pub(super) fn fault(&self) -> Option<Error> {
-        self.control.fault().map(|fault| self.config.named(Error::clone(fault)))
+        #[cold]
+        fn named(config: &Config, fault: &Error) -> Error {
+            config.named(fault.clone())
+        }
+        self.control.fault().map(|fault| named(&self.config, fault))
     }
 
     /// What the driver thread does for one call.

@@ -184,7 +184,7 @@ impl Communicator {
         let mut issue = lock(&self.issue);
         for (batch, count) in batches.into_iter().zip(counts) {
             let issued = self.issue_batch(&mut issue, batch, count, first);
-            issued.inspect_err(|error| self.fail(error))?;
+            issued.inspect_err(|error| self.fail(error)).map_err(|error| self.host.named(error))?;
         }
         drop(issue);
         for other in others {
@@ -208,7 +208,8 @@ impl Communicator {
     /// # Errors
     /// That.
     pub fn check(&self) -> Result<(), Error> {
-        self.staging.failure().or_else(|| self.host.async_error()).map_or(Ok(()), Err)
+        let failure = self.staging.failure().map(|failure| self.host.named(failure));
+        failure.or_else(|| self.host.async_error()).map_or(Ok(()), Err)
     }
 
     /// Waits until all calls are over for the communicator; their streams have to come so far.
@@ -308,10 +309,10 @@ impl Communicator {
             let (call, waiting) = (call.to_owned(), waiting.to_owned());
             let error = Error::Deadline { call, seconds, waiting };
             self.fail(&error);
-            return Err(error);
+            return Err(self.host.named(error));
         };
         self.check()?;
-        outcome
+        outcome.map_err(|error| self.host.named(error))
     }
 
     /// With the input of an exchange in place out of the way of its output.
@@ -396,7 +397,7 @@ impl Communicator {
     fn refused(&self, error: &gpu::Error) -> Error {
         let error = described(error);
         self.fail(&error);
-        error
+        self.host.named(error)
     }
 
     fn check_call(&self, operation: &Operation<'_>) -> Result<(), Error> {

@@ -19,6 +19,7 @@ fn the_end_waits_for_streams_but_not_for_ever() {
         let error = late.cuda.finalize().unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         assert!(error.to_string().contains("its CUDA stream has not come to it"), "{error}");
+        assert!(error.to_string().ends_with("(communicator \"stage\")"), "{error}");
         assert_eq!(late.cuda.check(), Err(error), "it is kept");
         word.word(0).store(1, Ordering::Release);
         late.stream.synchronise().unwrap();

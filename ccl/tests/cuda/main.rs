@@ -40,7 +40,8 @@ use ranks::processes;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn config(staging_bytes: usize) -> Config {
-    let mut config = Config { timeout: Some(TIMEOUT), ..Config::default() };
+    let name = Some("stage".into());
+    let mut config = Config { timeout: Some(TIMEOUT), name, ..Config::default() };
     config.settings.bootstrap_timeout = TIMEOUT;
     config.settings.cuda_staging_bytes = staging_bytes;
     config

@@ -420,11 +420,10 @@ std::optional<Mailbox::Kept> Mailbox::take_kept(int peer, int tag, const Lock& l
 // ---- Failures -----------------------------------------------------------------------------------
 
 void Mailbox::mourn(Channel& channel, const std::exception_ptr& failure) {
-  const auto told = named(about(channel), failure);
   Lock lock(mutex_);
   channel.failed = true;
   while (true) {
-    const bool found_some = fail_dependents(channel, told, lock);
+    const bool found_some = fail_dependents(channel, failure, lock);
     if (closed_) {
       return;
     }
@@ -442,9 +441,9 @@ void Mailbox::mourn(Channel& channel, const std::exception_ptr& failure) {
 
 // A message from any rank may still come, unless all channels or the group have failed.
 bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failure, Lock& lock) {
-  std::vector<c10::intrusive_ptr<Operation>> failed;
+  std::vector<std::pair<c10::intrusive_ptr<Operation>, int64_t>> failed;
   for (const auto& job : channel.jobs) {
-    failed.push_back(job.operation);
+    failed.emplace_back(job.operation, job.tag);
   }
   channel.jobs.clear();
   const bool hopeless = std::all_of(incoming_.begin(), incoming_.end(),
@@ -454,15 +453,15 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
     const bool depends = !channel.outgoing && (incoming.peer == channel.peer ||
                                                (incoming.peer == kAnySource && from_any_too));
     if (depends) {
-      failed.push_back(incoming.operation);
+      failed.emplace_back(incoming.operation, incoming.tag);
     }
     return depends;
   });
   lock.unlock();
   // All of them before anybody is told: a callback may wait for another one.
   News news;
-  for (const auto& operation : failed) {
-    auto more = operation->conclude(failure);
+  for (const auto& [operation, tag] : failed) {
+    auto more = operation->conclude(named(about(channel, tag), failure));
     std::move(more.begin(), more.end(), std::back_inserter(news));
   }
   tell_all(news);
@@ -474,9 +473,9 @@ bool Mailbox::fail_dependents(Channel& channel, const std::exception_ptr& failur
   return !failed.empty();
 }
 
-std::string Mailbox::about(const Channel& channel) const {
+std::string Mailbox::about(const Channel& channel, int64_t tag) {
   return c10::str("r2ccl ", channel.outgoing ? "send to rank " : "receive from rank ",
-                  channel.peer);
+                  channel.peer, " with tag ", tag);
 }
 
 }  // namespace r2ccl_torch

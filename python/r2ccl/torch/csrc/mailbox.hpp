@@ -118,7 +118,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   void mourn(Channel& channel, const std::exception_ptr& failure);
   // Tells whether there was something. Lets go of the lock meanwhile.
   bool fail_dependents(Channel& channel, const std::exception_ptr& failure, Lock& lock);
-  std::string about(const Channel& channel) const;
+  static std::string about(const Channel& channel, int64_t tag);
 
   const c10::intrusive_ptr<c10d::Store> store_;
   const int rank_;

@@ -79,8 +79,9 @@ void R2cclBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wa
   const auto gives_up = [&] { return has_ended() || is_one_gone(); };
   store_->set(here(rank_), std::vector<uint8_t>{1});
   if (rank_ != 0) {
-    const bool told =
-        await([&] { return store_->check({verdict}); }, timeout + kAnswerTime, gives_up);
+    const auto is_told = [&] { return store_->check({verdict}); };
+    // Who hears at the same time that all have come and that one is gone has come through.
+    const bool told = await(is_told, timeout + kAnswerTime, gives_up) || is_told();
     if (!told && has_ended()) {
       // It has come, so rank 0 would not miss it.
       store_->set(gone, as_bytes(std::to_string(rank_)));
