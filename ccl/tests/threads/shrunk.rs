@@ -90,9 +90,15 @@ fn what_is_going_on_is_aborted_if_that_is_asked_for() {
 fn a_communicator_that_has_not_failed_can_be_used_on() {
     let results = ranks(3, &config(), |communicator| {
         let me = communicator.rank();
-        let left = match me {
-            Rank(1) => None,
-            _ => Some(communicator.shrink(&[Rank(1)], Ongoing::Finish, None).unwrap()),
+        let left = if me == Rank(1) {
+            clock::sleep(Duration::from_millis(200));
+            communicator.barrier().unwrap();
+            None
+        } else {
+            let pending = communicator.start(Operation::Barrier).unwrap();
+            let left = communicator.shrink(&[Rank(1)], Ongoing::Finish, None).unwrap();
+            assert_eq!(pending.test(), Some(Ok(())), "what was started is waited for");
+            Some(left)
         };
         (members(&communicator, me), left.map(|left| members(&left, me)))
     });
@@ -129,7 +135,10 @@ fn another_rank_may_go_meanwhile() {
             communicator.barrier().unwrap_err();
             let mut excluded = vec![Rank(3)];
             if gone == 0 {
-                let error = communicator.shrink(&excluded, Ongoing::Finish, None).unwrap_err();
+                let mut patient = config();
+                patient.settings.bootstrap_timeout = 2 * DEADLINE;
+                let error = communicator.shrink(&excluded, Ongoing::Finish, Some(&patient));
+                let error = error.unwrap_err();
                 assert!(is_lost(&error, 0), "{error}");
             } else {
                 let mut hasty = config();
