@@ -241,12 +241,14 @@ fn a_signal_after_a_failure_is_passed_on_and_no_other() {
     assert_eq!(run.output, "told\n", "{}", text(&run));
 }
 
-/// They hold the pipes of this test, too.
+/// They hold the pipes of this test, too, and would write once more before the launcher kills who was patient.
 #[test]
 fn who_is_in_a_hurry_leaves_nothing_behind() {
+    let deaf =
+        "(sh -c 'sleep 1.1; echo hurry; sleep 2.5; echo late; sleep 100; true'; true) & wait";
     let script =
-        "trap '' TERM; echo ready; (sh -c 'sleep 1.5; echo hurry; sleep 100; true'; true) & wait";
-    let running = Running::start(&mut r2ccl("run -n 1 -- sh -c", &[script]));
+        "trap 'trap \"\" TERM; eval \"$DEAF\"' TERM; echo ready; while :; do sleep 0.01; done";
+    let running = Running::start(r2ccl("run -n 1 -- sh -c", &[script]).env("DEAF", deaf));
     assert_eq!(running.line(), "ready");
     running.send(Signal::TERM);
     assert_eq!(running.line(), "hurry");
@@ -256,6 +258,7 @@ fn who_is_in_a_hurry_leaves_nothing_behind() {
     }
     let run = running.finish();
     assert_eq!(run.status.signal(), Some(Signal::TERM.as_raw()), "{}", text(&run));
+    assert_eq!(run.output, "", "{}", text(&run));
 }
 
 #[test]
