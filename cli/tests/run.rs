@@ -223,6 +223,54 @@ fn what_the_terminal_says_is_told_to_all() {
     }
 }
 
+/// The first rank makes sure that the launcher is still at it.
+#[test]
+fn what_the_terminal_says_while_ranks_are_started_is_told_to_all() {
+    let rank = "trap 'echo told $RANK; exit 0' INT; echo started $RANK; \
+                if [ $RANK = 0 ]; then kill -STOP $PPID; echo $PPID; fi; \
+                while :; do sleep 0.01; done";
+    let (terminal, typist) = terminal();
+    let mut typist = File::from(typist);
+    let script = "exec setsid --ctty --wait $0 run -n 64 -- sh -c \"$LOOP\"";
+    let running = Running::start(shell(script).env("LOOP", rank).stdin(terminal));
+    let mut output = Vec::new();
+    let launcher = loop {
+        let line = running.line();
+        match line.parse() {
+            Ok(pid) => break Pid::from_raw(pid).unwrap(),
+            Err(_) => output.push(line),
+        }
+    };
+    typist.write_all(b"\x03").unwrap();
+    while output.last().is_none_or(|line| line != "told 0") {
+        output.push(running.line());
+    }
+    kill_process(launcher, Signal::CONT).unwrap();
+    let run = running.finish();
+    output.extend(run.output.lines().map(str::to_owned));
+    for started in output.iter().filter_map(|line| line.strip_prefix("started ")) {
+        assert!(
+            output.contains(&format!("told {started}")),
+            "{started}: {output:?} {}",
+            run.errors
+        );
+    }
+}
+
+/// As a terminal tells both; the launcher looks when it has waited for long, and finds both at once.
+#[test]
+fn a_signal_that_has_ended_a_rank_ends_the_run_first() {
+    let script = "kill -STOP $PPID; sleep 1.1; kill -INT $PPID; echo $$; kill -INT $$";
+    let running = Running::start(&mut r2ccl("run -n 1 -- sh -c", &[script]));
+    let stat = format!("/proc/{}/stat", running.line());
+    while !std::fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        thread::yield_now();
+    }
+    running.send(Signal::CONT);
+    let run = running.finish();
+    assert_eq!(run.status.signal(), Some(Signal::INT.as_raw()), "{}", text(&run));
+}
+
 #[test]
 fn a_signal_after_a_failure_is_passed_on_and_no_other() {
     let script = "if [ $RANK = 1 ]; then trap 'exit 7' USR1; echo $$; else \

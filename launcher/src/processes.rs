@@ -32,6 +32,8 @@ pub struct Processes {
     /// Children that this process had before: not ours to end, unlike what they leave.
     others: Vec<Pid>,
     signals: Signals,
+    /// What came while ranks were started.
+    asked: Option<Request>,
 }
 
 impl Processes {
@@ -44,14 +46,18 @@ impl Processes {
             .map_err(|cause| Failure::system("adopting what ranks leave", cause))?;
         let signals =
             Signals::listen().map_err(|cause| Failure::system("listening to signals", cause))?;
-        Ok(Self { running: Vec::new(), others: children(), signals })
+        Ok(Self { running: Vec::new(), others: children(), signals, asked: None })
     }
 
-    /// Starts the process of a rank.
+    /// Starts the process of a rank, unless somebody wants the launcher to end: [`Self::wait`] does so then.
     ///
     /// # Errors
     /// It cannot be started.
     pub fn start(&mut self, rank: usize, command: &mut Command) -> Result<(), Failure> {
+        self.asked = self.asked.or_else(|| self.signals.request().map(Request::to_each));
+        if self.asked.is_some() {
+            return Ok(());
+        }
         let child = command.spawn();
         let child =
             child.map_err(|cause| Failure::system(format!("starting rank {rank}"), cause))?;
@@ -64,18 +70,27 @@ impl Processes {
     /// a further signal that comes a second or more after the first cuts these short.
     ///
     /// # Errors
-    /// [`Failure::Member`] of the first that ended with another status than 0, or [`Failure::Request`].
+    /// [`Failure::Member`] of the first that ended with another status than 0, or [`Failure::Request`], also if the
+    /// same signal has ended a rank before this process looked.
     pub fn wait(mut self) -> Result<(), Failure> {
-        let (mut outcome, mut asked) = (Ok(()), None);
-        while outcome.is_ok() && asked.is_none() && !self.running.is_empty() {
-            asked = self.signals.request_within(Duration::MAX);
-            if asked.is_none() {
-                outcome = self.reap();
+        let (mut outcome, mut asked) = (Ok(()), self.asked);
+        while asked.is_none() {
+            outcome = self.reap();
+            if outcome.is_err() || self.running.is_empty() {
+                break;
             }
+            asked = self.signals.request_within(Duration::MAX);
         }
-        let asked = asked.or_else(|| self.end(None, PATIENCE, Duration::ZERO));
+        // What has ended ranks of a group has reached this process before they were gone.
+        let asked = asked
+            .or_else(|| self.signals.request())
+            .or_else(|| self.end(None, PATIENCE, Duration::ZERO));
         if let Some(Request { signal, .. }) = asked {
-            outcome = outcome.and(Err(Failure::Request { signal: signal.as_raw() }));
+            let request = Failure::Request { signal: signal.as_raw() };
+            outcome = match outcome {
+                Err(failure) if failure.status() != request.status() => Err(failure),
+                _ => Err(request),
+            };
         }
         self.end(asked.or(Some(Request::TERM)), GRACE, HURRY);
         outcome
@@ -173,4 +188,42 @@ fn children() -> Vec<Pid> {
 fn now() -> Duration {
     let time = clock_gettime(ClockId::Monotonic);
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::{WaitId, WaitIdOptions, waitid};
+    use signal_hook::consts::SIGINT;
+    use signal_hook::low_level::raise;
+
+    use super::*;
+
+    fn is_request(outcome: &Result<(), Failure>) -> bool {
+        matches!(outcome, Err(Failure::Request { signal: SIGINT }))
+    }
+
+    /// One test: signals and children are those of the process.
+    #[test]
+    fn a_request_goes_before_what_it_has_done() {
+        let mut processes = Processes::new().unwrap();
+        raise(SIGINT).unwrap();
+        processes.start(0, &mut Command::new("false")).unwrap();
+        assert_eq!(processes.running, [], "somebody wants it to end");
+        assert!(is_request(&processes.wait()));
+
+        for (script, goes_before) in [
+            ("kill -INT $$", true),
+            ("exit 130", true),
+            ("exit 0", true),
+            ("exit 1", false),
+            ("kill -TERM $$", false),
+        ] {
+            let mut processes = Processes::new().unwrap();
+            processes.start(0, Command::new("sh").args(["-c", script])).unwrap();
+            let (_, rank) = processes.running[0];
+            waitid(WaitId::Pid(rank), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
+            raise(SIGINT).unwrap();
+            assert_eq!(is_request(&processes.wait()), goes_before, "{script}");
+        }
+    }
 }

@@ -3,14 +3,14 @@
 //! Handlers are for this process only: what it starts has those that it would have without a launcher.
 
 use std::io;
-use std::sync::mpsc::{Receiver, channel};
-use std::thread;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use procfs::process::Process;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{self, Pid, Signal};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
 
 /// Signals by which a program is asked to end.
@@ -19,15 +19,6 @@ const REQUESTS: [i32; 3] = [SIGHUP, SIGINT, SIGTERM];
 /// How often this process looks for children that have ended although it heard of none: whoever has started it may have
 /// blocked SIGCHLD.
 const LOOK_PERIOD: Duration = Duration::from_secs(1);
-
-/// What a signal means.
-#[derive(Debug)]
-enum Notice {
-    /// One child has ended, or several.
-    Ended,
-    /// The launcher is to end.
-    Asked(Request),
-}
 
 /// That processes end.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +33,19 @@ impl Request {
     pub(crate) const TERM: Self = Self { signal: Signal::TERM, is_for_group: false };
     pub(crate) const KILL: Self = Self { signal: Signal::KILL, is_for_group: false };
 
+    /// What a signal asks for; nothing if it tells of a child.
+    fn of(signal: &libc::siginfo_t) -> Option<Self> {
+        let number = Signal::from_named_raw(signal.si_signo)?;
+        // Of a terminal that is gone only the first process of its session hears.
+        let is_for_group = signal.si_code == libc::SI_KERNEL && number != Signal::HUP;
+        (number != Signal::CHILD).then_some(Self { signal: number, is_for_group })
+    }
+
+    /// The same, for processes that may not have been there when the group got it.
+    pub(crate) fn to_each(self) -> Self {
+        Self { is_for_group: false, ..self }
+    }
+
     /// Sends it to a process, unless that has got it.
     pub(crate) fn pass_on(self, pid: Pid) {
         if self.is_for_group && process::getpgid(Some(pid)) == Ok(process::getpgrp()) {
@@ -52,46 +56,40 @@ impl Request {
     }
 }
 
-/// The signals that this process gets, in their order.
+/// The signals that this process gets.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    notices: Receiver<Notice>,
+    delivery: SignalDelivery<UnixStream, WithRawSiginfo>,
 }
 
 impl Signals {
-    /// Hears signals from now on, for as long as this process lives. Requests that it was told to ignore, as by
-    /// `nohup`, are ignored.
+    /// Hears signals from now on. Requests that it was told to ignore, as by `nohup`, are ignored.
     ///
     /// # Errors
-    /// The kernel refuses a handler or a thread.
+    /// The kernel refuses a handler or its socket.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let heard = REQUESTS.into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
         // With a handler, ends of children can be waited for also where whoever started this process ignored them.
-        let mut signals = SignalsInfo::<WithRawSiginfo>::new(heard.chain([SIGCHLD]))?;
-        let (sender, notices) = channel();
-        thread::Builder::new().name("signals".to_owned()).spawn(move || {
-            for signal in signals.forever() {
-                // Nobody listens when the ranks are over.
-                let _ = sender.send(match Signal::from_named_raw(signal.si_signo) {
-                    None | Some(Signal::CHILD) => Notice::Ended,
-                    Some(number) => Notice::Asked(Request {
-                        signal: number,
-                        // Of a terminal that is gone only the first process of its session hears.
-                        is_for_group: signal.si_code == libc::SI_KERNEL && number != Signal::HUP,
-                    }),
-                });
-            }
-        })?;
-        Ok(Self { notices })
+        let heard = heard.chain([SIGCHLD]);
+        let (read, write) = UnixStream::pair()?;
+        let delivery = SignalDelivery::with_pipe(read, write, WithRawSiginfo, heard)?;
+        Ok(Self { delivery })
     }
 
     /// Waits until it is time to look for children that have ended, but no longer than `limit`, or for a request.
-    pub(crate) fn request_within(&self, limit: Duration) -> Option<Request> {
-        match self.notices.recv_timeout(limit.min(LOOK_PERIOD)) {
-            Ok(Notice::Asked(request)) => Some(request),
-            Ok(Notice::Ended) | Err(_) => None,
-        }
+    pub(crate) fn request_within(&mut self, limit: Duration) -> Option<Request> {
+        let limit = Timespec::try_from(limit.min(LOOK_PERIOD)).ok();
+        let mut signals = [PollFd::new(self.delivery.get_read(), PollFlags::IN)];
+        // A handler interrupts it.
+        let _ = poll(&mut signals, limit.as_ref());
+        self.request()
+    }
+
+    /// What has been asked since the last look; signals that have come at once are one.
+    pub(crate) fn request(&mut self) -> Option<Request> {
+        let requests = self.delivery.pending().filter_map(|signal| Request::of(&signal));
+        requests.reduce(|first, _| first)
     }
 }
 
