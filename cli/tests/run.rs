@@ -202,16 +202,21 @@ fn signals_that_come_at_once_are_one() {
     assert_eq!(run.output, "told\n", "{}", text(&run));
 }
 
-/// The first rank is where a terminal finds it, the other in a session of its own.
+/// The first rank is where a terminal finds it, the other in a session of its own. Where a shell leads the session, a
+/// terminal that is gone ends the shell, and that the launcher and the first rank.
 #[test]
-fn what_the_terminal_says_is_told_to_all() {
-    let rank = "trap 'echo told; exit 0' INT HUP; echo ready; while :; do sleep 0.01; done";
-    let script = "exec setsid --ctty --wait $0 run -n 2 -- \
-                  sh -c 'if [ $RANK = 1 ]; then exec setsid --wait sh -c \"$LOOP\"; fi; eval \"$LOOP\"'";
-    for is_typed in [true, false] {
+fn what_the_terminal_says_is_told_to_all_once() {
+    let rank =
+        "trap 'echo told; sleep 0.5; exit 0' INT HUP; echo ready; while :; do sleep 0.01; done";
+    let run = "$0 run -n 2 -- \
+               sh -c 'if [ $RANK = 1 ]; then exec setsid --wait sh -c \"$LOOP\"; fi; eval \"$LOOP\"'";
+    for (leader, is_typed) in [("exec $RUN", true), ("exec $RUN", false), ("$RUN; true", false)] {
+        let leader = leader.replace("$RUN", run);
         let (terminal, typist) = terminal();
         let mut typist = File::from(typist);
-        let running = Running::start(shell(script).env("LOOP", rank).stdin(terminal));
+        let mut shell = shell("exec setsid --ctty --wait sh -c \"$LEADER\" $0");
+        shell.env("LEADER", &leader).env("LOOP", rank).stdin(terminal);
+        let running = Running::start(&mut shell);
         assert_eq!([running.line(), running.line()], ["ready", "ready"]);
         if is_typed {
             typist.write_all(b"\x03").unwrap();
@@ -219,7 +224,7 @@ fn what_the_terminal_says_is_told_to_all() {
             drop(typist);
         }
         let run = running.finish();
-        assert_eq!(run.output, "told\ntold\n", "typed: {is_typed}; {}", text(&run));
+        assert_eq!(run.output, "told\ntold\n", "typed: {is_typed}; {leader}: {}", text(&run));
     }
 }
 

@@ -25,7 +25,7 @@ const LOOK_PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct Request {
     /// The signal that says so.
     pub(crate) signal: Signal,
-    /// Whether a terminal has sent it to all of this process group.
+    /// Whether the kernel has sent it to all of this process group.
     is_for_group: bool,
 }
 
@@ -36,8 +36,8 @@ impl Request {
     /// What a signal asks for; nothing if it tells of a child.
     fn of(signal: &libc::siginfo_t) -> Option<Self> {
         let number = Signal::from_named_raw(signal.si_signo)?;
-        // Of a terminal that is gone only the first process of its session hears.
-        let is_for_group = signal.si_code == libc::SI_KERNEL && number != Signal::HUP;
+        let is_for_group =
+            signal.si_code == libc::SI_KERNEL && (number != Signal::HUP || !leads_session());
         (number != Signal::CHILD).then_some(Self { signal: number, is_for_group })
     }
 
@@ -91,6 +91,13 @@ impl Signals {
         let requests = self.delivery.pending().filter_map(|signal| Request::of(&signal));
         requests.reduce(|first, _| first)
     }
+}
+
+/// Whether this process is the first of its session: of a terminal that is gone it alone hears, and when it ends, all
+/// that the terminal was for.
+fn leads_session() -> bool {
+    let stat = Process::myself().and_then(|process| process.stat());
+    stat.map_or(true, |stat| stat.session == stat.pid)
 }
 
 /// Signals that this process ignores: signal n is bit n - 1. None where there is no `/proc`.
