@@ -41,7 +41,7 @@ impl Witness for SimulatedWitness {
             RailEventKind::GivenUp { evidence, .. } => match evidence {
                 Evidence::Device => tally.given_up_device += 1,
                 Evidence::Closed => tally.given_up_closed += 1,
-                Evidence::Carrier => tally.given_up_carrier += 1,
+                Evidence::Carrier | Evidence::PeerCarrier => tally.given_up_carrier += 1,
                 Evidence::Peer => tally.given_up_peer += 1,
                 Evidence::Silence => {
                     tally.given_up_silence += 1;
