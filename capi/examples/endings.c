@@ -162,9 +162,12 @@ static void shrinkage(int rank, ccl_unique_id_t id)
     const int first[] = {0, 0}, wrong[] = {-1}, second[] = {1};
     int32_t one = 1, sum = 0, never = 0;
     ccl_comm_t comm, left, rest;
+    size_t count = 7;
+    int gone[RANKS];
     ccl_config_t config = CCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     CHECK(ccl_comm_init_rank(&comm, RANKS, id, rank));
+    EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_get_lost_ranks(comm, NULL, 1, NULL));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, &rank, 1, &left, NULL, 0));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, first, 2, &left, NULL, 0));
     EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, wrong, 1, &left, NULL, 0));
@@ -172,11 +175,15 @@ static void shrinkage(int rank, ccl_unique_id_t id)
     EXPECT(CCL_INVALID_ARGUMENT, ccl_comm_shrink(comm, NULL, 0, &left, NULL, 2));
     REQUIRE(left == NULL);
     if (rank == 0) {
-        CHECK(ccl_comm_abort(comm));
+        CHECK(ccl_comm_get_lost_ranks(comm, NULL, 0, &count));
+        REQUIRE(count == 0);
+        CHECK(ccl_comm_destroy(comm));
         meet();
         return;
     }
     EXPECT(CCL_REMOTE_ERROR, ccl_barrier(comm));
+    CHECK(ccl_comm_get_lost_ranks(comm, gone, RANKS, &count));
+    REQUIRE(count == 1 && gone[0] == 0);
     CHECK(ccl_comm_shrink(comm, first, 1, &left, &config, CCL_SHRINK_DEFAULT));
     see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, left), left);
     REQUIRE(sum == RANKS - 1);

@@ -22,7 +22,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
-use crate::bootstrap::{Control, Listener, Place, UniqueId, rendezvous};
+use crate::bootstrap::{Control, Listener, Place, Reunion, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
@@ -214,8 +214,8 @@ impl Communicator {
     /// communicator may have failed, but not been finalized, and may have lost the process in which its ranks met.
     /// `config` is that of the new communicator, `None`: that of this one.
     ///
-    /// Ranks that the library has found lost are in [`Error::PeerLost`], one at a time. A call that fails because one of the
-    /// others is lost as well leaves this communicator as it is, and can be made again with more ranks excluded.
+    /// A call that fails because one of the others is lost as well leaves this communicator as it is, and can be made again
+    /// with more ranks excluded: with all [that are lost](Self::lost_ranks) as far as is known then.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
@@ -247,6 +247,17 @@ impl Communicator {
         let place = place.map_err(|error| core.config.named(error))?;
         let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
         Self::create(place.id(), rank, core.size - number(absent.len()), config)
+    }
+
+    /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
+    /// those that a [`Self::shrink`] has waited for in vain. Those of a host that has no power any more are known when the network
+    /// has given them up; when the process is gone in which all had met, nobody is told of others.
+    #[must_use]
+    pub fn lost_ranks(&self) -> Vec<Rank> {
+        let core = self.core();
+        let mut lost = core.control.lost();
+        lost.extend(core.reunion.iter().flat_map(Reunion::lost));
+        lost.into_iter().collect()
     }
 
     /// Waits for everything that was started and takes leave. No calls may follow.

@@ -114,6 +114,14 @@ impl Communicator {
         self.member(py)?.failure().map(|error| build(py, &error)).transpose()
     }
 
+    /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be
+    /// reached, and those that `shrink` has waited for in vain.
+    #[getter]
+    fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
+        let lost = self.member(py)?.communicator.lost_ranks();
+        Ok(lost.into_iter().map(|rank| rank.0).collect())
+    }
+
     /// How all rails of all ranks are, in order of rank and rail. Local: no other rank is asked.
     fn health<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let member = self.member(py)?;

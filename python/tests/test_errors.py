@@ -230,6 +230,7 @@ def shrunk(communicator: r2ccl.Communicator) -> list[Any]:
     with pytest.raises(r2ccl.PeerLostError) as caught:
         communicator.barrier()
     lost = caught.value.rank
+    assert communicator.lost_ranks == [lost]
     for excluded in ([communicator.rank], [lost, lost], [-1], [3]):
         with pytest.raises(InvalidArgumentError):
             communicator.shrink(excluded)

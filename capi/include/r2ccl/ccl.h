@@ -197,7 +197,7 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t *new
  *   CCL_SHRINK_DEFAULT  operations that were started on `comm` are waited for first.
  *   CCL_SHRINK_ABORT    they end with CCL_REMOTE_ERROR, and so does `comm`, on all ranks.
  * A failure is none of `comm`: where one of the other ranks is lost, too, the call can be made again
- * with more ranks excluded. `comm` remains to be given to ccl_comm_destroy() or ccl_comm_abort(). */
+ * with more ranks excluded; see ccl_comm_get_lost_ranks(). `comm` remains to be given to ccl_comm_destroy() or ccl_comm_abort(). */
 #define CCL_SHRINK_DEFAULT 0x00
 #define CCL_SHRINK_ABORT 0x01
 ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int *exclude_ranks, int exclude_count,
@@ -286,6 +286,12 @@ typedef struct ccl_rail_health {
  * be NULL where `capacity` is 0. Local: no other rank is asked. */
 ccl_result_t ccl_comm_get_health(ccl_comm_t comm, ccl_rail_health_t *rails, size_t record_size,
                                  size_t capacity, size_t *count);
+
+/* The ranks that are lost to this one as far as is known, in order: those that have ended, left or
+ * cannot be reached, and those that a ccl_comm_shrink() has waited for in vain. Writes at most
+ * `capacity` of them; *count (may be NULL) becomes their number; `ranks` may be NULL where `capacity`
+ * is 0. Local: what one rank knows another may not know yet. */
+ccl_result_t ccl_comm_get_lost_ranks(ccl_comm_t comm, int *ranks, size_t capacity, size_t *count);
 
 /* ---- Collectives ---------------------------------------------------------------------------- */
 /* n is the number of ranks; block i of a buffer is its elements [i * count, (i + 1) * count).      */

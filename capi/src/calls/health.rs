@@ -1,4 +1,4 @@
-//! How the rails of a communicator are.
+//! How the rails of a communicator are, and which ranks it has lost.
 
 use std::ffi::{c_char, c_int};
 
@@ -44,6 +44,36 @@ pub unsafe extern "C" fn ccl_comm_get_health(
             // SAFETY: the index is below the capacity, and the record fits into its place. A later
             // header may have a record whose size is no multiple of our alignment.
             unsafe { place.write_unaligned(record(health)) };
+        }
+        Ok(Status::Done)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+///
+/// `capacity` numbers may be written at `ranks`; `count` is null or may be written to.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ccl_comm_get_lost_ranks(
+    comm: CommHandle,
+    ranks: *mut c_int,
+    capacity: usize,
+    count: *mut usize,
+) -> c_int {
+    entry_on("ccl_comm_get_lost_ranks", comm, |member| {
+        let lost = member.communicator()?.lost_ranks();
+        if !count.is_null() {
+            // SAFETY: not null, and the caller's promise.
+            unsafe { count.write(lost.len()) };
+        }
+        if ranks.is_null() && capacity > 0 {
+            return Err(null("ranks"));
+        }
+        for (index, rank) in lost.iter().enumerate().take(capacity) {
+            let place = ranks.wrapping_add(index);
+            // SAFETY: not null, the index is below the capacity, and the caller's promise.
+            unsafe { place.write(rank.0.cast_signed()) };
         }
         Ok(Status::Done)
     })

@@ -62,20 +62,20 @@ impl Control {
                 ),
             ),
         })?;
-        Self::on(stream, id, rank, size)?.await_others(BTreeSet::new(), start, deadline)
+        let control = Self::on(stream, id, rank, size)?;
+        control.await_others(BTreeSet::new(), start, deadline)?;
+        Ok(control)
     }
 
-    /// Joins the ranks of `size` that are not `absent`, at a store in the process of rank `first`, which listened at the
-    /// place of `id` before it started that.
+    /// Speaks with a store in the process of rank `first`, which listened at the place of `id` before it started that, for a rank
+    /// of `size` that has not [joined](Self::await_others) yet.
     ///
     /// # Errors
     /// As [`Self::join`]; [`Error::PeerLost`] if nobody listens there any more.
-    pub(super) fn join_again(
+    pub(super) fn return_to(
         id: &UniqueId,
         first: Rank,
-        rank: Rank,
-        size: u32,
-        absent: BTreeSet<u32>,
+        (rank, size): (Rank, u32),
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
@@ -92,16 +92,19 @@ impl Control {
                     reason: format!("it has ended, or destroyed the communicator ({waiting})"),
                 },
             })?;
-        Self::on(stream, id, rank, size)?.await_others(absent, start, deadline)
+        Self::on(stream, id, rank, size)
     }
 
-    /// Says that this rank is there, and returns when all are.
-    fn await_others(
-        self,
+    /// Says that this rank is there, and returns when all are but those that are `absent`.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub(super) fn await_others(
+        &self,
         absent: BTreeSet<u32>,
         start: Instant,
         deadline: Instant,
-    ) -> Result<Self, Error> {
+    ) -> Result<(), Error> {
         let formed = self.heard.expect(Awaited::Formed)?;
         self.send(Request::Join { size: self.size, absent, process: this_process() })?;
         let answer = match receive(&formed, deadline) {
@@ -113,7 +116,7 @@ impl Control {
             }
         };
         match answer {
-            Some(Answer::Formed) => Ok(self),
+            Some(Answer::Formed) => Ok(()),
             Some(Answer::Failed(error)) => Err(error),
             Some(other) => Err(unexpected(&other)),
             None => Err(too_late(start, deadline, "the store does not answer".to_owned())),
@@ -251,6 +254,12 @@ impl Control {
     #[must_use]
     pub fn has_departed(&self, rank: Rank) -> bool {
         self.heard.has_departed(rank)
+    }
+
+    /// The ranks that are lost to this one, or have left, as far as is known; and those that did not come when it joined.
+    #[must_use]
+    pub fn lost(&self) -> BTreeSet<Rank> {
+        self.heard.lost()
     }
 
     /// Says goodbye after `calls` calls, so that the end of the connection alarms nobody. A later call

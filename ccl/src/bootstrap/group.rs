@@ -262,9 +262,8 @@ impl Group {
         }
         let missing: Vec<u32> =
             self.awaited().filter(|rank| !self.members.contains_key(rank)).collect();
-        let waiting = format!("{} did not come", name_ranks(&missing));
         let call = "joining the communicator".to_owned();
-        self.fail(Failure::Deadline { call, seconds, waiting }, None, out);
+        self.fail(Failure::Deadline { call, seconds, missing }, None, out);
     }
 
     fn set(&mut self, peer: Peer, number: u64, key: String, value: Vec<u8>, out: &mut Vec<Output>) {

@@ -1,7 +1,7 @@
 //! What a rank has heard from the store, where the fast path looks without a lock: one atomic load says
 //! that nothing has happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use std::time::Instant;
 use ccl_core::Error;
 use ccl_core::ids::Rank;
 
-use super::message::{ControlEvent, Push, Reply};
+use super::message::{ControlEvent, Failure, Push, Reply};
 
 /// Something a call waits for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -69,6 +69,8 @@ pub(super) struct Heard {
     /// Fewest calls that a rank made before it left; `u64::MAX` while all are there.
     fewest_calls: AtomicU64,
     departed: Mutex<BTreeMap<Rank, u64>>,
+    /// Ranks that are lost, or were waited for in vain.
+    lost: Mutex<BTreeSet<Rank>>,
     pending: Mutex<BTreeMap<Awaited, Sender<Answer>>>,
     host_rank: OnceLock<Option<Rank>>,
     /// Where the store can be reached once the group is formed.
@@ -85,6 +87,7 @@ impl Heard {
             fault: OnceLock::new(),
             fewest_calls: AtomicU64::new(u64::MAX),
             departed: Mutex::default(),
+            lost: Mutex::default(),
             pending: Mutex::default(),
             host_rank: OnceLock::new(),
             places: OnceLock::new(),
@@ -111,6 +114,13 @@ impl Heard {
     /// Whether `rank` left.
     pub(super) fn has_departed(&self, rank: Rank) -> bool {
         lock(&self.departed).contains_key(&rank)
+    }
+
+    /// The ranks that are lost, have left, or were waited for in vain when this one joined.
+    pub(super) fn lost(&self) -> BTreeSet<Rank> {
+        let mut lost = lock(&self.lost).clone();
+        lost.extend(lock(&self.departed).keys());
+        lost
     }
 
     /// Where the answer will arrive; fails if there was a fault, or if it is awaited already.
@@ -142,6 +152,9 @@ impl Heard {
 
     /// Remembers the first fatal event and ends all waiting with it.
     pub(super) fn fail(&self, error: Error) {
+        if let Error::PeerLost { rank, .. } = &error {
+            lock(&self.lost).insert(*rank);
+        }
         let fault = self.fault.get_or_init(|| Arc::new(error));
         self.fail_pending(fault);
     }
@@ -206,7 +219,12 @@ impl Heard {
                 self.host_rank.get_or_init(|| host_rank.map(Rank));
                 self.answer(&Awaited::Formed, Answer::Formed);
             }
-            Push::Failed(failure) => self.fail(failure.into()),
+            Push::Failed(failure) => {
+                if let Failure::Deadline { missing, .. } = &failure {
+                    lock(&self.lost).extend(missing.iter().copied().map(Rank));
+                }
+                self.fail(failure.into());
+            }
             Push::Reply { number, reply } => {
                 self.answer(&Awaited::Reply(number), Answer::Reply(reply));
             }
@@ -299,6 +317,23 @@ mod tests {
         assert!(matches!(error, Error::PeerLost { rank: Rank(0), .. }), "{error:?}");
         assert_eq!(heard.departed_before(3), None);
         assert_eq!(heard.departed_before(4), Some(Rank(0)));
+    }
+
+    #[test]
+    fn who_is_lost_after_the_first_is_known_too() {
+        let heard = hosted_by_rank_0();
+        for rank in [4, 2] {
+            let event = ControlEvent::Lost { rank: Rank(rank), reason: "closed".into(), by: None };
+            heard.take(Push::Event(event));
+        }
+        heard.take(Push::Left { rank: 3, calls: 0 });
+        heard.lose_store("closed");
+        assert_eq!(heard.lost(), [0, 2, 3, 4].map(Rank).into());
+        let heard = Heard::new(Rank(1));
+        let call = "joining".to_owned();
+        let missing = vec![5, 7];
+        heard.take(Push::Failed(Failure::Deadline { call, seconds: 1.0, missing }));
+        assert_eq!(heard.lost(), [5, 7].map(Rank).into());
     }
 
     #[test]

@@ -295,7 +295,7 @@ mod rank_or_nobody {
 pub(super) enum Failure {
     Usage(String),
     Lost { rank: u32, reason: String },
-    Deadline { call: String, seconds: f64, waiting: String },
+    Deadline { call: String, seconds: f64, missing: Vec<u32> },
     System { call: String, cause: String },
 }
 
@@ -304,7 +304,8 @@ impl From<Failure> for Error {
         match failure {
             Failure::Usage(text) => Self::InvalidUsage(text),
             Failure::Lost { rank, reason } => Self::PeerLost { rank: Rank(rank), reason },
-            Failure::Deadline { call, seconds, waiting } => {
+            Failure::Deadline { call, seconds, missing } => {
+                let waiting = format!("{} did not come", name_ranks(&missing));
                 Self::Deadline { call, seconds, waiting }
             }
             Failure::System { call, cause } => Self::System { call, cause },

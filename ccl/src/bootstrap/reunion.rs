@@ -4,13 +4,16 @@
 //! takes to tell each other the id of the communicator with which they go on.
 
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 use std::time::Instant;
 
 use ccl_core::Error;
 use ccl_core::ids::Rank;
 use ccl_core::settings::Settings;
+use ccl_transport::clock;
 
 use super::control::Control;
+use super::heard::lock;
 use super::message::ControlEvent;
 use super::rendezvous::Place;
 use super::unique_id::{Door, UNIQUE_ID_BYTES, UniqueId};
@@ -20,6 +23,8 @@ use super::unique_id::{Door, UNIQUE_ID_BYTES, UniqueId};
 pub(crate) struct Reunion {
     own: Door,
     all: Vec<UniqueId>,
+    /// Who did not come.
+    lost: Mutex<BTreeSet<Rank>>,
 }
 
 impl Reunion {
@@ -38,7 +43,7 @@ impl Reunion {
             .zip(&all)
             .map(|(rank, id)| id_of(rank, id))
             .collect::<Result<_, _>>()?;
-        Ok(Self { own, all })
+        Ok(Self { own, all, lost: Mutex::default() })
     }
 
     /// Meets the ranks that are not `absent`, of which this is rank `me`, and returns where they go on: in the process of the
@@ -58,7 +63,11 @@ impl Reunion {
         let first = (0..size).find(|rank| !absent.contains(rank)).map_or(me, Rank);
         let door = &self.all[first.index()];
         let begun = (first == me).then(|| Place::behind(&self.own, me)).transpose()?;
-        let control = Control::join_again(door, first, me, size, absent.clone(), deadline)?;
+        let start = clock::now();
+        let control = Control::return_to(door, first, (me, size), deadline)
+            .inspect_err(|error| self.note(error, BTreeSet::new()))?;
+        let met = control.await_others(absent.clone(), start, deadline);
+        met.inspect_err(|error| self.note(error, control.lost()))?;
         drop(begun);
         let next = (first == me).then(|| Place::create(settings)).transpose();
         let next = next.inspect_err(|error| {
@@ -67,11 +76,25 @@ impl Reunion {
             }
         })?;
         let own = next.as_ref().map_or_else(Vec::new, |next| next.id().to_bytes().to_vec());
-        let ids = control.all_gather("where to go on", &own, deadline)?;
+        let ids = control.all_gather("where to go on", &own, deadline);
+        let ids = ids.inspect_err(|error| self.note(error, control.lost()))?;
         control.leave(0);
         match next {
             Some(next) => Ok(next),
             None => id_of(first, ids.first().map_or(&[], Vec::as_slice)).map(Place::elsewhere),
+        }
+    }
+
+    /// The ranks that were lost, or did not come, when others met.
+    pub(crate) fn lost(&self) -> BTreeSet<Rank> {
+        lock(&self.lost).clone()
+    }
+
+    fn note(&self, error: &Error, lost: BTreeSet<Rank>) {
+        let mut all = lock(&self.lost);
+        all.extend(lost);
+        if let Error::PeerLost { rank, .. } = error {
+            all.insert(*rank);
         }
     }
 }

@@ -4,7 +4,8 @@ Importing this module registers the backend; an installed package does it with `
 Only the first process group compiles the C++ part (:mod:`r2ccl.torch.build`) and loads the library.
 
 :func:`health` tells how the rails of a group are, :func:`on_fault` calls back when that changes. A
-rail that dies is no error: the collective finishes on those that are left.
+rail that dies is no error: the collective finishes on those that are left. :func:`lost_ranks` tells which ranks a
+group has to go on without.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import warnings
 from types import ModuleType
 from typing import Any
 
-from r2ccl.torch.health import FaultWatch, RailHealth, RailState, RailVerdict, health, on_fault
+from r2ccl.torch.health import (
+    FaultWatch,
+    RailHealth,
+    RailState,
+    RailVerdict,
+    health,
+    lost_ranks,
+    on_fault,
+)
 
 __all__ = [
     "BACKEND",
@@ -24,6 +33,7 @@ __all__ = [
     "RailState",
     "RailVerdict",
     "health",
+    "lost_ranks",
     "on_fault",
     "register",
 ]

@@ -96,6 +96,22 @@ def health(group: ProcessGroup | None = None) -> list[RailHealth]:
     return _rails(_backend(group))
 
 
+def lost_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The ranks of a group that are lost to this one as far as is known, in order.
+
+    Those have ended, left, or cannot be reached: what :func:`torch.distributed.shrink_group` excludes. Asks no other
+    rank, which may know of others.
+
+    Args:
+        group: as for :func:`health`.
+
+    Raises:
+        TypeError: as for :func:`health`.
+        torch.distributed.DistBackendError: the group was aborted or destroyed.
+    """
+    return list(_backend(group).lost_ranks())
+
+
 def on_fault(group: ProcessGroup | None, callback: Callback) -> FaultWatch:
     """Calls back, in a thread of its own, when a rail fails, is suspected, or returns.
 

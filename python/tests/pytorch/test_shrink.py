@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from worlds import die, meet, outcomes_of, run_world
+
+import r2ccl.torch
 
 
 def members(group: dist.ProcessGroup | None, name: int) -> list[int]:
@@ -23,6 +27,8 @@ def default_group_without(victims: list[int]) -> list[int] | None:
         die()
     with pytest.raises(dist.DistBackendError):
         dist.barrier()
+    while r2ccl.torch.lost_ranks() != victims:
+        time.sleep(0.01)
     group = dist.distributed_c10d.shrink_group(victims)
     assert group is dist.group.WORLD
     # Messages, too, meet anew.

@@ -59,9 +59,8 @@ fn who_is_absent_is_not_awaited() {
     assert_eq!(say(&mut group, 3, join_without(&[0, 2], 4, 3)), []);
     let mut out = Vec::new();
     group.give_up(1.0, &mut out);
-    let waiting = "rank 1 did not come".to_owned();
     let call = "joining the communicator".to_owned();
-    let push = Push::Failed(Failure::Deadline { call, seconds: 1.0, waiting });
+    let push = Push::Failed(Failure::Deadline { call, seconds: 1.0, missing: vec![1] });
     assert_eq!(out, [Output { to: peers(&[3]), push }]);
 
     let mut group = Group::new(process(9), 1, Vec::new());

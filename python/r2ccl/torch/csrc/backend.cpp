@@ -164,6 +164,11 @@ std::vector<ccl_rail_health_t> R2cclBackend::health() {
   return of_devices ? of_devices->health() : communicator_->health();
 }
 
+std::vector<int> R2cclBackend::lost_ranks() const {
+  check_process();
+  return communicator_->lost_ranks();
+}
+
 // ---- Calls --------------------------------------------------------------------------------------
 
 Milliseconds R2cclBackend::timeout_of(std::chrono::milliseconds wanted) const {

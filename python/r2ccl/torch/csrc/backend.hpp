@@ -146,6 +146,7 @@ class R2cclBackend : public c10d::Backend {
   void abort() override;
 
   std::vector<ccl_rail_health_t> health();
+  std::vector<int> lost_ranks() const;
 
  private:
   // How a call is made, and from what: profilers show it. `body` is run with the communicator when

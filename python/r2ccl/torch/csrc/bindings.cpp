@@ -62,6 +62,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout"), py::arg("name"), py::arg("global_ranks"),
            py::call_guard<py::gil_scoped_release>())
+      .def("lost_ranks", &R2cclBackend::lost_ranks, "The ranks that are lost to this one, in order.")
       .def("health", &health, "All rails of all ranks, as tuples in the order of RailHealth.")
       .def(
           "perform_nocolor_split", [](R2cclBackend&, const py::object&) {}, py::arg("device"),

@@ -140,6 +140,20 @@ std::vector<ccl_rail_health_t> Communicator::health() const {
   return rails;
 }
 
+std::vector<int> Communicator::lost_ranks() const {
+  std::vector<int> ranks;
+  size_t there = 0;
+  // Ranks may be lost between the two questions.
+  do {
+    ranks.resize(there);
+    use([&](ccl_comm_t comm) {
+      check(library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), &there), "lost ranks");
+    });
+  } while (there > ranks.size());
+  ranks.resize(there);
+  return ranks;
+}
+
 void Communicator::finish() {
   if (const ccl_comm_t comm = taken({})) {
     const ccl_result_t result = library().comm_destroy(comm);

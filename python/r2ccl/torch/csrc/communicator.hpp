@@ -60,6 +60,7 @@ class Communicator {
 
   // All rails of all ranks.
   std::vector<ccl_rail_health_t> health() const;
+  std::vector<int> lost_ranks() const;
 
   // Takes leave of the other ranks. Does nothing if it has ended.
   void finish();

@@ -16,6 +16,7 @@
   FUNCTION(comm_abort)             \
   FUNCTION(comm_get_async_error)   \
   FUNCTION(comm_get_health)        \
+  FUNCTION(comm_get_lost_ranks)    \
   FUNCTION(comm_explain)           \
   FUNCTION(allreduce)              \
   FUNCTION(allgather)              \
