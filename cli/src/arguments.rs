@@ -76,6 +76,9 @@ pub(crate) struct Run {
     /// Give every such host so many network interfaces
     #[arg(long, value_name = "N")]
     pub(crate) rails: Option<NonZeroUsize>,
+    /// Let the others go on when one fails, as ranks want that shrink their communicator: all is well if one ends well
+    #[arg(long)]
+    pub(crate) no_kill: bool,
     /// Bind every process to a processor unless there are more processors than processes, or leave that
     /// to the kernel
     #[arg(long = "bind-to", value_enum, default_value_t)]

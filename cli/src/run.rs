@@ -1,7 +1,7 @@
 //! `r2ccl run`: a program as the ranks of a job on this machine.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
@@ -18,10 +18,10 @@ const STATUS_NO_PROGRAM: u8 = 126;
 /// As shells have it: there is no such file.
 const STATUS_NOT_FOUND: u8 = 127;
 
-/// Starts the ranks and returns when all have ended well.
+/// Starts the ranks and returns when all have ended well, or one if the others may fail.
 ///
 /// # Errors
-/// Ranks could not be started, one failed, or a signal came; all have ended then.
+/// Ranks could not be started, one failed, or all if they may, or a signal came; all have ended then.
 pub(crate) fn run(wish: &Run) -> Result<(), Failure> {
     let meeting = Meeting::reserve()?;
     let key = if has_job_key() { None } else { Some(meeting::key()?) };
@@ -41,7 +41,13 @@ pub(crate) fn run(wish: &Run) -> Result<(), Failure> {
         }
         processes.start(index, &mut command)?;
     }
-    processes.wait()
+    if wish.no_kill { processes.wait_for_all(tell) } else { processes.wait() }
+}
+
+/// Tells of a rank that the others go on without.
+fn tell(failure: &Failure) {
+    // There is nobody left to tell when stderr is gone.
+    let _ = writeln!(io::stderr(), "r2ccl: {failure}; the others go on");
 }
 
 /// What this program is told that is to become a rank.

@@ -14,7 +14,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
 
-use ccl::{Communicator, Config, ReduceOp};
+use ccl::{Communicator, Config, Ongoing, ReduceOp};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{
@@ -30,6 +30,8 @@ const ROLE: &str = "CCL_CLI_TEST_RANK";
 const SUM: &str = "sum";
 /// Rank 1 leaves, and the others find out.
 const LEAVE: &str = "leave";
+/// Rank 0, where all have met, leaves, and the others go on.
+const GO_ON: &str = "go on";
 
 /// The kernel needs much less to end a process.
 const DEADLINE: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
@@ -94,10 +96,17 @@ fn child_entry() {
     let communicator =
         Communicator::from_environment(&Config::from_environment().unwrap()).unwrap();
     let rank = communicator.rank();
-    if role == LEAVE && rank.0 == 1 {
+    if role == LEAVE && rank.0 == 1 || role == GO_ON && rank.0 == 0 {
         std::process::exit(7);
     }
     let mut sum = [u64::from(rank.0) + 1];
+    if role == GO_ON {
+        communicator.barrier().unwrap_err();
+        let left = communicator.shrink(&communicator.lost_ranks(), Ongoing::Finish, None).unwrap();
+        left.all_reduce_in_place(&mut sum, ReduceOp::Sum).unwrap();
+        println!("rank {rank} goes on as {} of {}, sum {};", left.rank(), left.size(), sum[0]);
+        return left.finalize().unwrap();
+    }
     if let Err(error) = communicator.all_reduce_in_place(&mut sum, ReduceOp::Sum) {
         println!("rank {rank} cannot go on: {error};");
         // Whoever is found first to have failed decides on the status: that is rank 1.
@@ -312,6 +321,28 @@ fn who_is_in_a_hurry_leaves_nothing_behind() {
     let run = running.finish();
     assert_eq!(run.status.signal(), Some(Signal::TERM.as_raw()), "{}", text(&run));
     assert_eq!(run.output, "", "{}", text(&run));
+}
+
+/// For longer than who has failed would leave them.
+#[test]
+fn the_others_go_on_if_they_may() {
+    let script = "if [ $RANK = 1 ]; then exit 7; fi; sleep 4; echo done";
+    let run = finished(&mut r2ccl("run -n 3 --no-kill -- sh -c", &[script]));
+    assert_eq!((run.status.code(), &*run.output), (Some(0), "done\ndone\n"), "{}", text(&run));
+    assert!(run.errors.contains("rank 1 (process"), "{}", text(&run));
+    assert!(run.errors.contains("ended with status 7; the others go on\n"), "{}", text(&run));
+    let run = finished(&mut r2ccl("run -n 3 --no-kill -- sh -c", &["exit 3"]));
+    assert_eq!(run.status.code(), Some(3), "all have failed; {}", text(&run));
+}
+
+#[test]
+fn ranks_go_on_without_the_one_where_they_have_met() {
+    let run = ranks("run -n 3 --no-kill", GO_ON);
+    let text = text(&run);
+    assert!(run.status.success(), "{text}");
+    for line in ["rank 1 goes on as 0 of 2, sum 5;", "rank 2 goes on as 1 of 2, sum 5;"] {
+        assert!(text.contains(line), "{text}");
+    }
 }
 
 #[test]

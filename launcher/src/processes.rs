@@ -72,10 +72,34 @@ impl Processes {
     /// # Errors
     /// [`Failure::Member`] of the first that ended with another status than 0, or [`Failure::Request`], also if the
     /// same signal has ended a rank before this process looked.
-    pub fn wait(mut self) -> Result<(), Failure> {
+    pub fn wait(self) -> Result<(), Failure> {
+        self.see_through(Err)
+    }
+
+    /// Waits until all ranks have ended, also if some end badly, which `tell` is told as it comes: all is well if one
+    /// has ended well. Else as [`Self::wait`].
+    ///
+    /// # Errors
+    /// As [`Self::wait`], but if all have ended badly: [`Failure::Member`] of the first.
+    pub fn wait_for_all(self, mut tell: impl FnMut(&Failure)) -> Result<(), Failure> {
+        let mut left = self.running.len();
+        let mut first = None;
+        self.see_through(|failure| {
+            left -= 1;
+            tell(&failure);
+            first.get_or_insert(failure);
+            if left == 0 { first.take().map_or(Ok(()), Err) } else { Ok(()) }
+        })
+    }
+
+    /// Waits until all ranks have ended, or `judge` says of one that has ended badly that this is the outcome.
+    fn see_through(
+        mut self,
+        mut judge: impl FnMut(Failure) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let (mut outcome, mut asked) = (Ok(()), self.asked);
         while asked.is_none() {
-            outcome = self.reap();
+            outcome = self.reap().into_iter().try_for_each(&mut judge);
             if outcome.is_err() || self.running.is_empty() {
                 break;
             }
@@ -137,33 +161,28 @@ impl Processes {
         left
     }
 
-    /// Takes note of all that have ended.
-    ///
-    /// # Errors
-    /// A rank has ended badly; the first that is found.
-    fn reap(&mut self) -> Result<(), Failure> {
-        let mut outcome = Ok(());
+    /// Takes note of all that have ended: how ranks have that ended badly.
+    fn reap(&mut self) -> Vec<Failure> {
+        let mut failures = Vec::new();
         while let Ok(Some((pid, status))) = process::wait(WaitOptions::NOHANG) {
-            outcome = outcome.and(self.ended(pid, status));
+            failures.extend(self.ended(pid, status));
         }
-        outcome
+        failures
     }
 
-    fn ended(&mut self, pid: Pid, status: WaitStatus) -> Result<(), Failure> {
-        let Some(place) = self.running.iter().position(|(_, of_rank)| *of_rank == pid) else {
-            return Ok(());
-        };
+    fn ended(&mut self, pid: Pid, status: WaitStatus) -> Option<Failure> {
+        let place = self.running.iter().position(|(_, of_rank)| *of_rank == pid)?;
         let (rank, _) = self.running.swap_remove(place);
         let (code, how) = match (status.exit_status(), status.terminating_signal()) {
-            (Some(0), _) => return Ok(()),
+            (Some(0), _) => return None,
             (Some(code), _) => (code, format!("ended with status {code}")),
             (None, Some(signal)) => {
                 (STATUS_OF_SIGNAL + signal, format!("was ended by signal {signal}"))
             }
-            (None, None) => return Ok(()),
+            (None, None) => return None,
         };
         let pid = pid.as_raw_nonzero().get();
-        Err(Failure::Member { rank, pid, how, status: u8::try_from(code).unwrap_or(u8::MAX) })
+        Some(Failure::Member { rank, pid, how, status: u8::try_from(code).unwrap_or(u8::MAX) })
     }
 }
 
