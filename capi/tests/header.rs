@@ -114,8 +114,6 @@ fn enumerators_are_the_librarys_numbers() {
         expected.push((name.to_owned(), i64::try_from(count).unwrap()));
     }
     for (name, flags) in [
-        ("CCL_SHRINK_DEFAULT", abi::SHRINK_DEFAULT),
-        ("CCL_SHRINK_ABORT", abi::SHRINK_ABORT),
         ("CCL_WIN_DEFAULT", abi::WINDOW_DEFAULT),
         ("CCL_WIN_COLL_SYMMETRIC", abi::WINDOW_SYMMETRIC),
     ] {
@@ -233,7 +231,8 @@ fn records_and_constants_are_the_compilers() {
              SHOW(offsetof(ccl_config_t, split_share));\n\
              SHOW(sizeof(ccl_result_t)); SHOW(sizeof(ccl_datatype_t)); SHOW(sizeof(ccl_redop_t));\n\
              SHOW(CCL_CONFIG_MAGIC); SHOW(CCL_VERSION_CODE); SHOW(CCL_CONFIG_UNDEF_INT);\n\
-             SHOW(CCL_SPLIT_NOCOLOR); SHOW(CCL_UNIQUE_ID_BYTES);\n\
+             SHOW(CCL_SPLIT_NOCOLOR); SHOW(CCL_SHRINK_DEFAULT); SHOW(CCL_SHRINK_ABORT);\n\
+             SHOW(CCL_UNIQUE_ID_BYTES);\n\
              ccl_config_t c = CCL_CONFIG_INITIALIZER;\n\
              SHOW(c.size); SHOW(c.magic); SHOW(c.version); SHOW(c.blocking); SHOW(c.timeout_ms);\n\
              SHOW(c.comm_name != NULL); SHOW(c.split_share);\n\
@@ -264,7 +263,9 @@ fn records_and_constants_are_the_compilers() {
     let initial = ConfigRecord::INITIALIZER;
     let mut expected: Vec<i64> = sizes.map(|size| i64::try_from(size).unwrap()).to_vec();
     expected.extend([i64::from(abi::CONFIG_MAGIC), i64::from(abi::VERSION_CODE)]);
-    expected.extend([abi::CONFIG_UNDEF_INT, abi::SPLIT_NO_COLOR].map(i64::from));
+    let numbers =
+        [abi::CONFIG_UNDEF_INT, abi::SPLIT_NO_COLOR, abi::SHRINK_DEFAULT, abi::SHRINK_ABORT];
+    expected.extend(numbers.map(i64::from));
     expected.extend([abi::UNIQUE_ID_BYTES, initial.size].map(|size| i64::try_from(size).unwrap()));
     expected.extend([initial.magic, initial.version].map(i64::from));
     expected.extend([initial.blocking, initial.timeout_ms].map(i64::from));
