@@ -212,36 +212,36 @@ fn now() -> Duration {
 #[cfg(test)]
 mod tests {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
-    use signal_hook::consts::SIGINT;
+    use signal_hook::consts::SIGTERM;
     use signal_hook::low_level::raise;
 
     use super::*;
 
     fn is_request(outcome: &Result<(), Failure>) -> bool {
-        matches!(outcome, Err(Failure::Request { signal: SIGINT }))
+        matches!(outcome, Err(Failure::Request { signal: SIGTERM }))
     }
 
-    /// One test: signals and children are those of the process.
+    /// One test: signals and children are those of the process. Shells have what they start in the background ignore SIGINT.
     #[test]
     fn a_request_goes_before_what_it_has_done() {
         let mut processes = Processes::new().unwrap();
-        raise(SIGINT).unwrap();
+        raise(SIGTERM).unwrap();
         processes.start(0, &mut Command::new("false")).unwrap();
         assert_eq!(processes.running, [], "somebody wants it to end");
         assert!(is_request(&processes.wait()));
 
         for (script, goes_before) in [
-            ("kill -INT $$", true),
-            ("exit 130", true),
+            ("kill -TERM $$", true),
+            ("exit 143", true),
             ("exit 0", true),
             ("exit 1", false),
-            ("kill -TERM $$", false),
+            ("kill -KILL $$", false),
         ] {
             let mut processes = Processes::new().unwrap();
             processes.start(0, Command::new("sh").args(["-c", script])).unwrap();
             let (_, rank) = processes.running[0];
             waitid(WaitId::Pid(rank), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT).unwrap();
-            raise(SIGINT).unwrap();
+            raise(SIGTERM).unwrap();
             assert_eq!(is_request(&processes.wait()), goes_before, "{script}");
         }
     }
