@@ -3,6 +3,7 @@
 mod core;
 #[cfg(feature = "cuda")]
 mod correspondence;
+mod parts;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -22,7 +23,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
-use crate::bootstrap::{Control, Listener, Place, Reunion, UniqueId, rendezvous};
+use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
@@ -34,8 +35,6 @@ use crate::health::{Health, HealthBoard};
 use crate::operation::{Operation, check_own_messages};
 use crate::plans::{self, Planner};
 use crate::setup;
-use crate::shrink::{self, Ongoing};
-use crate::split;
 use crate::timeline::RailRecord;
 
 /// One member of a group of ranks. Clones are the same member.
@@ -166,98 +165,6 @@ impl Communicator {
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.core().timeout()
-    }
-
-    /// Divides the group by `color`, in order of `key` and then of rank; collective. A rank without
-    /// a colour takes part and gets no communicator. `config` is that of the new communicator, `None`: that of
-    /// this one.
-    ///
-    /// # Errors
-    /// As [`Self::create`]. What keeps the members of a part from meeting, as a rank that does not call this
-    /// before the bootstrap deadline, ends this communicator on all ranks.
-    pub fn split(
-        &self,
-        color: Option<u32>,
-        key: i32,
-        config: Option<&Config>,
-    ) -> Result<Option<Self>, Error> {
-        let core = self.core();
-        self.usable()?;
-        let config = config.unwrap_or(&core.config);
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
-        let turn = core.splits.fetch_add(1, Ordering::Relaxed);
-        let gather = |what: &str, blob: &[u8]| {
-            let gathered = core.control.all_gather(&format!("split {turn} {what}"), blob, deadline);
-            gathered.map_err(|error| core.failed(error))
-        };
-        let wishes = gather("wishes", split::wish(color, key).as_bytes())?;
-        let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
-        let place = members.iter().position(|member| *member == core.rank);
-        let begin = |place: usize| {
-            plans::check(&config.settings)?;
-            (place == 0).then(|| Place::create(&config.settings)).transpose()
-        };
-        // Whatever the error is, the others wait for the id, or for this rank.
-        let meeting = place.map_or(Ok(None), begin).inspect_err(|error| core.fail(error))?;
-        let bytes = meeting.as_ref().map_or_else(Vec::new, |it| it.id().to_bytes().to_vec());
-        let ids = gather("ids", &bytes)?;
-        let (Some(place), Some(first)) = (place, members.first()) else { return Ok(None) };
-        let id = ids[first.index()].as_slice().try_into().map_err(|_| {
-            Error::Internal(format!("rank {first} announced no id for its part of the split"))
-        })?;
-        let id = UniqueId::from_bytes(id)?;
-        Self::create(&id, number(place), number(members.len()), config).map(Some)
-    }
-
-    /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all
-    /// of them after an error. Collective among these ranks, which exclude the same ones; the others take no part. This
-    /// communicator may have failed, but not been finalized, and may have lost the process in which its ranks met.
-    /// `config` is that of the new communicator, `None`: that of this one.
-    ///
-    /// A call that fails because one of the others is lost as well leaves this communicator as it is, and can be made again
-    /// with more ranks excluded: with all [that are lost](Self::lost_ranks) as far as is known then.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
-    /// rank excludes others than the rest, or this communicator was finalized. [`Error::PeerLost`], [`Error::Deadline`]: one
-    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline. Those
-    /// name ranks of this communicator. Then as [`Self::create`], naming ranks of the new one.
-    pub fn shrink(
-        &self,
-        excluded: &[Rank],
-        ongoing: Ongoing,
-        config: Option<&Config>,
-    ) -> Result<Self, Error> {
-        let core = self.core();
-        let absent = shrink::absent(excluded, core.rank, core.size)?;
-        if core.finalized.load(Ordering::Acquire) {
-            return Err(Error::InvalidUsage("the communicator was finalized".into()));
-        }
-        if ongoing == Ongoing::Abort {
-            self.abort("ranks go on in another communicator");
-        }
-        core.queue.drain();
-        let config = config.unwrap_or(&core.config);
-        plans::check(&config.settings)?;
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
-        let place = match &core.reunion {
-            Some(reunion) => reunion.meet(core.rank, &absent, &config.settings, deadline),
-            None => Place::create(&config.settings),
-        };
-        let place = place.map_err(|error| core.config.named(error))?;
-        let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
-        Self::create(place.id(), rank, core.size - number(absent.len()), config)
-    }
-
-    /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
-    /// those that a [`Self::shrink`] has waited for in vain. Those of a host that has no power any more are known when the network
-    /// has given them up; when the process is gone in which all had met, nobody is told of others.
-    #[must_use]
-    pub fn lost_ranks(&self) -> Vec<Rank> {
-        let core = self.core();
-        let mut lost = core.control.lost();
-        lost.extend(core.reunion.iter().flat_map(Reunion::lost));
-        lost.into_iter().collect()
     }
 
     /// Waits for everything that was started and takes leave. No calls may follow.
@@ -519,11 +426,6 @@ impl Communicator {
         }
         if are_messages { check_own_messages(operations, core.rank) } else { Ok(()) }
     }
-}
-
-/// Of ranks.
-fn number(count: usize) -> u32 {
-    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 impl Handle {

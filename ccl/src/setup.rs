@@ -121,6 +121,20 @@ struct Whereabouts {
     verbs: Vec<bool>,
 }
 
+impl Whereabouts {
+    fn of(segment: Option<&Segment>, endpoint: Option<&Endpoint>) -> Self {
+        let address = |segment: &Segment| {
+            let SegmentAddress { pid, descriptor, cookie } = segment.address();
+            (pid, descriptor, cookie)
+        };
+        Self {
+            segment: segment.map(address),
+            rails: endpoint.map(Endpoint::addresses).unwrap_or_default(),
+            verbs: endpoint.map(Endpoint::verbs).unwrap_or_default(),
+        }
+    }
+}
+
 /// The ranks of a group as one of them sees them.
 struct Group<'a> {
     control: &'a Control,
@@ -212,17 +226,8 @@ impl Group<'_> {
             true => None,
             false => Some(self.bind(rails.clone(), broken, &timeline, part.as_ref())?),
         };
-        let whereabouts: Vec<Whereabouts> = self.exchange(
-            "whereabouts",
-            &Whereabouts {
-                segment: segment.as_ref().map(|segment| {
-                    let SegmentAddress { pid, descriptor, cookie } = segment.address();
-                    (pid, descriptor, cookie)
-                }),
-                rails: endpoint.as_ref().map(Endpoint::addresses).unwrap_or_default(),
-                verbs: endpoint.as_ref().map(Endpoint::verbs).unwrap_or_default(),
-            },
-        )?;
+        let own = Whereabouts::of(segment.as_ref(), endpoint.as_ref());
+        let whereabouts = self.exchange("whereabouts", &own)?;
 
         let mut links: Links = (0..2 * topology.ranks()).map(|_| None).collect();
         if let Some(segment) = &segment {

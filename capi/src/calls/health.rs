@@ -7,7 +7,7 @@ use ccl::{Error, RailHealth};
 use super::inquiry::copy_text;
 use crate::abi::{CommHandle, EVIDENCE_BYTES, NO_FAULT, RailHealthRecord};
 use crate::arguments::null;
-use crate::outcome::{Status, entry_on};
+use crate::outcome::{Outcome, Status, entry_on};
 
 /// See the header.
 ///
@@ -25,13 +25,6 @@ pub unsafe extern "C" fn ccl_comm_get_health(
 ) -> c_int {
     entry_on("ccl_comm_get_health", comm, |member| {
         let health = member.ready()?.health();
-        if !count.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { count.write(health.len()) };
-        }
-        if rails.is_null() && capacity > 0 {
-            return Err(null("rails"));
-        }
         if capacity > 0 && record_size < RECORD_BYTES {
             let text = format!(
                 "record_size is {record_size}, a ccl_rail_health_t has {RECORD_BYTES} bytes: compile \
@@ -39,13 +32,9 @@ pub unsafe extern "C" fn ccl_comm_get_health(
             );
             return Err(Error::InvalidArgument(text));
         }
-        for (index, health) in health.iter().enumerate().take(capacity) {
-            let place = rails.wrapping_byte_add(index * record_size);
-            // SAFETY: the index is below the capacity, and the record fits into its place. A later
-            // header may have a record whose size is no multiple of our alignment.
-            unsafe { place.write_unaligned(record(health)) };
-        }
-        Ok(Status::Done)
+        let records = health.iter().map(record);
+        // SAFETY: a record is not larger than its place; else the caller's promise.
+        unsafe { hand_out("rails", records, (rails, record_size), capacity, count) }
     })
 }
 
@@ -63,20 +52,38 @@ pub unsafe extern "C" fn ccl_comm_get_lost_ranks(
 ) -> c_int {
     entry_on("ccl_comm_get_lost_ranks", comm, |member| {
         let lost = member.communicator()?.lost_ranks();
-        if !count.is_null() {
-            // SAFETY: not null, and the caller's promise.
-            unsafe { count.write(lost.len()) };
-        }
-        if ranks.is_null() && capacity > 0 {
-            return Err(null("ranks"));
-        }
-        for (index, rank) in lost.iter().enumerate().take(capacity) {
-            let place = ranks.wrapping_add(index);
-            // SAFETY: not null, the index is below the capacity, and the caller's promise.
-            unsafe { place.write(rank.0.cast_signed()) };
-        }
-        Ok(Status::Done)
+        let numbers = lost.iter().map(|rank| rank.0.cast_signed());
+        // SAFETY: the caller's promise.
+        unsafe { hand_out("ranks", numbers, (ranks, size_of::<c_int>()), capacity, count) }
     })
+}
+
+/// Writes the first `capacity` values, so many bytes apart, and how many there are.
+///
+/// # Safety
+///
+/// `capacity` values may be written there, unless the pointer is null; `count` is null or may be written to.
+unsafe fn hand_out<T>(
+    what: &str,
+    values: impl ExactSizeIterator<Item = T>,
+    (start, bytes_apart): (*mut T, usize),
+    capacity: usize,
+    count: *mut usize,
+) -> Outcome {
+    if !count.is_null() {
+        // SAFETY: not null, and the caller's promise.
+        unsafe { count.write(values.len()) };
+    }
+    if start.is_null() && capacity > 0 {
+        return Err(null(what));
+    }
+    for (index, value) in values.enumerate().take(capacity) {
+        let place = start.wrapping_byte_add(index * bytes_apart);
+        // SAFETY: not null, the index is below the capacity, and the caller's promise. A later header may have a record
+        // whose size is no multiple of our alignment.
+        unsafe { place.write_unaligned(value) };
+    }
+    Ok(Status::Done)
 }
 
 const RECORD_BYTES: usize = size_of::<RailHealthRecord>();

@@ -65,9 +65,9 @@ impl Reunion {
         let begun = (first == me).then(|| Place::behind(&self.own, me)).transpose()?;
         let start = clock::now();
         let control = Control::return_to(door, first, (me, size), deadline)
-            .inspect_err(|error| self.note(error, BTreeSet::new()))?;
+            .inspect_err(|error| self.note(error, BTreeSet::new(), first))?;
         let met = control.await_others(absent.clone(), start, deadline);
-        met.inspect_err(|error| self.note(error, control.lost()))?;
+        met.inspect_err(|error| self.note(error, control.lost(), first))?;
         drop(begun);
         let next = (first == me).then(|| Place::create(settings)).transpose();
         let next = next.inspect_err(|error| {
@@ -77,7 +77,7 @@ impl Reunion {
         })?;
         let own = next.as_ref().map_or_else(Vec::new, |next| next.id().to_bytes().to_vec());
         let ids = control.all_gather("where to go on", &own, deadline);
-        let ids = ids.inspect_err(|error| self.note(error, control.lost()))?;
+        let ids = ids.inspect_err(|error| self.note(error, control.lost(), first))?;
         control.leave(0);
         match next {
             Some(next) => Ok(next),
@@ -90,12 +90,22 @@ impl Reunion {
         lock(&self.lost).clone()
     }
 
-    fn note(&self, error: &Error, lost: BTreeSet<Rank>) {
+    /// Remembers who was `lost` when ranks met in the process of rank `first`; that one, if nobody there says who.
+    fn note(&self, error: &Error, lost: BTreeSet<Rank>, first: Rank) {
         let mut all = lock(&self.lost);
-        all.extend(lost);
-        if let Error::PeerLost { rank, .. } = error {
-            all.insert(*rank);
+        match error {
+            Error::PeerLost { rank, .. } => _ = all.insert(*rank),
+            Error::Deadline { .. } if lost.is_empty() => _ = all.insert(first),
+            Error::Deadline { .. }
+            | Error::Disagreement { .. }
+            | Error::Aborted { .. }
+            | Error::InvalidArgument(_)
+            | Error::InvalidUsage(_)
+            | Error::System { .. }
+            | Error::Cuda(_)
+            | Error::Internal(_) => {}
         }
+        all.extend(lost);
     }
 }
 

@@ -162,6 +162,35 @@ fn another_rank_may_go_meanwhile() {
     }
 }
 
+/// As when its host has no power any more, or it hangs.
+#[test]
+fn the_lowest_rank_may_not_come() {
+    let is_over = Arc::new(Barrier::new(2));
+    let results = ranks(3, &config(), move |communicator| {
+        let me = communicator.rank();
+        if me == Rank(0) {
+            is_over.wait();
+        }
+        if me != Rank(1) {
+            return None;
+        }
+        while communicator.lost_ranks() != [Rank(2)] {
+            clock::sleep(Duration::from_millis(1));
+        }
+        let mut hasty = config();
+        hasty.settings.bootstrap_timeout = Duration::from_millis(500);
+        let error = communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&hasty)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("rank 0, where the ranks meet"), "{error}");
+        let lost = communicator.lost_ranks();
+        assert_eq!(lost, [Rank(0), Rank(2)]);
+        let left = communicator.shrink(&lost, Ongoing::Finish, None).unwrap();
+        is_over.wait();
+        Some(members(&left, me))
+    });
+    assert_eq!(results, [None, Some(vec![1]), None]);
+}
+
 #[test]
 fn what_was_finalized_is_not_shrunk() {
     ranks(2, &config(), |communicator| {

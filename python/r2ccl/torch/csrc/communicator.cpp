@@ -124,34 +124,40 @@ std::string Communicator::failure() const {
   return status == CCL_TIMEOUT ? kTimeoutPassed + reason : reason;
 }
 
-std::vector<ccl_rail_health_t> Communicator::health() const {
-  std::vector<ccl_rail_health_t> rails;
+namespace {
+
+// All of a list, which may grow between the question for its size and that for the list: `ask` writes as many as there is room
+// for, and tells how many there are.
+template <typename T, typename Ask>
+std::vector<T> all_of(const Ask& ask) {
+  std::vector<T> list;
   size_t there = 0;
-  // Rails may be added between the two questions.
   do {
-    rails.resize(there);
+    list.resize(there);
+    ask(list, &there);
+  } while (there > list.size());
+  list.resize(there);
+  return list;
+}
+
+}  // namespace
+
+std::vector<ccl_rail_health_t> Communicator::health() const {
+  return all_of<ccl_rail_health_t>([&](std::vector<ccl_rail_health_t>& rails, size_t* there) {
     use([&](ccl_comm_t comm) {
       check(library().comm_get_health(comm, rails.data(), sizeof(ccl_rail_health_t), rails.size(),
-                                      &there),
+                                      there),
             "health");
     });
-  } while (there > rails.size());
-  rails.resize(there);
-  return rails;
+  });
 }
 
 std::vector<int> Communicator::lost_ranks() const {
-  std::vector<int> ranks;
-  size_t there = 0;
-  // Ranks may be lost between the two questions.
-  do {
-    ranks.resize(there);
+  return all_of<int>([&](std::vector<int>& ranks, size_t* there) {
     use([&](ccl_comm_t comm) {
-      check(library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), &there), "lost ranks");
+      check(library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), there), "lost ranks");
     });
-  } while (there > ranks.size());
-  ranks.resize(there);
-  return ranks;
+  });
 }
 
 void Communicator::finish() {
