@@ -253,7 +253,7 @@ def callback_that_waits_behind_a_loss() -> str:
         die()
     dist.send(torch.ones(1), 1)
     # Too large to be sent before they are received.
-    first, second = [dist.isend(torch.ones(10_000_000), 1) for _ in range(2)]
+    first, second = [dist.isend(torch.ones(10_000_000), 1, tag=tag) for tag in (5, 6)]
     assert first is not None and second is not None
     waiting = first.get_future().then(lambda _: second.wait())
     store.set("followed", "1")
@@ -264,7 +264,7 @@ def callback_that_waits_behind_a_loss() -> str:
 
 def test_a_callback_on_a_message_to_the_dead_may_wait_for_another() -> None:
     message = outcomes_of(2, callback_that_waits_behind_a_loss, seconds=60.0)[0].value
-    assert "send to rank 1" in message
+    assert "send to rank 1 with tag 6" in message
 
 
 def ended_while_a_callback_waits() -> None:
