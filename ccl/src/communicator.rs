@@ -178,9 +178,12 @@ impl Communicator {
         self.async_error().map_or(Ok(()), Err)
     }
 
-    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`].
+    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`], and a [`Self::shrink`] that waits for others.
     pub fn abort(&self, reason: &str) {
         let core = self.core();
+        if let Some(reunion) = &core.reunion {
+            reunion.end(reason);
+        }
         let error = Error::Aborted { rank: core.rank, reason: reason.to_owned() };
         core.fail(&error);
     }

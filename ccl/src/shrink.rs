@@ -35,9 +35,38 @@ pub(crate) fn absent(excluded: &[Rank], me: Rank, size: u32) -> Result<BTreeSet<
     Ok(absent)
 }
 
+/// An error of the ranks that are `left`, of which the first is rank 0, in the numbers of the communicator that they have left.
+pub(crate) fn renumbered(error: Error, left: &[Rank]) -> Error {
+    let old = |rank: Rank| left.get(rank.index()).copied().unwrap_or(rank);
+    let told = |rank, reason| format!("as rank {rank} of those that go on: {reason}");
+    match error {
+        Error::PeerLost { rank, reason } => {
+            Error::PeerLost { rank: old(rank), reason: told(rank, reason) }
+        }
+        Error::Aborted { rank, reason } => {
+            Error::Aborted { rank: old(rank), reason: told(rank, reason) }
+        }
+        others @ (Error::InvalidArgument(_)
+        | Error::InvalidUsage(_)
+        | Error::Disagreement { .. }
+        | Error::Deadline { .. }
+        | Error::System { .. }
+        | Error::Cuda(_)
+        | Error::Internal(_)) => others,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_lost_is_named_by_the_number_that_it_had() {
+        let lost = Error::PeerLost { rank: Rank(1), reason: "closed".into() };
+        let reason = "as rank 1 of those that go on: closed".into();
+        let known = Error::PeerLost { rank: Rank(3), reason };
+        assert_eq!(renumbered(lost, &[Rank(1), Rank(3)]), known);
+    }
 
     #[test]
     fn ranks_are_excluded_once_and_nobody_excludes_itself() {

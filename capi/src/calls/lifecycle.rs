@@ -361,7 +361,12 @@ fn shrink(
     let config = choices.map(Choices::config).transpose()?;
     let child = Member::starting(blocking.unwrap_or(member.blocking));
     *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
-    let work = move || child.complete(communicator.shrink(&excluded, ongoing, config.as_ref()));
+    let is_awaited = member.blocking;
+    let work = move || {
+        let shrunk = child.complete(communicator.shrink(&excluded, ongoing, config.as_ref()));
+        // What keeps others from meeting is no failure of this communicator.
+        if is_awaited { shrunk } else { Ok(()) }
+    };
     perform(member, work).inspect_err(|_| discard(newcomm))
 }
 

@@ -10,6 +10,7 @@ use ccl_core::Error;
 use ccl_core::ids::Rank;
 use ccl_transport::{TransportError, auth, clock};
 
+use super::heard::Heard;
 use super::message::{self, Hello};
 use super::unique_id::UniqueId;
 
@@ -63,18 +64,19 @@ pub(super) enum Vacancy {
     Late,
 }
 
-/// A connection to the store of `id` on which both sides have proved the key. Tries until the deadline.
+/// A connection to the store of `id` on which both sides have proved the key. Tries until the deadline, or until there is a fault.
 pub(super) fn connect(
     id: &UniqueId,
-    rank: Rank,
+    heard: &Heard,
     vacancy: Vacancy,
     deadline: Instant,
 ) -> Result<TcpStream, NoConnection> {
     let mut pauses = Pauses::until(deadline);
+    let mut again = || pauses.pause() && heard.fault().is_none();
     loop {
-        match attempt(id, rank, deadline) {
-            Err(NoConnection::Unreachable(_)) if pauses.pause() => {}
-            Err(NoConnection::Vacant(_)) if vacancy == Vacancy::Early && pauses.pause() => {}
+        match attempt(id, heard.me(), deadline) {
+            Err(NoConnection::Unreachable(_)) if again() => {}
+            Err(NoConnection::Vacant(_)) if vacancy == Vacancy::Early && again() => {}
             settled => return settled,
         }
     }

@@ -1,6 +1,7 @@
 //! A rank's connection to the store, for as long as its communicator lives.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,48 +52,49 @@ impl Control {
     /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
     pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
         let start = clock::now();
-        let stream = connect(id, rank, Vacancy::Early, deadline).map_err(|failure| match failure {
-            NoConnection::Refused(error) => error,
-            NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
-                start,
-                deadline,
-                format!(
-                    "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
-                     whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
+        let heard = Arc::new(Heard::new(rank));
+        let stream =
+            connect(id, &heard, Vacancy::Early, deadline).map_err(|failure| match failure {
+                NoConnection::Refused(error) => error,
+                NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
+                    start,
+                    deadline,
+                    format!(
+                        "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
+                         whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
+                    ),
                 ),
-            ),
-        })?;
-        let control = Self::on(stream, id, rank, size)?;
+            })?;
+        let control = Self::on(stream, id, heard, size)?;
         control.await_others(BTreeSet::new(), start, deadline)?;
         Ok(control)
     }
 
     /// Speaks with a store in the process of rank `first`, which listened at the place of `id` before it started that, for a rank
-    /// of `size` that has not [joined](Self::await_others) yet.
+    /// of `size` that has not [joined](Self::await_others) yet, and hears what is `heard`.
     ///
     /// # Errors
-    /// As [`Self::join`]; [`Error::PeerLost`] if nobody listens there any more.
+    /// As [`Self::join`]; [`Error::PeerLost`] if nobody listens there any more, or somebody else does; the fault.
     pub(super) fn return_to(
         id: &UniqueId,
         first: Rank,
-        (rank, size): (Rank, u32),
+        heard: Arc<Heard>,
+        size: u32,
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
-        let stream =
-            connect(id, rank, Vacancy::Late, deadline).map_err(|failure| match failure {
-                NoConnection::Refused(error) => error,
-                NoConnection::Unreachable(waiting) => too_late(
-                    start,
-                    deadline,
-                    format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
-                ),
-                NoConnection::Vacant(waiting) => Error::PeerLost {
-                    rank: first,
-                    reason: format!("it has ended, or destroyed the communicator ({waiting})"),
-                },
-            })?;
-        Self::on(stream, id, rank, size)
+        let failed = |failure| match (heard.fault(), failure) {
+            (Some(fault), _) => Error::clone(fault),
+            (None, NoConnection::Unreachable(waiting)) => too_late(
+                start,
+                deadline,
+                format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
+            ),
+            (None, NoConnection::Vacant(cause)) => has_gone(first, &cause),
+            (None, NoConnection::Refused(cause)) => has_gone(first, &cause),
+        };
+        let stream = connect(id, &heard, Vacancy::Late, deadline).map_err(failed)?;
+        Self::on(stream, id, heard, size)
     }
 
     /// Says that this rank is there, and returns when all are but those that are `absent`.
@@ -123,8 +125,8 @@ impl Control {
         }
     }
 
-    fn on(stream: TcpStream, id: &UniqueId, rank: Rank, size: u32) -> Result<Self, Error> {
-        let heard = Arc::new(Heard::new(rank));
+    fn on(stream: TcpStream, id: &UniqueId, heard: Arc<Heard>, size: u32) -> Result<Self, Error> {
+        let rank = heard.me();
         let post = Arc::new(Post::new()?);
         let watcher = Watcher::new(id, rank, stream, &post, &heard)?;
         let watcher = thread::Builder::new()
@@ -256,10 +258,17 @@ impl Control {
         self.heard.has_departed(rank)
     }
 
-    /// The ranks that are lost to this one, or have left, as far as is known; and those that did not come when it joined.
+    /// The ranks that are lost to this one as far as is known; and those that did not come when it joined, or without which
+    /// others went on.
     #[must_use]
     pub fn lost(&self) -> BTreeSet<Rank> {
         self.heard.lost()
+    }
+
+    /// The ranks that left.
+    #[must_use]
+    pub fn departed(&self) -> BTreeSet<Rank> {
+        self.heard.departed()
     }
 
     /// Says goodbye after `calls` calls, so that the end of the connection alarms nobody. A later call
@@ -408,6 +417,11 @@ fn check_limits(name: &str, blob: &[u8]) -> Result<(), Error> {
 fn too_late(start: Instant, deadline: Instant, waiting: String) -> Error {
     let seconds = deadline.saturating_duration_since(start).as_secs_f64();
     Error::Deadline { call: "joining the communicator".to_owned(), seconds, waiting }
+}
+
+fn has_gone(rank: Rank, cause: &dyn fmt::Display) -> Error {
+    let reason = format!("it has ended, or destroyed the communicator ({cause})");
+    Error::PeerLost { rank, reason }
 }
 
 fn unexpected(answer: &Answer) -> Error {

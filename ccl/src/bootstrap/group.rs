@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A failure is final and told to everybody, also to ranks that come later. Once the group is formed,
-//! strangers cannot disturb it: a late claim of a rank fails alone.
+//! strangers cannot disturb it: a late claim of a rank fails alone, and so does a rank that is not wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -45,6 +45,13 @@ struct Member {
     process: Process,
 }
 
+/// The rank in whose process a store is, and those that it goes on without.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Founder {
+    pub(super) rank: u32,
+    pub(super) absent: BTreeSet<u32>,
+}
+
 /// What a rank says when it joins.
 struct Wish {
     size: u32,
@@ -58,12 +65,9 @@ pub(super) struct Group {
     host: Process,
     /// Where ranks whose connection broke find the store.
     places: Vec<SocketAddr>,
-    /// The rank in whose process the store was started.
-    first: u32,
+    founder: Founder,
     phase: Phase,
     size: u32,
-    /// Those of the ranks that are not awaited.
-    absent: BTreeSet<u32>,
     members: BTreeMap<u32, Member>,
     /// Ranks that left.
     left: Vec<u32>,
@@ -75,15 +79,14 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// A group without members; `host` is the process of the store, that of rank `first`, and `places` where it is found.
-    pub(super) fn new(host: Process, first: u32, places: Vec<SocketAddr>) -> Self {
+    /// A group without members; `host` is the process of the store and of its founder, and `places` where it is found.
+    pub(super) fn new(host: Process, founder: Founder, places: Vec<SocketAddr>) -> Self {
         Self {
             host,
             places,
-            first,
+            founder,
             phase: Phase::Gathering,
             size: 0,
-            absent: BTreeSet::new(),
             members: BTreeMap::new(),
             left: Vec::new(),
             values: BTreeMap::new(),
@@ -126,6 +129,11 @@ impl Group {
             // It was written before its writer knew that this rank leaves.
             return Ok(());
         }
+        if let (false, Request::Leave { .. }) = (speaks_for_member, &request) {
+            // It was not admitted.
+            out.push(Output { to: vec![peer], push: Push::Reply { number, reply: Reply::Done } });
+            return Ok(());
+        }
         if !speaks_for_member {
             return Err("spoke without having joined".to_owned());
         }
@@ -139,9 +147,7 @@ impl Group {
                 let reply = Reply::Missing(self.missing(self.gathers.get(&name)));
                 out.push(Output { to: vec![peer], push: Push::Reply { number, reply } });
             }
-            Request::Announce(event) => {
-                out.push(Output { to: self.others(rank), push: Push::Event(event) });
-            }
+            Request::Announce(event) => self.announce(rank, event, out),
             Request::Relay { to, letter } => self.relay(rank, &to, letter, out),
             Request::Leave { calls } => self.leave(peer, number, rank, calls, out),
         }
@@ -167,6 +173,11 @@ impl Group {
     }
 
     fn join(&mut self, peer: Peer, rank: u32, wish: Wish, out: &mut Vec<Output>) {
+        if self.founder.absent.contains(&rank) {
+            let reason = format!("it goes on without rank {rank}");
+            let failure = Failure::Aborted { rank: self.founder.rank, reason };
+            return out.push(Output { to: vec![peer], push: Push::Failed(failure) });
+        }
         match &self.phase {
             Phase::Gathering => {}
             Phase::Formed => {
@@ -178,12 +189,11 @@ impl Group {
                 return out.push(Output { to: vec![peer], push });
             }
         }
-        if let Some(reason) = self.objection(rank, &wish) {
-            return self.fail(Failure::Usage(reason), Some(peer), out);
+        if let Some(failure) = self.objection(rank, &wish) {
+            return self.fail(failure, Some(peer), out);
         }
-        let Wish { size, absent, process } = wish;
-        (self.size, self.absent) = (size, absent);
-        self.members.insert(rank, Member { peer, process });
+        self.size = wish.size;
+        self.members.insert(rank, Member { peer, process: wish.process });
         if self.members.len() == self.full() {
             self.phase = Phase::Formed;
             out.push(Output {
@@ -193,30 +203,37 @@ impl Group {
         }
     }
 
-    fn objection(&self, rank: u32, wish: &Wish) -> Option<String> {
+    fn objection(&self, rank: u32, wish: &Wish) -> Option<Failure> {
         let Wish { size, absent, process } = wish;
         let size = *size;
         if size == 0 || size > MAX_RANKS || rank >= size {
-            return Some(format!("{process} claims rank {rank} of {size}, at most {MAX_RANKS}"));
+            let text = format!("{process} claims rank {rank} of {size}, at most {MAX_RANKS}");
+            return Some(Failure::Usage(text));
         }
         if let Some(first) = self.members.get(&rank) {
-            return Some(claimed_twice(rank, &first.process, process));
+            return Some(Failure::Usage(claimed_twice(rank, &first.process, process)));
         }
         if absent.last().is_some_and(|absent| *absent >= size) || absent.contains(&rank) {
-            let absent: Vec<u32> = absent.iter().copied().collect();
-            return Some(format!(
-                "rank {rank} of {size} ({process}) is to do without {}",
-                name_ranks(&absent)
-            ));
+            let absent = name_all(absent);
+            let text = format!("rank {rank} of {size} ({process}) is to do without {absent}");
+            return Some(Failure::Usage(text));
+        }
+        let Founder { rank: founder, absent: missed } = &self.founder;
+        if absent != missed {
+            let text = format!(
+                "rank {rank} ({process}) goes on {}, rank {founder} ({}) {}",
+                without(absent),
+                self.host,
+                without(missed)
+            );
+            return Some(Failure::Apart { text, absent: absent | missed });
         }
         let (other, member) = self.members.first_key_value()?;
-        (size != self.size || *absent != self.absent).then(|| {
-            format!(
-                "rank {rank} ({process}) expects {}, rank {other} ({}) expects {}",
-                expected(size, absent),
-                member.process,
-                expected(self.size, &self.absent)
-            )
+        (size != self.size).then(|| {
+            Failure::Usage(format!(
+                "rank {rank} ({process}) expects {size} ranks, rank {other} ({}) expects {} ranks",
+                member.process, self.size
+            ))
         })
     }
 
@@ -248,12 +265,21 @@ impl Group {
         }
     }
 
-    /// The first rank, in whose process the store is, will not join, if it has not.
+    /// The founder will not join, if it has not.
     pub(super) fn abandon(&mut self, out: &mut Vec<Output>) {
-        if self.is_gathering() && !self.members.contains_key(&self.first) {
+        let rank = self.founder.rank;
+        if self.is_gathering() && !self.members.contains_key(&rank) {
             let reason = format!("its process {} gave up before it joined", self.host);
-            self.fail(Failure::Lost { rank: self.first, reason }, None, out);
+            self.fail(Failure::Lost { rank, reason }, None, out);
         }
+    }
+
+    fn announce(&mut self, rank: u32, event: ControlEvent, out: &mut Vec<Output>) {
+        if let (Phase::Gathering, ControlEvent::Aborted { rank, reason }) = (&self.phase, &event) {
+            let failure = Failure::Aborted { rank: rank.0, reason: reason.clone() };
+            return self.fail(failure, None, out);
+        }
+        out.push(Output { to: self.others(rank), push: Push::Event(event) });
     }
 
     fn give_up(&mut self, seconds: f64, out: &mut Vec<Output>) {
@@ -391,12 +417,12 @@ impl Group {
     }
 
     fn awaited(&self) -> impl Iterator<Item = u32> {
-        (0..self.size).filter(|rank| !self.absent.contains(rank))
+        (0..self.size).filter(|rank| !self.founder.absent.contains(rank))
     }
 
     /// How many members there are when all have come.
     fn full(&self) -> usize {
-        self.size as usize - self.absent.len()
+        self.size as usize - self.founder.absent.len()
     }
 
     fn everyone(&self) -> Vec<Peer> {
@@ -417,12 +443,12 @@ impl Group {
     }
 }
 
-fn expected(size: u32, absent: &BTreeSet<u32>) -> String {
-    let absent: Vec<u32> = absent.iter().copied().collect();
-    match absent.as_slice() {
-        [] => format!("{size} ranks"),
-        absent => format!("{size} ranks without {}", name_ranks(absent)),
-    }
+fn without(absent: &BTreeSet<u32>) -> String {
+    if absent.is_empty() { "with all".to_owned() } else { format!("without {}", name_all(absent)) }
+}
+
+fn name_all(ranks: &BTreeSet<u32>) -> String {
+    name_ranks(&ranks.iter().copied().collect::<Vec<_>>())
 }
 
 fn claimed_twice(rank: u32, first: &Process, second: &Process) -> String {

@@ -116,11 +116,23 @@ impl Heard {
         lock(&self.departed).contains_key(&rank)
     }
 
-    /// The ranks that are lost, have left, or were waited for in vain when this one joined.
+    /// The ranks that are lost, and those without which others went on, or which were waited for in vain, when this one joined.
     pub(super) fn lost(&self) -> BTreeSet<Rank> {
-        let mut lost = lock(&self.lost).clone();
-        lost.extend(lock(&self.departed).keys());
-        lost
+        lock(&self.lost).clone()
+    }
+
+    /// The ranks that left.
+    pub(super) fn departed(&self) -> BTreeSet<Rank> {
+        lock(&self.departed).keys().copied().collect()
+    }
+
+    /// This rank does not wait any more: what it waits for ends with this error.
+    pub(super) fn withdraw(&self, reason: &str) {
+        self.fail(Error::Aborted { rank: self.me, reason: reason.to_owned() });
+    }
+
+    pub(super) fn me(&self) -> Rank {
+        self.me
     }
 
     /// Where the answer will arrive; fails if there was a fault, or if it is awaited already.
@@ -220,9 +232,16 @@ impl Heard {
                 self.answer(&Awaited::Formed, Answer::Formed);
             }
             Push::Failed(failure) => {
-                if let Failure::Deadline { missing, .. } = &failure {
-                    lock(&self.lost).extend(missing.iter().copied().map(Rank));
-                }
+                let lost: Vec<u32> = match &failure {
+                    Failure::Deadline { missing, .. } => missing.clone(),
+                    Failure::Apart { absent, .. } => absent.iter().copied().collect(),
+                    Failure::Usage(_)
+                    | Failure::Aborted { .. }
+                    | Failure::Lost { .. }
+                    | Failure::System { .. } => Vec::new(),
+                };
+                let others = lost.into_iter().map(Rank).filter(|rank| *rank != self.me);
+                lock(&self.lost).extend(others);
                 self.fail(failure.into());
             }
             Push::Reply { number, reply } => {
@@ -328,12 +347,21 @@ mod tests {
         }
         heard.take(Push::Left { rank: 3, calls: 0 });
         heard.lose_store("closed");
-        assert_eq!(heard.lost(), [0, 2, 3, 4].map(Rank).into());
-        let heard = Heard::new(Rank(1));
+        assert_eq!(heard.lost(), [0, 2, 4].map(Rank).into());
+        assert_eq!(heard.departed(), [Rank(3)].into());
+    }
+
+    #[test]
+    fn who_did_not_come_or_is_not_wanted_is_lost() {
         let call = "joining".to_owned();
         let missing = vec![5, 7];
-        heard.take(Push::Failed(Failure::Deadline { call, seconds: 1.0, missing }));
-        assert_eq!(heard.lost(), [5, 7].map(Rank).into());
+        let in_vain = Failure::Deadline { call, seconds: 1.0, missing };
+        let apart = Failure::Apart { text: String::new(), absent: [1, 5, 7].into() };
+        for failure in [in_vain, apart] {
+            let heard = Heard::new(Rank(1));
+            heard.take(Push::Failed(failure));
+            assert_eq!(heard.lost(), [5, 7].map(Rank).into());
+        }
     }
 
     #[test]

@@ -294,15 +294,35 @@ mod rank_or_nobody {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Failure {
     Usage(String),
-    Lost { rank: u32, reason: String },
-    Deadline { call: String, seconds: f64, missing: Vec<u32> },
-    System { call: String, cause: String },
+    /// Ranks go on without different ones, in all without these.
+    Apart {
+        text: String,
+        absent: BTreeSet<u32>,
+    },
+    Aborted {
+        rank: u32,
+        reason: String,
+    },
+    Lost {
+        rank: u32,
+        reason: String,
+    },
+    Deadline {
+        call: String,
+        seconds: f64,
+        missing: Vec<u32>,
+    },
+    System {
+        call: String,
+        cause: String,
+    },
 }
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         match failure {
-            Failure::Usage(text) => Self::InvalidUsage(text),
+            Failure::Usage(text) | Failure::Apart { text, .. } => Self::InvalidUsage(text),
+            Failure::Aborted { rank, reason } => Self::Aborted { rank: Rank(rank), reason },
             Failure::Lost { rank, reason } => Self::PeerLost { rank: Rank(rank), reason },
             Failure::Deadline { call, seconds, missing } => {
                 let waiting = format!("{} did not come", name_ranks(&missing));

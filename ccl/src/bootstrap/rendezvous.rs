@@ -16,6 +16,7 @@ use ccl_transport::clock;
 use sha2::{Digest, Sha256};
 
 use super::connect::{Pauses, attempt};
+use super::group::Founder;
 use super::private_file::PrivateFile;
 use super::server::Tie;
 use super::unique_id::{Door, NewStore, UniqueId};
@@ -45,9 +46,9 @@ impl Place {
         &self.id
     }
 
-    /// One behind a door of rank `first`, which is this one.
-    pub(super) fn behind(door: &Door, first: Rank) -> Result<Self, Error> {
-        Self::with(door.store(first)?)
+    /// One behind a door of this rank, its `founder`.
+    pub(super) fn behind(door: &Door, founder: Founder) -> Result<Self, Error> {
+        Self::with(door.store(founder)?)
     }
 
     fn with(store: NewStore) -> Result<Self, Error> {

@@ -4,7 +4,7 @@
 //! takes to tell each other the id of the communicator with which they go on.
 
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use ccl_core::Error;
@@ -13,18 +13,26 @@ use ccl_core::settings::Settings;
 use ccl_transport::clock;
 
 use super::control::Control;
-use super::heard::lock;
+use super::group::Founder;
+use super::heard::{Heard, lock};
 use super::message::ControlEvent;
 use super::rendezvous::Place;
 use super::unique_id::{Door, UNIQUE_ID_BYTES, UniqueId};
+
+/// Where the first rank leaves the id.
+const NEXT: &str = "where to go on";
 
 /// The doors of all ranks of a communicator, as one of them sees them.
 #[derive(Debug)]
 pub(crate) struct Reunion {
     own: Door,
     all: Vec<UniqueId>,
-    /// Who did not come.
+    /// Who is lost, or did not come.
     lost: Mutex<BTreeSet<Rank>>,
+    /// Held while this rank meets others.
+    turn: Mutex<()>,
+    /// What ends the meeting that is under way.
+    current: Mutex<Option<Arc<Heard>>>,
 }
 
 impl Reunion {
@@ -43,15 +51,18 @@ impl Reunion {
             .zip(&all)
             .map(|(rank, id)| id_of(rank, id))
             .collect::<Result<_, _>>()?;
-        Ok(Self { own, all, lost: Mutex::default() })
+        let (lost, turn, current) = Default::default();
+        Ok(Self { own, all, lost, turn, current })
     }
 
     /// Meets the ranks that are not `absent`, of which this is rank `me`, and returns where they go on: in the process of the
-    /// lowest of them, which has to stay there until it has joined. All of these ranks call it alike.
+    /// lowest of them, which has to stay there until it has joined. All of these ranks call it alike. A meeting of this rank
+    /// that is under way is [ended](Self::end).
     ///
     /// # Errors
     /// Those of [`Control::join`], in the numbers of these ranks. [`Error::PeerLost`] also if the lowest of them has dropped
-    /// its `Reunion`, [`Error::InvalidUsage`] if others are absent to other ranks.
+    /// its `Reunion`, [`Error::InvalidUsage`] if others are absent to other ranks, [`Error::Aborted`] if a rank has ended the
+    /// meeting, or the lowest one goes on without this one.
     pub(crate) fn meet(
         &self,
         me: Rank,
@@ -61,27 +72,30 @@ impl Reunion {
     ) -> Result<Place, Error> {
         let size = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         let first = (0..size).find(|rank| !absent.contains(rank)).map_or(me, Rank);
-        let door = &self.all[first.index()];
-        let begun = (first == me).then(|| Place::behind(&self.own, me)).transpose()?;
+        let (_turn, heard) = self.begin(me);
+        let founder = || Founder { rank: me.0, absent: absent.clone() };
+        let _begun = (first == me).then(|| Place::behind(&self.own, founder())).transpose()?;
         let start = clock::now();
-        let control = Control::return_to(door, first, (me, size), deadline)
-            .inspect_err(|error| self.note(error, BTreeSet::new(), first))?;
+        let door = &self.all[first.index()];
+        let control = Control::return_to(door, first, heard, size, deadline)
+            .inspect_err(|error| self.note(error, BTreeSet::new(), (me, first)))?;
         let met = control.await_others(absent.clone(), start, deadline);
-        met.inspect_err(|error| self.note(error, control.lost(), first))?;
-        drop(begun);
-        let next = (first == me).then(|| Place::create(settings)).transpose();
+        let next = met.and_then(|()| match first == me {
+            true => lead(&control, settings, deadline),
+            false => follow(&control, first, deadline),
+        });
         let next = next.inspect_err(|error| {
-            if let Err(cause) = control.announce(&ControlEvent::from_error(me, error)) {
-                tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
-            }
-        })?;
-        let own = next.as_ref().map_or_else(Vec::new, |next| next.id().to_bytes().to_vec());
-        let ids = control.all_gather("where to go on", &own, deadline);
-        let ids = ids.inspect_err(|error| self.note(error, control.lost(), first))?;
+            self.note(error, control.lost(), (me, first));
+            tell(&control, error);
+        });
         control.leave(0);
-        match next {
-            Some(next) => Ok(next),
-            None => id_of(first, ids.first().map_or(&[], Vec::as_slice)).map(Place::elsewhere),
+        next
+    }
+
+    /// Ends the meeting that is under way, for all who have come.
+    pub(crate) fn end(&self, reason: &str) {
+        if let Some(heard) = lock(&self.current).take() {
+            heard.withdraw(reason);
         }
     }
 
@@ -90,22 +104,62 @@ impl Reunion {
         lock(&self.lost).clone()
     }
 
-    /// Remembers who was `lost` when ranks met in the process of rank `first`; that one, if nobody there says who.
-    fn note(&self, error: &Error, lost: BTreeSet<Rank>, first: Rank) {
-        let mut all = lock(&self.lost);
+    /// A rank was lost after the others had met.
+    pub(crate) fn lose(&self, rank: Rank) {
+        lock(&self.lost).insert(rank);
+    }
+
+    /// Begins a meeting of rank `me` when the one before has ended.
+    fn begin(&self, me: Rank) -> (MutexGuard<'_, ()>, Arc<Heard>) {
+        self.end("it meets others anew");
+        let turn = lock(&self.turn);
+        let heard = Arc::new(Heard::new(me));
+        *lock(&self.current) = Some(Arc::clone(&heard));
+        (turn, heard)
+    }
+
+    /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if neither says anything.
+    fn note(&self, error: &Error, told: BTreeSet<Rank>, (me, first): (Rank, Rank)) {
+        let mut lost = lock(&self.lost);
         match error {
-            Error::PeerLost { rank, .. } => _ = all.insert(*rank),
-            Error::Deadline { .. } if lost.is_empty() => _ = all.insert(first),
+            // Who goes because of it is not lost.
+            Error::Aborted { .. } => return,
+            Error::PeerLost { rank, .. } => _ = lost.insert(*rank),
+            Error::Deadline { .. } if told.is_empty() => _ = lost.insert(first),
             Error::Deadline { .. }
             | Error::Disagreement { .. }
-            | Error::Aborted { .. }
             | Error::InvalidArgument(_)
             | Error::InvalidUsage(_)
             | Error::System { .. }
             | Error::Cuda(_)
             | Error::Internal(_) => {}
         }
-        all.extend(lost);
+        lost.extend(told);
+        lost.remove(&me);
+    }
+}
+
+/// Tells all who have come where they go on: here.
+fn lead(control: &Control, settings: &Settings, deadline: Instant) -> Result<Place, Error> {
+    let next = Place::create(settings)?;
+    control.set(NEXT, &next.id().to_bytes(), deadline)?;
+    Ok(next)
+}
+
+/// Goes on where rank `first` says.
+fn follow(control: &Control, first: Rank, deadline: Instant) -> Result<Place, Error> {
+    let id = control.get(NEXT, deadline)?;
+    id_of(first, &id).map(Place::elsewhere)
+}
+
+/// Tells the others of what only this rank has met with.
+fn tell(control: &Control, error: &Error) {
+    let me = control.rank();
+    let event = ControlEvent::from_error(me, error);
+    if matches!(&event, ControlEvent::Aborted { rank, .. } if *rank == me)
+        && let Err(cause) = control.announce(&event)
+    {
+        tracing::warn!(rank = me.0, %cause, "the other ranks could not be told");
     }
 }
 

@@ -16,12 +16,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ccl_core::Error;
-use ccl_core::ids::Rank;
 use ccl_transport::clock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::connection::Connection;
-use super::group::{Group, Output, Peer};
+use super::group::{Founder, Group, Output, Peer};
 use super::message::{self, Envelope, MAX_PUSH_BYTES, MAX_REQUEST_BYTES, Process, Push, Session};
 use super::newcomers::{Admission, Newcomers};
 use super::session::Ended;
@@ -56,15 +55,15 @@ pub(super) fn this_process() -> Process {
     }
 }
 
-/// Starts the store behind `doors`, in the process of rank `first`. `settled` runs in its thread once the group is
+/// Starts the store behind `doors`, in the process of its `founder`. `settled` runs in its thread once the group is
 /// complete or has failed, before any rank is told.
 pub(super) fn start(
     doors: Doors,
     admission: Admission,
-    first: Rank,
+    founder: Founder,
     settled: Box<dyn FnOnce() + Send>,
 ) -> Result<Tie, Error> {
-    let mut server = Server::new(doors, admission, first, settled)?;
+    let mut server = Server::new(doors, admission, founder, settled)?;
     let (gathering, is_settled) = channel();
     server.gathering = Some(gathering);
     let tie = Tie {
@@ -89,7 +88,7 @@ pub(super) struct Tie {
 }
 
 impl Tie {
-    /// The first rank will not join, if it has not. When this returns the port that was given to the store is free.
+    /// The founder will not join, if it has not. When this returns the port that was given to the store is free.
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);
         // It fails only when the counter is full, and then the store is awake.
@@ -123,7 +122,7 @@ impl Server {
     fn new(
         doors: Doors,
         admission: Admission,
-        first: Rank,
+        founder: Founder,
         settled: Box<dyn FnOnce() + Send>,
     ) -> Result<Self, Error> {
         let Doors { listener, returns, places } = doors;
@@ -139,7 +138,7 @@ impl Server {
             is_abandoned: Arc::default(),
             next_peer: 0,
             connections: BTreeMap::new(),
-            group: Group::new(this_process(), first.0, places),
+            group: Group::new(this_process(), founder, places),
             beat_at: clock::now() + BEAT,
         })
     }

@@ -21,6 +21,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::connect::{NoConnection, Return, Vacancy, return_to};
+use super::heard::Heard;
 use super::message::{self, Envelope, Numbered, Push, Request};
 use super::server::this_process;
 use super::watcher::SILENCE;
@@ -39,7 +40,7 @@ fn soon() -> Instant {
 
 /// A connection to the store of `id`, which has proved the key.
 fn dial(id: &UniqueId, rank: u32) -> Result<TcpStream, NoConnection> {
-    connect::connect(id, Rank(rank), Vacancy::Early, deadline())
+    connect::connect(id, &Heard::new(Rank(rank)), Vacancy::Early, deadline())
 }
 
 fn join_request(size: u32) -> Request {

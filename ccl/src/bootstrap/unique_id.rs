@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::Instant;
 
 use ccl_core::Error;
-use ccl_core::ids::Rank;
 use ccl_core::settings::Settings;
 use ccl_transport::auth::JobKey;
 use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::group::Founder;
 use super::newcomers::Admission;
 use super::server::{self, Doors, Tie};
 use crate::hosts::{self, HostIdentity, reach};
@@ -197,8 +197,8 @@ pub(super) struct NewStore {
     returns: Option<TcpListener>,
     /// The addresses of this host, one for each rail.
     homes: Vec<IpAddr>,
-    /// The rank that starts it.
-    pub(super) first: Rank,
+    /// Whose process it is in.
+    founder: Founder,
     /// Runs once the group is complete or has failed, before anybody is told.
     pub(super) settled: Box<dyn FnOnce() + Send>,
 }
@@ -233,7 +233,8 @@ impl NewStore {
     }
 
     fn behind(listener: TcpListener, id: UniqueId, homes: Vec<IpAddr>) -> Self {
-        Self { id, listener, returns: None, homes, first: Rank(0), settled: Box::new(|| {}) }
+        let (founder, settled) = (Founder::default(), Box::new(|| {}));
+        Self { id, listener, returns: None, homes, founder, settled }
     }
 
     /// Starts the thread of the store.
@@ -244,7 +245,7 @@ impl NewStore {
         let places = homes.map(|home| SocketAddr::new(home, port)).collect();
         let admission = Admission { key: self.id.key(), communicator: self.id.communicator };
         let doors = Doors { listener: self.listener, returns: self.returns, places };
-        Ok((self.id, server::start(doors, admission, self.first, self.settled)?))
+        Ok((self.id, server::start(doors, admission, self.founder, self.settled)?))
     }
 }
 
@@ -267,12 +268,12 @@ impl Door {
         Ok(Self { id, listener, homes })
     }
 
-    /// A store of rank `first`. Who comes after it has settled waits for the next one.
-    pub(super) fn store(&self, first: Rank) -> Result<NewStore, Error> {
+    /// A store. Who comes after it has settled waits for the next one.
+    pub(super) fn store(&self, founder: Founder) -> Result<NewStore, Error> {
         let listener = self.listener.try_clone();
         let listener = listener.map_err(|cause| Error::system("dup of a listener", cause))?;
         let returns = Some(listen(0)?);
-        Ok(NewStore { returns, first, ..NewStore::behind(listener, self.id, self.homes.clone()) })
+        Ok(NewStore { returns, founder, ..NewStore::behind(listener, self.id, self.homes.clone()) })
     }
 }
 

@@ -66,8 +66,10 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
     /// rank excludes others than the rest, or this communicator was finalized. [`Error::PeerLost`], [`Error::Deadline`]: one
-    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline. Those
-    /// name ranks of this communicator. Then as [`Self::create`], naming ranks of the new one.
+    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline.
+    /// [`Error::Aborted`]: one of them has [aborted](Self::abort) this communicator or called this anew meanwhile, or the lowest
+    /// goes on without this rank. Then as [`Self::create`]. Fields of errors name ranks of this communicator; what keeps the
+    /// new one from being created may be told in the numbers of that.
     pub fn shrink(
         &self,
         excluded: &[Rank],
@@ -91,17 +93,27 @@ impl Communicator {
             None => Place::create(&config.settings),
         };
         let place = place.map_err(|error| core.config.named(error))?;
+        let left: Vec<Rank> =
+            (0..core.size).filter(|rank| !absent.contains(rank)).map(Rank).collect();
         let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
-        Self::create(place.id(), rank, core.size - number(absent.len()), config)
+        let created = Self::create(place.id(), rank, number(left.len()), config);
+        created.map_err(|error| {
+            let error = shrink::renumbered(error, &left);
+            if let (Error::PeerLost { rank, .. }, Some(reunion)) = (&error, &core.reunion) {
+                reunion.lose(*rank);
+            }
+            error
+        })
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
-    /// those that a [`Self::shrink`] has waited for in vain. Those of a host that has no power any more are known when the network
+    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power any more are known when the network
     /// has given them up; when the process is gone in which all had met, nobody is told of others.
     #[must_use]
     pub fn lost_ranks(&self) -> Vec<Rank> {
         let core = self.core();
         let mut lost = core.control.lost();
+        lost.extend(core.control.departed());
         lost.extend(core.reunion.iter().flat_map(Reunion::lost));
         lost.into_iter().collect()
     }

@@ -66,10 +66,14 @@ impl Paths {
     /// common is this end.
     fn verdict(&self) -> Verdict {
         let excused = self.dead.values().filter(|is_excused| **is_excused).count();
-        match excused {
-            0 if self.hosts > 1 => Verdict::LocalNic,
-            excused if excused > 0 && excused == self.dead.len() => Verdict::RemoteNic,
-            _ => Verdict::Unknown,
+        let unexcused = self.count - excused.min(self.count);
+        // More than one host has.
+        if unexcused * self.hosts > self.count {
+            Verdict::LocalNic
+        } else if excused > 0 && excused == self.dead.len() {
+            Verdict::RemoteNic
+        } else {
+            Verdict::Unknown
         }
     }
 
@@ -326,6 +330,16 @@ mod tests {
         judge.hear(&event("to rank 2", RailEventKind::Returned));
         judge.hear(&event("to rank 2", given_up(Evidence::Silence)));
         assert_eq!(standing(&board), (RailState::Down, Verdict::Unknown), "one says nothing");
+    }
+
+    #[test]
+    fn a_host_whose_card_is_off_excuses_no_other() {
+        let (judge, board) = judge(3);
+        judge.hear(&event("to rank 1", given_up(Evidence::PeerCarrier)));
+        for path in ["to rank 2", "to rank 3"] {
+            judge.hear(&event(path, given_up(Evidence::Silence)));
+        }
+        assert_eq!(standing(&board), (RailState::Down, Verdict::LocalNic));
     }
 
     #[test]

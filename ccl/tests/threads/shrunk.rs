@@ -107,26 +107,27 @@ fn a_communicator_that_has_not_failed_can_be_used_on() {
     assert_eq!(results, [(all(), left()), (all(), None), (all(), left())]);
 }
 
-#[test]
-fn who_excludes_others_than_the_rest_is_told() {
-    let errors = ranks(4, &config(), |communicator| {
-        let excluded = match communicator.rank() {
-            Rank(0) => vec![Rank(3)],
-            Rank(1) => vec![Rank(2), Rank(3)],
-            _ => return None,
-        };
-        Some(communicator.shrink(&excluded, Ongoing::Finish, None).unwrap_err())
-    });
-    for error in errors.into_iter().take(2) {
-        let Some(Error::InvalidUsage(text)) = error else { panic!("{error:?}") };
-        assert!(text.contains("without rank 3") && text.contains("without ranks 2, 3"), "{text}");
+/// Until this rank knows that just these are lost.
+fn await_loss(communicator: &Communicator, of: &[Rank]) {
+    let deadline = clock::now() + DEADLINE;
+    while communicator.lost_ranks() != of {
+        assert!(clock::now() < deadline, "{:?} are lost, not {of:?}", communicator.lost_ranks());
+        clock::sleep(Duration::from_millis(1));
     }
+}
+
+/// A configuration with a bootstrap timeout.
+fn patient(bootstrap_timeout: Duration) -> Config {
+    let mut config = config();
+    config.settings.bootstrap_timeout = bootstrap_timeout;
+    config
 }
 
 /// Nobody waits for who has gone, whichever rank that is; those who are left try again.
 #[test]
 fn another_rank_may_go_meanwhile() {
     for gone in [0, 1] {
+        let are_here = Arc::new(Barrier::new(2));
         let results = ranks(4, &config(), move |communicator| {
             let me = communicator.rank();
             if [Rank(gone), Rank(3)].contains(&me) {
@@ -135,22 +136,19 @@ fn another_rank_may_go_meanwhile() {
             communicator.barrier().unwrap_err();
             let excluded = vec![Rank(3)];
             if gone == 0 {
-                let mut patient = config();
-                patient.settings.bootstrap_timeout = 2 * DEADLINE;
+                let patient = patient(2 * DEADLINE);
                 let error = communicator.shrink(&excluded, Ongoing::Finish, Some(&patient));
                 let error = error.unwrap_err();
                 assert!(is_lost(&error, 0), "{error}");
             } else {
-                let mut hasty = config();
-                hasty.settings.bootstrap_timeout = Duration::from_millis(500);
+                are_here.wait();
+                let hasty = patient(Duration::from_secs(3));
                 let error = communicator.shrink(&excluded, Ongoing::Finish, Some(&hasty));
                 let error = error.unwrap_err();
                 assert!(matches!(error, Error::Deadline { .. }), "{error}");
                 assert!(error.to_string().contains("rank 1 did not come"), "{error}");
             }
-            while communicator.lost_ranks() != [Rank(gone), Rank(3)] {
-                clock::sleep(Duration::from_millis(1));
-            }
+            await_loss(&communicator, &[Rank(gone), Rank(3)]);
             let excluded = communicator.lost_ranks();
             let left = communicator.shrink(&excluded, Ongoing::Finish, None).unwrap();
             Some(members(&left, me))
@@ -160,6 +158,100 @@ fn another_rank_may_go_meanwhile() {
             assert_eq!(results[*rank as usize], Some(left.clone()));
         }
     }
+}
+
+/// Who knows of more losses than the rest tells them: the next time all agree.
+#[test]
+fn those_who_disagree_learn_from_each_other() {
+    let results = ranks(4, &config(), |communicator| {
+        let me = communicator.rank();
+        let known = match me {
+            Rank(0) => vec![Rank(3)],
+            Rank(1) => vec![Rank(2), Rank(3)],
+            _ => return None,
+        };
+        let error = communicator.shrink(&known, Ongoing::Finish, None).unwrap_err();
+        let Error::InvalidUsage(text) = error else { panic!("{error}") };
+        assert!(text.contains("without rank 3") && text.contains("without ranks 2, 3"), "{text}");
+        await_loss(&communicator, &[Rank(2), Rank(3)]);
+        let all = communicator.lost_ranks();
+        let left = communicator.shrink(&all, Ongoing::Finish, None).unwrap();
+        Some(members(&left, me))
+    });
+    assert_eq!(results, [Some(vec![0, 1]), Some(vec![0, 1]), None, None]);
+}
+
+/// It wakes up after it was given up, and wants to go on without others.
+#[test]
+fn who_is_excluded_keeps_nobody_from_going_on() {
+    let results = ranks(4, &config(), |communicator| {
+        let me = communicator.rank();
+        if me == Rank(3) {
+            let error = communicator.shrink(&[Rank(1)], Ongoing::Finish, None).unwrap_err();
+            let Error::Aborted { rank: Rank(0), reason } = error else { panic!("{error}") };
+            assert!(reason.contains("it goes on without rank 3"), "{reason}");
+            return Vec::new();
+        }
+        if me == Rank(0) {
+            // The others wait at its door, rank 3 among them.
+            clock::sleep(Duration::from_millis(300));
+        }
+        let left = communicator.shrink(&[Rank(3)], Ongoing::Finish, None).unwrap();
+        members(&left, me)
+    });
+    assert_eq!(results, [vec![0, 1, 2], vec![0, 1, 2], vec![0, 1, 2], vec![]]);
+}
+
+/// Rank 2 never comes, and rank 1 does not wait for that.
+#[test]
+fn an_abort_ends_a_meeting() {
+    let all = Arc::new(Barrier::new(3));
+    let results = ranks(3, &config(), move |communicator| {
+        let error = (communicator.rank() != Rank(2)).then(|| {
+            let patient = patient(4 * DEADLINE);
+            thread::scope(|scope| {
+                let shrink = || communicator.shrink(&[], Ongoing::Finish, Some(&patient));
+                let meeting = scope.spawn(shrink);
+                if communicator.rank() == Rank(1) {
+                    clock::sleep(Duration::from_millis(300));
+                    communicator.abort("enough");
+                }
+                meeting.join().unwrap().unwrap_err()
+            })
+        });
+        let lost = communicator.lost_ranks();
+        all.wait();
+        (error, lost)
+    });
+    for (error, lost) in &results[..2] {
+        let Some(Error::Aborted { rank: Rank(1), reason }) = error else { panic!("{error:?}") };
+        assert!(reason.contains("enough"), "{reason}");
+        assert_eq!(lost, &[]);
+    }
+}
+
+/// As a program that hears of another loss while it waits.
+#[test]
+fn a_rank_may_meet_others_anew() {
+    let results = ranks(3, &config(), |communicator| {
+        let me = communicator.rank();
+        if me == Rank(2) {
+            return Vec::new();
+        }
+        let patient = patient(4 * DEADLINE);
+        thread::scope(|scope| {
+            let shrink = || communicator.shrink(&[], Ongoing::Finish, Some(&patient));
+            let in_vain = scope.spawn(shrink);
+            communicator.barrier().unwrap_err();
+            clock::sleep(Duration::from_millis(300));
+            let left = communicator.shrink(&[Rank(2)], Ongoing::Abort, None);
+            in_vain.join().unwrap().unwrap_err();
+            // The other one may have come with the list of before.
+            let left = left.or_else(|_| communicator.shrink(&[Rank(2)], Ongoing::Finish, None));
+            members(&left.unwrap(), me)
+        })
+    });
+    assert_eq!(results, [vec![0, 1], vec![0, 1], vec![]]);
 }
 
 /// As when its host has no power any more, or it hangs.
@@ -174,11 +266,8 @@ fn the_lowest_rank_may_not_come() {
         if me != Rank(1) {
             return None;
         }
-        while communicator.lost_ranks() != [Rank(2)] {
-            clock::sleep(Duration::from_millis(1));
-        }
-        let mut hasty = config();
-        hasty.settings.bootstrap_timeout = Duration::from_millis(500);
+        await_loss(&communicator, &[Rank(2)]);
+        let hasty = patient(Duration::from_millis(500));
         let error = communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&hasty)).unwrap_err();
         assert!(matches!(error, Error::Deadline { .. }), "{error}");
         assert!(error.to_string().contains("rank 0, where the ranks meet"), "{error}");

@@ -14,6 +14,12 @@ fn join_without(absent: &[u32], size: u32, pid: u32) -> Request {
     Request::Join { size, absent: absent.iter().copied().collect(), process: process(pid) }
 }
 
+/// Without members, in process `pid`, which is that of rank `rank`, and to do without those in `absent`.
+fn new_group(pid: u32, rank: u32, absent: &[u32]) -> Group {
+    let absent = absent.iter().copied().collect();
+    Group::new(process(pid), Founder { rank, absent }, Vec::new())
+}
+
 /// Rank `rank` speaks through the peer of the same number.
 fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
     let mut out = Vec::new();
@@ -23,7 +29,7 @@ fn say(group: &mut Group, rank: u32, request: Request) -> Vec<Output> {
 }
 
 fn formed(size: u32) -> Group {
-    let mut group = Group::new(process(1), 0, Vec::new());
+    let mut group = new_group(1, 0, &[]);
     for rank in 0..size {
         say(&mut group, rank, join(size, rank));
     }
@@ -37,7 +43,7 @@ fn peers(numbers: &[u64]) -> Vec<Peer> {
 
 #[test]
 fn the_last_rank_forms_the_group() {
-    let mut group = Group::new(process(1), 0, Vec::new());
+    let mut group = new_group(1, 0, &[]);
     assert_eq!(say(&mut group, 1, join(2, 1)), []);
     let push = Push::Formed { host_rank: Some(1), places: Vec::new() };
     assert_eq!(say(&mut group, 0, join(2, 0)), [Output { to: peers(&[0, 1]), push }]);
@@ -45,7 +51,7 @@ fn the_last_rank_forms_the_group() {
 
 #[test]
 fn sizes_must_agree() {
-    let mut group = Group::new(process(1), 0, Vec::new());
+    let mut group = new_group(1, 0, &[]);
     say(&mut group, 0, join(2, 0));
     let out = say(&mut group, 2, join(3, 2));
     let reason = "rank 2 (2@h) expects 3 ranks, rank 0 (0@h) expects 2 ranks".to_owned();
@@ -55,7 +61,7 @@ fn sizes_must_agree() {
 
 #[test]
 fn who_is_absent_is_not_awaited() {
-    let mut group = Group::new(process(9), 1, Vec::new());
+    let mut group = new_group(9, 1, &[0, 2]);
     assert_eq!(say(&mut group, 3, join_without(&[0, 2], 4, 3)), []);
     let mut out = Vec::new();
     group.give_up(1.0, &mut out);
@@ -63,7 +69,7 @@ fn who_is_absent_is_not_awaited() {
     let push = Push::Failed(Failure::Deadline { call, seconds: 1.0, missing: vec![1] });
     assert_eq!(out, [Output { to: peers(&[3]), push }]);
 
-    let mut group = Group::new(process(9), 1, Vec::new());
+    let mut group = new_group(9, 1, &[0, 2]);
     for rank in [3, 1] {
         say(&mut group, rank, join_without(&[0, 2], 4, rank));
     }
@@ -77,21 +83,49 @@ fn who_is_absent_is_not_awaited() {
 
 #[test]
 fn all_have_to_do_without_the_same_ranks_and_they_stay_away() {
-    for (rank, absent, reason) in [
-        (
-            2,
-            &[0][..],
-            "rank 2 (2@h) expects 4 ranks without rank 0, rank 1 (1@h) expects 4 ranks without ranks 0, 3",
-        ),
-        (3, &[0, 3], "rank 3 of 4 (3@h) is to do without ranks 0, 3"),
-        (2, &[0, 4], "rank 2 of 4 (2@h) is to do without ranks 0, 4"),
-    ] {
-        let mut group = Group::new(process(9), 1, Vec::new());
-        say(&mut group, 1, join_without(&[0, 3], 4, 1));
-        let out = say(&mut group, rank, join_without(absent, 4, rank));
-        let push = Push::Failed(Failure::Usage(reason.into()));
-        assert_eq!(out, [Output { to: peers(&[u64::from(rank), 1]), push }]);
+    let usage = |reason: &str| Failure::Usage(reason.into());
+    let text = "rank 2 (2@h) goes on without ranks 0, 4, rank 1 (9@h) without ranks 0, 3";
+    let apart = Failure::Apart { text: text.into(), absent: [0, 3, 4].into() };
+    let himself = usage("rank 2 of 5 (2@h) is to do without ranks 0, 2");
+    let nobody = usage("rank 2 of 5 (2@h) is to do without ranks 0, 5");
+    for (absent, failure) in [([0, 4], apart), ([0, 2], himself), ([0, 5], nobody)] {
+        let mut group = new_group(9, 1, &[0, 3]);
+        say(&mut group, 1, join_without(&[0, 3], 5, 1));
+        let out = say(&mut group, 2, join_without(&absent, 5, 2));
+        assert_eq!(out, [Output { to: peers(&[2, 1]), push: Push::Failed(failure) }]);
     }
+}
+
+#[test]
+fn who_is_not_wanted_disturbs_nobody() {
+    let mut group = new_group(9, 1, &[0, 3]);
+    let turned_away = |group: &mut Group| {
+        let failure = Failure::Aborted { rank: 1, reason: "it goes on without rank 3".into() };
+        let push = Push::Failed(failure);
+        let out = say(group, 3, join_without(&[1], 4, 3));
+        assert_eq!(out, [Output { to: peers(&[3]), push }]);
+        let push = Push::Reply { number: 7, reply: Reply::Done };
+        let out = say(group, 3, Request::Leave { calls: 0 });
+        assert_eq!(out, [Output { to: peers(&[3]), push }]);
+    };
+    turned_away(&mut group);
+    for rank in [1, 2] {
+        say(&mut group, rank, join_without(&[0, 3], 4, rank));
+        turned_away(&mut group);
+    }
+    assert!(group.is_formed());
+}
+
+#[test]
+fn who_ends_a_meeting_tells_why() {
+    let mut group = new_group(9, 1, &[0]);
+    say(&mut group, 1, join_without(&[0], 3, 1));
+    let reason = String::from("enough");
+    let event = ControlEvent::Aborted { rank: ccl_core::ids::Rank(1), reason: reason.clone() };
+    say(&mut group, 1, Request::Announce(event));
+    let push = Push::Failed(Failure::Aborted { rank: 1, reason });
+    let out = say(&mut group, 2, join_without(&[0], 3, 2));
+    assert_eq!(out, [Output { to: peers(&[2]), push }]);
 }
 
 #[test]
@@ -203,7 +237,7 @@ fn breaches_of_the_protocol_are_errors() {
 
 #[test]
 fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
-    let mut starved = Group::new(process(9), 0, Vec::new());
+    let mut starved = new_group(9, 0, &[]);
     say(&mut starved, 1, join(3, 1));
     let mut out = Vec::new();
     starved.starve("too many", &mut out);
@@ -212,12 +246,12 @@ fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
     let failure = Failure::System { call, cause: "too many".into() };
     assert_eq!(out, [Output { to: peers(&[1]), push: Push::Failed(failure) }]);
 
-    let mut joined = Group::new(process(0), 0, Vec::new());
+    let mut joined = new_group(0, 0, &[]);
     say(&mut joined, 0, join(3, 0));
     let mut out = Vec::new();
     joined.abandon(&mut out);
     assert_eq!(out, [], "its rank has come");
-    let mut abandoned = Group::new(process(9), 0, Vec::new());
+    let mut abandoned = new_group(9, 0, &[]);
     say(&mut abandoned, 1, join(3, 1));
     abandoned.abandon(&mut out);
     let reason = "its process 9@h gave up before it joined".to_owned();

@@ -14,7 +14,7 @@ fn server() -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let doors = Doors { listener, returns: None, places: Vec::new() };
     let admission = Admission { key: JobKey::from_bytes([0; 32]), communicator: 0 };
-    Server::new(doors, admission, Rank(0), Box::new(|| {})).unwrap()
+    Server::new(doors, admission, Founder::default(), Box::new(|| {})).unwrap()
 }
 
 /// A rank of 2 that has proved the key and joined: its end, and the name of the store's end.
