@@ -5,7 +5,7 @@ Only the first process group compiles the C++ part (:mod:`r2ccl.torch.build`) an
 
 :func:`health` tells how the rails of a group are, :func:`on_fault` calls back when that changes. A
 rail that dies is no error: the collective finishes on those that are left. :func:`lost_ranks` tells which ranks a
-group has to go on without.
+group has to go on without, :func:`shrink_group` makes a group of the others.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from r2ccl.torch.health import (
     lost_ranks,
     on_fault,
 )
+from r2ccl.torch.shrinking import shrink_group
 
 __all__ = [
     "BACKEND",
@@ -36,6 +37,7 @@ __all__ = [
     "lost_ranks",
     "on_fault",
     "register",
+    "shrink_group",
 ]
 
 BACKEND = "r2ccl"

@@ -99,17 +99,17 @@ def health(group: ProcessGroup | None = None) -> list[RailHealth]:
 def lost_ranks(group: ProcessGroup | None = None) -> list[int]:
     """The ranks of a group that are lost to this one as far as is known, in order.
 
-    Those have ended, left, or cannot be reached: what :func:`torch.distributed.shrink_group` excludes. Asks no other
-    rank, which may know of others.
+    Those have ended, left, or cannot be reached, or did not come to a :func:`shrink_group` that failed, or were excluded
+    by ranks that came to it. Asks no other rank, which may know of others. Of a group that was aborted they are those that
+    were known then.
 
     Args:
         group: as for :func:`health`.
 
     Raises:
         TypeError: as for :func:`health`.
-        torch.distributed.DistBackendError: the group was aborted or destroyed.
     """
-    return list(_backend(group).lost_ranks())
+    return sorted(_backend(group).lost_ranks())
 
 
 def on_fault(group: ProcessGroup | None, callback: Callback) -> FaultWatch:

@@ -11,6 +11,10 @@ from worlds import die, meet, outcomes_of, run_world
 
 import r2ccl.torch
 
+SHRINK_DEFAULT = 0
+SHRINK_ABORT = 1
+IMPATIENT = {"R2CCL_BOOTSTRAP_TIMEOUT": "5"}
+
 
 def members(group: dist.ProcessGroup | None, name: int) -> list[int]:
     """The names of all ranks of a group, which works."""
@@ -52,6 +56,84 @@ def test_those_who_are_left_go_on(victims: list[int]) -> None:
         assert outcomes[rank].value == left
 
 
+def known_as_lost(ranks: list[int]) -> None:
+    while r2ccl.torch.lost_ranks() != ranks:
+        time.sleep(0.01)
+
+
+def shrunk_at_last(flags: int, given_up: tuple[int, ...] = ()) -> list[str]:
+    """Makes a default group of those who are left; what went wrong before."""
+    errors: list[str] = []
+    while len(errors) < 5:
+        lost = sorted({*given_up, *r2ccl.torch.lost_ranks()})
+        try:
+            dist.distributed_c10d.shrink_group(lost, shrink_flags=flags)
+            break
+        except dist.DistBackendError as error:
+            errors.append(str(error))
+    return errors
+
+
+def nobody_hears_of_the_second(flags: int) -> tuple[list[str], list[int]]:
+    rank = dist.get_rank()
+    assert members(None, rank) == [0, 1, 2, 3]
+    if rank == 0:
+        die()
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()
+    known_as_lost([0])
+    meet("three know of one", 3)
+    if rank == 3:
+        die()
+    errors = shrunk_at_last(flags)
+    return errors, members(None, rank)
+
+
+@pytest.mark.parametrize("flags", [SHRINK_DEFAULT, SHRINK_ABORT])
+def test_who_does_not_come_is_lost_too(flags: int) -> None:
+    outcomes = outcomes_of(4, nobody_hears_of_the_second, flags, environment=IMPATIENT, seconds=60.0)
+    for rank in (1, 2):
+        assert outcomes[rank].error == ""
+        errors, left = outcomes[rank].value
+        assert left == [1, 2]
+        assert len(errors) == 1
+        assert "of 3 ranks have come within 5000 ms to go on without rank 0" in errors[0]
+        assert "in vain was waited for rank 3" in errors[0]
+
+
+def one_sleeps(lists_differ: bool) -> tuple[list[str], list[int]] | None:
+    rank = dist.get_rank()
+    store = dist.distributed_c10d._get_default_store()
+    assert members(None, rank) == [0, 1, 2, 3]
+    if rank == 3:
+        die()
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()
+    known_as_lost([3])
+    meet("three know of one", 3)
+    if rank == 2:
+        store.wait(["they have gone on"])
+        with pytest.raises(dist.DistBackendError, match="this rank 2 is lost"):
+            dist.distributed_c10d.shrink_group([3])
+        return None
+    errors = shrunk_at_last(SHRINK_ABORT, (2,) if lists_differ and rank == 1 else ())
+    left = members(None, rank)
+    store.set("they have gone on", "1")
+    return errors, left
+
+
+@pytest.mark.parametrize("lists_differ", [False, True])
+def test_those_who_abort_and_wait_in_vain_are_not_lost(lists_differ: bool) -> None:
+    outcomes = outcomes_of(4, one_sleeps, lists_differ, environment=IMPATIENT, seconds=60.0)
+    assert outcomes[2].error == ""
+    for rank in (0, 1):
+        assert outcomes[rank].error == ""
+        errors, left = outcomes[rank].value
+        assert left == [0, 1]
+        # Whoever has excluded more may still be waiting when the other one comes again.
+        assert len(errors) <= 1 and (errors or lists_differ)
+
+
 def aborted_and_refused() -> list[int] | None:
     rank = dist.get_rank()
     group = dist.new_group([0, 1, 2])
@@ -83,3 +165,38 @@ def aborted_and_refused() -> list[int] | None:
 
 def test_what_is_going_on_is_aborted() -> None:
     assert run_world(3, aborted_and_refused) == [[0, 1], [0, 1], None]
+
+
+def ranks_and_devices() -> tuple[bool, bool, list[int]] | None:
+    rank = dist.get_rank()
+    group = dist.new_group([1, 2, 3])
+    assert group is not None
+    if rank < 2:
+        return None
+    devices = set(group._device_types)
+    group = r2ccl.torch.shrink_group([0], group)
+    same = set(group._device_types) == devices
+    number = torch.tensor([rank])
+    dist.broadcast(number, src=3, group=group)
+    return same, number.item() == 3, dist.get_process_group_ranks(group)
+
+
+def test_ranks_and_kinds_of_devices_are_those_of_the_group() -> None:
+    assert run_world(4, ranks_and_devices) == [None, None, (True, True, [2, 3]), (True, True, [2, 3])]
+
+
+def twice() -> list[int] | None:
+    rank = dist.get_rank()
+    for victim in ([0], [2]):
+        if dist.get_rank() in victim:
+            return None
+        r2ccl.torch.shrink_group(victim)
+        everybody = list(range(dist.get_world_size()))
+        assert dist.get_process_group_ranks(dist.group.WORLD) == everybody
+    dist.barrier(dist.new_group())
+    return members(None, rank)
+
+
+def test_the_default_group_shrinks_twice() -> None:
+    outcomes = outcomes_of(4, twice)
+    assert [outcome.value for outcome in outcomes] == [None, [1, 2], [1, 2], None]

@@ -175,14 +175,14 @@ def _be_rank(
         os._exit(1)
 
 
-def meet(name: str) -> None:
-    """Returns when every rank has called this with this ``name``, which is used once.
+def meet(name: str, size: int | None = None) -> None:
+    """Returns when every rank, or as many as ``size``, has called this with this ``name``, which is used once.
 
     The ranks meet in the store, not in a group. Who leaves a barrier of a group may go before others have left it,
     and what it does to the group then, such as an abort, ends their barrier too.
     """
     store = dist.distributed_c10d._get_default_store()
-    if store.add(f"{name} met", 1) == dist.get_world_size():
+    if store.add(f"{name} met", 1) == (size or dist.get_world_size()):
         store.set(f"{name} complete", "1")
     store.wait([f"{name} complete"])
 

@@ -47,9 +47,10 @@ R2cclBackend::R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                            std::vector<uint64_t> global_ranks)
     : Backend(rank, size),
       options_(options_for(timeout, name, std::move(global_ranks))),
-      store_(meet(store->clone(), size, timeout)),
+      store_(store),
+      reunion_(c10::make_intrusive<c10d::PrefixStore>("shrink", store_), rank, size),
       communicator_(std::make_shared<Communicator>(
-          shared_id(*store_, rank), rank, size, timeout, name)),
+          shared_id(*store_, rank, timeout), rank, size, timeout, name)),
       own_timeout_(timeout),
       queue_(std::make_shared<CallQueue>()),
       sentinel_(std::make_shared<Sentinel>()) {
@@ -164,9 +165,21 @@ std::vector<ccl_rail_health_t> R2cclBackend::health() {
   return of_devices ? of_devices->health() : communicator_->health();
 }
 
-std::vector<int> R2cclBackend::lost_ranks() const {
+std::set<int> R2cclBackend::lost_ranks() const {
   check_process();
-  return communicator_->lost_ranks();
+  const auto of_host = communicator_->lost_ranks();
+  std::set<int> gone(of_host.begin(), of_host.end());
+  if (const auto devices = existing_device_group()) {
+    gone.merge(devices->lost_ranks());
+  }
+  auto lost = reunion_.lost();
+  for (const int rank : gone) {
+    // Who has aborted its communicators to go on is gone from them, too.
+    if (!reunion_.has_announced(rank)) {
+      lost.insert(rank);
+    }
+  }
+  return lost;
 }
 
 // ---- Calls --------------------------------------------------------------------------------------
@@ -486,9 +499,10 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::split(const c10::intrusive_ptr<c
   if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) {
     return nullptr;
   }
-  const std::string name = (options ? *options : *options_).group_name;
-  return part(c10::make_intrusive<c10d::PrefixStore>(c10::str("split/", splits_[name]++), store),
-              ranks, options);
+  const auto& wish = options ? *options : *options_;
+  const auto turn = c10::str("split/", splits_[wish.group_name]++);
+  const auto place = c10::make_intrusive<c10d::PrefixStore>(turn, store->clone());
+  return part(meet(place, static_cast<int>(ranks.size()), wish.timeout), ranks, options);
 }
 
 // PyTorch destroys this group afterwards: what is going on is waited for, or aborted, there.
@@ -498,12 +512,13 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::shrink(const std::vector<int64_t
   check_process();
   TORCH_CHECK_VALUE(flags == CCL_SHRINK_DEFAULT || flags == CCL_SHRINK_ABORT,
                     "r2ccl shrink: flags are ", flags);
-  const std::set<int64_t> absent(excluded.begin(), excluded.end());
+  const std::set<int> absent(excluded.begin(), excluded.end());
   TORCH_CHECK_VALUE(absent.count(rank_) == 0, "r2ccl shrink: rank ", rank_,
                     " cannot exclude itself: only ranks that go on take part");
   TORCH_CHECK_VALUE(absent.empty() || (*absent.begin() >= 0 && *absent.rbegin() < size_),
                     "r2ccl shrink: ", c10::ArrayRef<int64_t>(excluded),
                     " are not all ranks of a group of ", size_);
+  reunion_.announce(absent);
   if (flags == CCL_SHRINK_ABORT) {
     abort();
   }
@@ -513,8 +528,14 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::shrink(const std::vector<int64_t
       ranks.push_back(rank);
     }
   }
-  const auto place = c10::str("shrink/", c10::ArrayRef<int>(ranks));
-  return part(c10::make_intrusive<c10d::PrefixStore>(place, store_), ranks, options);
+  const auto met = reunion_.meet(absent, std::min(options_->timeout, bootstrap_timeout()));
+  try {
+    return part(met, ranks, options);
+  } catch (const c10::DistBackendError& failure) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("r2ccl shrink: of the new group, whose ranks have been ",
+                             c10::Join(", ", ranks), ": ", failure.what_without_backtrace()));
+  }
 }
 
 c10::intrusive_ptr<c10d::Backend> R2cclBackend::part(const c10::intrusive_ptr<c10d::Store>& store,

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "communicator.hpp"
 #include "device_group.hpp"
 #include "mailbox.hpp"
+#include "reunion.hpp"
 #include "sentinel.hpp"
 #include "tensors.hpp"
 #include "work.hpp"
@@ -30,7 +32,7 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 // Names of PyTorch's older versions are overridden: newer ones forward to them.
 class R2cclBackend : public c10d::Backend {
  public:
-  // Meets the other ranks of the group through `store`, which waits for them as long as `timeout`.
+  // `store` is that in which the ranks of the group have met, and for them alone.
   R2cclBackend(const c10::intrusive_ptr<c10d::Store>& store,
                int rank,
                int size,
@@ -110,7 +112,8 @@ class R2cclBackend : public c10d::Backend {
   virtual bool supportsShrinking() const {
     return true;
   }
-  // The ranks that are left meet through the store; this group may have failed. The flags are those of ccl_comm_shrink().
+  // The ranks that are left meet through the store, and none waits longer than the library would; this group may have
+  // failed, and may have been aborted. The flags are those of ccl_comm_shrink().
   virtual c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t>& excluded,
                                                    int flags = CCL_SHRINK_DEFAULT,
                                                    const c10::intrusive_ptr<Options>& options = nullptr);
@@ -146,7 +149,8 @@ class R2cclBackend : public c10d::Backend {
   void abort() override;
 
   std::vector<ccl_rail_health_t> health();
-  std::vector<int> lost_ranks() const;
+  // To any communicator of the group, and when ranks met to go on without others; known after the end, too.
+  std::set<int> lost_ranks() const;
 
  private:
   // How a call is made, and from what: profilers show it. `body` is run with the communicator when
@@ -194,7 +198,7 @@ class R2cclBackend : public c10d::Backend {
   Work message(c10d::OpType type, const std::function<Work()>& begin);
   Work start_send(Tensors& tensors, int peer, int tag);
   Work start_receive(Tensors& tensors, int peer, int tag, c10d::OpType type);
-  // A group of these ranks, of which this is one.
+  // A group of these ranks, of which this is one, and which have met in `store`.
   c10::intrusive_ptr<c10d::Backend> part(const c10::intrusive_ptr<c10d::Store>& store,
                                          const std::vector<int>& ranks,
                                          const c10::intrusive_ptr<Options>& options) const;
@@ -212,6 +216,7 @@ class R2cclBackend : public c10d::Backend {
   // For the ranks of this group while it is there, and with a connection of its own: PyTorch's own
   // uses of the store do not wait for ours.
   const c10::intrusive_ptr<c10d::Store> store_;
+  Reunion reunion_;
   const std::shared_ptr<Communicator> communicator_;
   // The deadline that the communicator itself has.
   const Milliseconds own_timeout_;

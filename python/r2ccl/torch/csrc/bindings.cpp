@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "backend.hpp"
+#include "store.hpp"
 
 namespace py = pybind11;
 
@@ -46,8 +47,8 @@ c10::intrusive_ptr<R2cclBackend> create(const c10::intrusive_ptr<c10d::Store>& s
                                         std::chrono::milliseconds timeout,
                                         const std::string& name,
                                         std::vector<uint64_t> global_ranks) {
-  return c10::make_intrusive<R2cclBackend>(store, rank, size, timeout, name,
-                                           std::move(global_ranks));
+  return c10::make_intrusive<R2cclBackend>(meet(store->clone(), size, timeout), rank, size, timeout,
+                                           name, std::move(global_ranks));
 }
 
 }  // namespace
@@ -62,7 +63,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("timeout"), py::arg("name"), py::arg("global_ranks"),
            py::call_guard<py::gil_scoped_release>())
-      .def("lost_ranks", &R2cclBackend::lost_ranks, "The ranks that are lost to this one, in order.")
+      .def("lost_ranks", &R2cclBackend::lost_ranks, py::call_guard<py::gil_scoped_release>(),
+           "The ranks that are lost to this one, in order.")
       .def("health", &health, "All rails of all ranks, as tuples in the order of RailHealth.")
       .def(
           "perform_nocolor_split", [](R2cclBackend&, const py::object&) {}, py::arg("device"),

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -14,6 +15,9 @@ namespace {
 
 // The longest deadline that the settings of the library allow: 11 days.
 constexpr int64_t kLongestMs = 1'000'000'000;
+
+// The default of the setting R2CCL_BOOTSTRAP_TIMEOUT.
+constexpr Milliseconds kBootstrapTimeout{120'000};
 
 // How messages of status() begin.
 constexpr char kQuestion[] = "ccl_comm_get_async_error: ";
@@ -38,6 +42,14 @@ uint64_t fork_generation() {
 
 void throw_ended() {
   C10_THROW_ERROR(DistBackendError, "r2ccl: the process group was aborted or destroyed");
+}
+
+Milliseconds bootstrap_timeout() {
+  const char* text = std::getenv("R2CCL_BOOTSTRAP_TIMEOUT");
+  const double seconds = text == nullptr ? 0.0 : std::atof(text);
+  // What is not allowed the library refuses when it makes a communicator.
+  return seconds > 0.0 ? Milliseconds(static_cast<int64_t>(std::min(seconds * 1e3, double(kLongestMs))))
+                       : kBootstrapTimeout;
 }
 
 int timeout_ms(Milliseconds timeout) {
@@ -152,12 +164,29 @@ std::vector<ccl_rail_health_t> Communicator::health() const {
   });
 }
 
-std::vector<int> Communicator::lost_ranks() const {
-  return all_of<int>([&](std::vector<int>& ranks, size_t* there) {
-    use([&](ccl_comm_t comm) {
-      check(library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), there), "lost ranks");
-    });
+std::optional<std::vector<int>> Communicator::asked_who_is_lost() const {
+  const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
+  bool knows = comm != nullptr;
+  auto lost = all_of<int>([&](std::vector<int>& ranks, size_t* there) {
+    knows = knows && library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), there) == CCL_SUCCESS;
+    *there = knows ? *there : 0;
   });
+  return knows ? std::optional(std::move(lost)) : std::nullopt;
+}
+
+std::vector<int> Communicator::lost_ranks() const {
+  if (auto lost = asked_who_is_lost()) {
+    return *std::move(lost);
+  }
+  const std::lock_guard<std::mutex> lock(noted_mutex_);
+  return noted_lost_;
+}
+
+void Communicator::note_who_is_lost() {
+  if (auto lost = asked_who_is_lost()) {
+    const std::lock_guard<std::mutex> lock(noted_mutex_);
+    noted_lost_ = *std::move(lost);
+  }
 }
 
 void Communicator::finish() {
@@ -182,6 +211,7 @@ ccl_comm_t Communicator::taken(Failure failure) {
     return nullptr;
   }
   // Before it goes: then nobody finds that it failed but not why.
+  note_who_is_lost();
   note(asked().value_or(Failure()));
   note(std::move(failure));
   return comm_.exchange(nullptr);

@@ -60,6 +60,7 @@ class Communicator {
 
   // All rails of all ranks.
   std::vector<ccl_rail_health_t> health() const;
+  // Those that are lost to this one, in order; after the end those that were then.
   std::vector<int> lost_ranks() const;
 
   // Takes leave of the other ranks. Does nothing if it has ended.
@@ -80,21 +81,27 @@ class Communicator {
   ccl_comm_t get() const;
   // What the library says, as long as it knows the communicator.
   std::optional<Failure> asked() const;
+  std::optional<std::vector<int>> asked_who_is_lost() const;
   Failure known() const;
   // Remembers what the library will not say any more; what was first stays.
   void note(Failure failure);
+  void note_who_is_lost();
   // Takes the communicator out, with what goes wrong by that; null if somebody has done so.
   ccl_comm_t taken(Failure failure);
 
   std::atomic<ccl_comm_t> comm_{nullptr};
   mutable std::mutex noted_mutex_;
   Failure noted_;
+  std::vector<int> noted_lost_;
   int timeout_ms_;
   const uint64_t generation_ = fork_generation();
 };
 
 // What a call on a group that has ended throws.
 [[noreturn]] void throw_ended();
+
+// How long the library waits for ranks that meet: its setting, which it does not tell.
+Milliseconds bootstrap_timeout();
 
 // A deadline as the library takes it: at least a millisecond, at most 11 days.
 int timeout_ms(Milliseconds timeout);

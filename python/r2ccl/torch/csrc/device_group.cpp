@@ -93,8 +93,8 @@ DeviceGroup::Line& DeviceGroup::connected(c10::Device device) {
     return *collectives_;
   }
   const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("collectives", store_);
-  const auto met = meet(prefixed, size_, timeout_, "", [this] { return is_aborted(); });
-  const auto id = shared_id(*met, rank_);
+  const auto met = meet(prefixed, size_, timeout_, nullptr, [this] { return is_aborted(); });
+  const auto id = shared_id(*met, rank_, timeout_);
   auto communicator =
       std::make_shared<Communicator>(id, rank_, size_, timeout_, name_ + ", on devices");
   return keep({std::move(communicator), side_stream(device), nullptr}, std::nullopt);
@@ -106,10 +106,11 @@ DeviceGroup::Line& DeviceGroup::line_to(int peer, bool is_send, c10::Device devi
   check_device(device);
   const int low = std::min(rank_, peer);
   const int high = std::max(rank_, peer);
-  const auto advice =
-      c10::str(" to the first message on devices between ranks ", low, " and ", high,
-               ", for which both have to come: where ranks wait for each other in a ring, "
-               "use torch.distributed.batch_isend_irecv");
+  const auto advice = [low, high] {
+    return c10::str(" to the first message on devices between ranks ", low, " and ", high,
+                    ", for which both have to come: where ranks wait for each other in a ring, "
+                    "use torch.distributed.batch_isend_irecv");
+  };
   for (const bool upwards : {true, false}) {
     const bool sends = upwards == (rank_ == low);
     if (messages_.count({peer, sends}) > 0) {
@@ -120,7 +121,7 @@ DeviceGroup::Line& DeviceGroup::line_to(int peer, bool is_send, c10::Device devi
         c10::make_intrusive<c10d::PrefixStore>(c10::str("messages/", from, "/", to), store_);
     const int place = rank_ == low ? 0 : 1;
     const auto met = meet(prefixed, 2, timeout_, advice, [this] { return is_aborted(); });
-    const auto id = shared_id(*met, place);
+    const auto id = shared_id(*met, place, timeout_);
     const auto name = c10::str(name_, ", messages on devices from rank ", from, " to rank ", to);
     auto communicator = std::make_shared<Communicator>(id, place, 2, timeout_, name);
     keep({std::move(communicator), side_stream(device), nullptr}, std::pair(peer, sends));
@@ -307,6 +308,21 @@ std::string DeviceGroup::failure() const {
 ccl_result_t DeviceGroup::status() const {
   const auto there = communicator();
   return there ? there->status() : CCL_SUCCESS;
+}
+
+std::set<int> DeviceGroup::lost_ranks() const {
+  std::set<int> lost;
+  const std::lock_guard<std::mutex> lock(lines_mutex_);
+  if (collectives_) {
+    const auto ranks = collectives_->communicator->lost_ranks();
+    lost.insert(ranks.begin(), ranks.end());
+  }
+  for (const auto& [place, line] : messages_) {
+    if (!line->communicator->lost_ranks().empty()) {
+      lost.insert(place.first);
+    }
+  }
+  return lost;
 }
 
 std::shared_ptr<Communicator> DeviceGroup::communicator() const {

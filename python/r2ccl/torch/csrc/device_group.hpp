@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,6 +89,9 @@ class DeviceGroup {
   // Why calls will not succeed any more; empty while they may. Of a group without such calls too.
   std::string failure() const;
   ccl_result_t status() const;
+
+  // The ranks that are lost to calls and messages here, as far as is known.
+  std::set<int> lost_ranks() const;
 
   // Of the communicator of collectives, which is null if there is none.
   std::shared_ptr<Communicator> communicator() const;

@@ -1,8 +1,11 @@
 #include "meeting.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include <c10/util/Exception.h>
+
+#include "store.hpp"
 
 namespace r2ccl_torch {
 
@@ -27,9 +30,14 @@ void share_new_id(c10d::Store& store) {
 
 }  // namespace
 
-ccl_unique_id_t shared_id(c10d::Store& store, int rank) {
+ccl_unique_id_t shared_id(c10d::Store& store, int rank, Milliseconds timeout) {
   if (rank == 0) {
     share_new_id(store);
+  }
+  const auto limit = std::min(timeout, bootstrap_timeout());
+  if (!await([&] { return store.check({"id"}); }, limit)) {
+    C10_THROW_ERROR(DistBackendError,
+                    c10::str("r2ccl: rank 0 has come, and then said nothing for ", limit.count(), " ms"));
   }
   ccl_unique_id_t id;
   const auto bytes = store.get("id");

@@ -13,6 +13,7 @@
 #include "meeting.cpp"
 #include "memory.cpp"
 #include "monitored.cpp"
+#include "reunion.cpp"
 #include "sentinel.cpp"
 #include "sparse.cpp"
 #include "store.cpp"

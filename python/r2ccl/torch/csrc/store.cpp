@@ -22,7 +22,7 @@ bool await(const std::function<bool()>& condition, Milliseconds timeout, const G
 c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
                                      int size,
                                      Milliseconds timeout,
-                                     const std::string& advice,
+                                     const Advice& advice,
                                      const GivesUp& gives_up) {
   const auto members = c10::str("members/", size);
   const int64_t place = store->add(members, 1);
@@ -43,7 +43,7 @@ c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& stor
       }
       C10_THROW_ERROR(DistBackendError,
                       c10::str("r2ccl: only ", came, " of ", size, " ranks have come within ",
-                               timeout.count(), " ms", advice));
+                               timeout.count(), " ms", advice ? advice() : ""));
     }
     // The last one has come at the last moment, and goes on.
     store->add(members, 1);

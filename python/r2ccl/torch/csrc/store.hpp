@@ -16,8 +16,11 @@ namespace r2ccl_torch {
 constexpr Milliseconds kFirstPause{1};
 constexpr Milliseconds kLongestPause{50};
 
-// Whether whoever waits gives up.
+// Whether whoever waits gives up; asked at every look.
 using GivesUp = std::function<bool()>;
+
+// What whoever has waited in vain is told, too.
+using Advice = std::function<std::string()>;
 
 // Looks again and again whether `condition` holds; false if it does not within `timeout`, or before
 // `gives_up` says yes.
@@ -32,7 +35,7 @@ bool await(const std::function<bool()>& condition,
 c10::intrusive_ptr<c10d::Store> meet(const c10::intrusive_ptr<c10d::Store>& store,
                                      int size,
                                      Milliseconds timeout,
-                                     const std::string& advice = "",
+                                     const Advice& advice = nullptr,
                                      const GivesUp& gives_up = nullptr);
 
 }  // namespace r2ccl_torch
