@@ -15,6 +15,8 @@ from devices import Gate, bits, break_down, device, there
 from torch._C._distributed_c10d import ErrorType
 from worlds import await_end_of_threads, die, meet, outcomes_of, run_world
 
+import r2ccl.torch
+
 NEVER_FREED: list[torch.Tensor] = []
 
 
@@ -64,6 +66,29 @@ def test_the_death_of_a_rank_is_an_exception_that_names_it() -> None:
     assert outcomes[1].exit_code == -9
     for rank in (0, 2):
         assert outcomes[rank].error == "" and "rank 1" in outcomes[rank].value
+
+
+def rails_of_calls_on_devices_die() -> tuple[list[int], float]:
+    rank = dist.get_rank()
+    os.environ["R2CCL_HOST_ID"] = f"host of rank {rank}"
+    group = dist.new_group()
+    assert group is not None and r2ccl.torch.lost_ranks(group) == []
+    # Of the communicator that the first call on a device makes.
+    os.environ["R2CCL_FAULT"] = "silent:host=0,rail=0,at=2s"
+    with pytest.raises(dist.DistBackendError):
+        for _ in range(100_000):
+            dist.all_reduce(ones(1), group=group)
+    lost = r2ccl.torch.lost_ranks(group)
+    meet("they know")
+    number = torch.ones(1)
+    dist.all_reduce(number, group=group)
+    return lost, number.item()
+
+
+def test_who_is_lost_to_calls_on_devices_is_told() -> None:
+    environment = {"R2CCL_RAILS": "127.0.0.2", "R2CCL_RAIL_PATIENCE": "0.5"}
+    outcomes = run_world(2, rails_of_calls_on_devices_die, environment=environment, seconds=90.0)
+    assert outcomes == [([1], 2.0), ([0], 2.0)]
 
 
 def one_does_not_come() -> str:
