@@ -17,7 +17,7 @@ def shrink_group(
     """:func:`torch.distributed.shrink_group`, and what that of PyTorch 2.15 leaves undone.
 
     The new group is for tensors of the host and of devices, as ``group`` was, and not of one of them. Its global ranks
-    are right also where ``group`` is not the default group, or has been shrunk before.
+    are right where ``group`` is not the default group, too; those of a default group count anew.
 
     Args:
         ranks_to_exclude: ranks of ``group``, such as :func:`lost_ranks` tells; the same on all ranks that are left.

@@ -48,8 +48,8 @@ Milliseconds bootstrap_timeout() {
   const char* text = std::getenv("R2CCL_BOOTSTRAP_TIMEOUT");
   const double seconds = text == nullptr ? 0.0 : std::atof(text);
   // What is not allowed the library refuses when it makes a communicator.
-  return seconds > 0.0 ? Milliseconds(static_cast<int64_t>(std::min(seconds * 1e3, double(kLongestMs))))
-                       : kBootstrapTimeout;
+  const double allowed_ms = std::min(seconds * 1e3, static_cast<double>(kLongestMs));
+  return seconds > 0.0 ? Milliseconds(static_cast<int64_t>(allowed_ms)) : kBootstrapTimeout;
 }
 
 int timeout_ms(Milliseconds timeout) {
@@ -168,7 +168,8 @@ std::optional<std::vector<int>> Communicator::asked_who_is_lost() const {
   const ccl_comm_t comm = comm_.load(std::memory_order_acquire);
   bool knows = comm != nullptr;
   auto lost = all_of<int>([&](std::vector<int>& ranks, size_t* there) {
-    knows = knows && library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), there) == CCL_SUCCESS;
+    knows = knows && library().comm_get_lost_ranks(comm, ranks.data(), ranks.size(), there) ==
+                         CCL_SUCCESS;
     *there = knows ? *there : 0;
   });
   return knows ? std::optional(std::move(lost)) : std::nullopt;
