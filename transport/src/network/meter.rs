@@ -181,6 +181,7 @@ impl Gauge {
         let is_unknown = self.told >= FULL && self.trial.is_unmeasured();
         if is_due && are_brief {
             self.brief.try_again();
+            self.trial.end();
         } else if !are_brief && (is_due || is_unknown) && !self.trial.is_on() {
             self.trial.begin();
         }

@@ -307,3 +307,18 @@ fn a_rail_that_returns_is_presumed_fast() {
     meter.reset(1);
     assert_eq!(told(&mut meter, &[100, 100], 8, 1000), []);
 }
+
+/// Whatever it was that has ended the need for it.
+#[test]
+fn a_rail_that_is_taken_to_be_good_is_not_tried() {
+    let ends: [fn(&mut Gauge); 2] =
+        [|gauge| gauge.trial.found_good(), |gauge| while !gauge.is_tried(true) {}];
+    for end in ends {
+        let mut gauge = Gauge::new();
+        gauge.trial.begin();
+        gauge.trial.arrived(true);
+        assert!(gauge.trial.is_on());
+        end(&mut gauge);
+        assert!(!gauge.trial.is_on());
+    }
+}

@@ -66,7 +66,13 @@ impl Trial {
         (self.ago, self.missed) = (0, 0);
     }
 
+    /// The rail is taken to be good, so there is nothing to try.
+    pub(super) fn end(&mut self) {
+        self.left = 0;
+    }
+
     pub(super) fn found_good(&mut self) {
         self.wait = FIRST;
+        self.end();
     }
 }
