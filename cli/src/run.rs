@@ -44,10 +44,11 @@ pub(crate) fn run(wish: &Run) -> Result<(), Failure> {
     if wish.no_kill { processes.wait_for_all(tell) } else { processes.wait() }
 }
 
-/// Tells of a rank that the others go on without.
-fn tell(failure: &Failure) {
+/// Tells of a rank that has failed, and whether others go on.
+fn tell(failure: &Failure, others: usize) {
+    let rest = if others > 0 { "; the others go on" } else { "" };
     // There is nobody left to tell when stderr is gone.
-    let _ = writeln!(io::stderr(), "r2ccl: {failure}; the others go on");
+    let _ = writeln!(io::stderr(), "r2ccl: {failure}{rest}");
 }
 
 /// What this program is told that is to become a rank.

@@ -73,37 +73,42 @@ impl Processes {
     /// [`Failure::Member`] of the first that ended with another status than 0, or [`Failure::Request`], also if the
     /// same signal has ended a rank before this process looked.
     pub fn wait(self) -> Result<(), Failure> {
-        self.see_through(Err)
+        self.see_through(|failure, _| Err(failure))
     }
 
-    /// Waits until all ranks have ended, also if some end badly, which `tell` is told as it comes: all is well if one
-    /// has ended well. Else as [`Self::wait`].
+    /// Waits until all ranks have ended, also if some end badly, which `tell` is told as it comes, and how many have not ended
+    /// yet: all is well if one has ended well. Else as [`Self::wait`].
     ///
     /// # Errors
     /// As [`Self::wait`], but if all have ended badly: [`Failure::Member`] of the first.
-    pub fn wait_for_all(self, mut tell: impl FnMut(&Failure)) -> Result<(), Failure> {
+    pub fn wait_for_all(self, mut tell: impl FnMut(&Failure, usize)) -> Result<(), Failure> {
         let mut left = self.running.len();
         let mut first = None;
-        self.see_through(|failure| {
+        self.see_through(|failure, running| {
             left -= 1;
-            tell(&failure);
+            tell(&failure, running);
             first.get_or_insert(failure);
             if left == 0 { first.take().map_or(Ok(()), Err) } else { Ok(()) }
         })
     }
 
-    /// Waits until all ranks have ended, or `judge` says of one that has ended badly that this is the outcome.
+    /// Waits until all ranks have ended, or `judge` says of one that has ended badly that this is the outcome; it is told how many
+    /// have not ended.
     fn see_through(
         mut self,
-        mut judge: impl FnMut(Failure) -> Result<(), Failure>,
+        mut judge: impl FnMut(Failure, usize) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let (mut outcome, mut asked) = (Ok(()), self.asked);
-        while asked.is_none() {
-            outcome = self.reap().into_iter().try_for_each(&mut judge);
-            if outcome.is_err() || self.running.is_empty() {
-                break;
-            }
+        if asked.is_none() {
+            outcome = self.judge_ended(&mut judge);
+            // The rank that was started last may not have been there when the group got it.
+            asked = self.signals.request().map(Request::to_each);
+        }
+        while asked.is_none() && outcome.is_ok() && !self.running.is_empty() {
             asked = self.signals.request_within(Duration::MAX);
+            if asked.is_none() {
+                outcome = self.judge_ended(&mut judge);
+            }
         }
         // What has ended ranks of a group has reached this process before they were gone.
         let asked = asked
@@ -118,6 +123,15 @@ impl Processes {
         }
         self.end(asked.or(Some(Request::TERM)), GRACE, HURRY);
         outcome
+    }
+
+    /// Lets `judge` judge those that have ended badly since the last look.
+    fn judge_ended(
+        &mut self,
+        mut judge: impl FnMut(Failure, usize) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let (failures, running) = (self.reap(), self.running.len());
+        failures.into_iter().try_for_each(|failure| judge(failure, running))
     }
 
     /// Passes `request` on once to everything that is left and waits until that has ended, but no longer than
