@@ -96,8 +96,16 @@ fn child_entry() {
     let communicator =
         Communicator::from_environment(&Config::from_environment().unwrap()).unwrap();
     let rank = communicator.rank();
-    if role == LEAVE && rank.0 == 1 || role == GO_ON && rank.0 == 0 {
+    if role == LEAVE && rank.0 == 1 {
         std::process::exit(7);
+    }
+    if role == GO_ON {
+        // Nobody goes on before all have a communicator. Who has gone may be found before this has ended.
+        let met = communicator.barrier();
+        if rank.0 == 0 {
+            met.unwrap();
+            std::process::exit(7);
+        }
     }
     let mut sum = [u64::from(rank.0) + 1];
     if role == GO_ON {
@@ -307,7 +315,7 @@ fn a_signal_after_a_failure_is_passed_on_and_no_other() {
 #[test]
 fn who_is_in_a_hurry_leaves_nothing_behind() {
     let deaf =
-        "(sh -c 'sleep 1.1; echo hurry; sleep 2.5; echo late; sleep 100; true'; true) & wait";
+        "(sh -c 'sleep 1.1; echo hurry; sleep 3.5; echo late; sleep 100; true'; true) & wait";
     let script =
         "trap 'trap \"\" TERM; eval \"$DEAF\"' TERM; echo ready; while :; do sleep 0.01; done";
     let running = Running::start(r2ccl("run -n 1 -- sh -c", &[script]).env("DEAF", deaf));
@@ -333,6 +341,8 @@ fn the_others_go_on_if_they_may() {
     assert!(run.errors.contains("ended with status 7; the others go on\n"), "{}", text(&run));
     let run = finished(&mut r2ccl("run -n 3 --no-kill -- sh -c", &["exit 3"]));
     assert_eq!(run.status.code(), Some(3), "all have failed; {}", text(&run));
+    let left = run.errors.lines().filter(|line| line.ends_with("; the others go on"));
+    assert!(left.count() < 3, "nobody was left at last: {}", text(&run));
 }
 
 #[test]
