@@ -123,13 +123,13 @@ pub fn initiate(
     hello: &[u8],
     deadline: Instant,
 ) -> Result<(), TransportError> {
-    initiate_if_heard(stream, key, hello, deadline, deadline)
+    introduce(Wire::new(stream, deadline)?, key, hello, || deadline)
 }
 
-/// The same, if the peer has turned to this end by `heard_by`.
+/// The same, if the peer has turned to this end by `heard_by`; from then on it may take `patience`.
 ///
 /// # Errors
-/// As [`initiate`]; `TimedOut` if the peer has not.
+/// As [`initiate`]; `TimedOut` if the peer has not, or takes longer.
 ///
 /// # Panics
 /// As [`initiate`].
@@ -138,14 +138,23 @@ pub fn initiate_if_heard(
     key: &JobKey,
     hello: &[u8],
     heard_by: Instant,
-    deadline: Instant,
+    patience: Duration,
+) -> Result<(), TransportError> {
+    introduce(Wire::new(stream, heard_by)?, key, hello, || clock::now() + patience)
+}
+
+/// `deadline` is asked when the peer has turned to this end.
+fn introduce(
+    mut wire: Wire<'_>,
+    key: &JobKey,
+    hello: &[u8],
+    deadline: impl FnOnce() -> Instant,
 ) -> Result<(), TransportError> {
     assert!(hello.len() <= MAX_HELLO_BYTES, "a hello of {} bytes", hello.len());
-    let mut wire = Wire::new(stream, heard_by.min(deadline))?;
     let mine = preamble(hello.len())?;
     wire.send(&mine)?;
     let theirs: Preamble = wire.receive()?;
-    wire.deadline = deadline;
+    wire.deadline = deadline();
     check_magic(&theirs)?;
     hello_bytes(&theirs)?;
     let transcript = Transcript { initiator: &mine, acceptor: &theirs, hello };

@@ -21,6 +21,7 @@
 //! to where their receiver wants them (`landing`). How a link survives the death of
 //! a rail, and takes it back when it returns, is in [`repair`].
 
+mod announce;
 mod carrier;
 mod census;
 mod detect;
@@ -46,7 +47,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ccl_core::ids::{Rank, Timestamp};
 
@@ -62,7 +63,7 @@ use keeper::rails::{Identity, Outside, RailKeeper};
 use layout::Geometry;
 use link::NetworkLink;
 use medium::{Media, Medium};
-use meet::{Contact, Meeting, Met, PeerPlan, SETTLED};
+use meet::{Contact, Meeting, Met, PeerPlan};
 use rehearsal::Part;
 
 use carrier::Unmet;
@@ -73,9 +74,6 @@ pub use repair::Terms;
 
 /// Most rails of one rank; a hello carries the number in one byte.
 pub const MAX_RAILS: usize = 64;
-
-/// How long to sleep between looks at rings that are not announced yet.
-const ANNOUNCEMENT_PAUSE: Duration = Duration::from_micros(50);
 
 /// One NIC of this rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -249,7 +247,7 @@ impl Endpoint {
     }
 
     /// Begins without these of its rails, in their order, which are used when they are whole again; unless no other one leads
-    /// to a peer.
+    /// to a peer. Without repair, here or at the peer, no rail can be used later, so none may be left out.
     ///
     /// # Panics
     /// There is not one entry for each rail.
@@ -339,7 +337,7 @@ impl Endpoint {
         }
         let (media, witness, part) = (self.media, self.terms.witness, self.part);
         keeper.begin(self.rails, self.listeners, Outside { media, witness, part })?;
-        announce(&mut links, deadline, is_repaired)?;
+        announce::announce(&mut links, deadline, is_repaired)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
 
@@ -362,7 +360,7 @@ impl Endpoint {
                 binding: Binding { address: rail.address, interface },
                 address: peer.addresses[there],
                 medium: Medium::of(verbs[here] && peer.verbs[there]),
-                is_broken: self.terms.enabled && (self.broken[here] || peer.broken[there]),
+                is_broken: self.broken[here] || peer.broken[there],
             }
         });
         let mut connections: Vec<Contact> = connections.collect();
@@ -455,41 +453,4 @@ fn is_capacity(capacity: f64) -> bool {
 /// How many of `count` connections use rail `rail` of `rails`.
 fn uses(count: usize, rails: usize, rail: usize) -> f64 {
     (rail..count).step_by(rails).count() as f64
-}
-
-/// Lets both ends of every link learn where the other's ring is. Some devices send nothing before both ends are
-/// ready: nobody leaves before what the peers wait for has left.
-fn announce(
-    links: &mut [(Rank, NetworkLink)],
-    deadline: Instant,
-    is_repaired: bool,
-) -> Result<(), TransportError> {
-    // Since when only some of the rails to a peer are announced: the others are broken if that lasts.
-    let mut partly = vec![None; links.len()];
-    loop {
-        let mut missing = Vec::new();
-        for ((rank, link), since) in links.iter_mut().zip(&mut partly) {
-            link.settle()?;
-            let now = clock::now();
-            if !link.is_partly_announced() {
-                *since = None;
-            } else if is_repaired && now >= *since.get_or_insert(now) + SETTLED {
-                link.begin_without_unannounced();
-            }
-            let rails = link.unannounced_rails();
-            if !rails.is_empty() {
-                missing.push(format!("rank {rank} rails {rails:?}"));
-            } else if !link.flushed() {
-                missing.push(format!("this rank to rank {rank}"));
-            }
-        }
-        if missing.is_empty() {
-            return Ok(());
-        }
-        if clock::now() >= deadline {
-            let text = format!("no ring was announced by {}", missing.join(", "));
-            return Err(TransportError::TimedOut(text));
-        }
-        clock::sleep(ANNOUNCEMENT_PAUSE);
-    }
 }

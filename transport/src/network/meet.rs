@@ -34,8 +34,13 @@ use crate::{TransportError, clock, descriptors};
 
 /// How long the other end may take to say that it is no stranger.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+/// How long a peer that has turned to this end may take: its own limit is over before, so what it takes for connected is not
+/// given up here.
+const ANSWER_LIMIT: Duration = Duration::from_secs(6);
 /// How long one attempt to connect may take, so that the end of the meeting is noticed.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
+/// How long it may take at least: an answer may come from far away.
+const LEAST_ATTEMPT: Duration = Duration::from_millis(200);
 /// Accepted connections that are authenticated at the same time.
 const MAX_HANDSHAKES: usize = 64;
 /// Connections for which the descriptors that programs have at first, 1024, may not do.
@@ -183,22 +188,31 @@ impl<'a> Meeting<'a> {
     /// Connects to a peer over every rail, one after the other. A rail over which that fails has its next
     /// turn after the others; what the peer refuses is refused over all of them.
     fn dial(&self, peer: &PeerPlan) {
-        let patience = Patience { attempt: first_attempt(peer), hearing: self.hearing };
-        let mut left: VecDeque<_> = peer.whole().map(|index| (index, patience)).collect();
+        let turn = self.first_turn(peer);
+        let patience = Patience { attempt: turn.unwrap_or(ATTEMPT_LIMIT), hearing: self.hearing };
+        let mut left: VecDeque<_> = peer.whole().map(|index| (index, patience, turn)).collect();
         while !self.is_over.load(Ordering::Acquire)
             && clock::now() < self.deadline
-            && let Some((index, patience)) = left.pop_front()
+            && let Some((index, patience, turn)) = left.pop_front()
         {
             let seat = (peer.rank, index);
-            match self.introduce(seat, &peer.connections[index], patience) {
+            let turn = turn.filter(|_| self.progress().has(peer.rank));
+            match self.introduce(seat, &peer.connections[index], patience.within(turn)) {
                 Ok(stream) => self.progress().seat(seat, stream),
                 Err(reason) => {
                     self.note(seat, &reason);
-                    left.push_back((index, patience.after(&reason)));
+                    left.push_back((index, patience.after(&reason), None));
                     clock::sleep(RETRY_PAUSE);
                 }
             }
         }
+    }
+
+    /// How long the first attempt to connect over each rail to a peer may take, and the peer to turn to it once it is connected
+    /// over another, if the meeting may end without some of them: they have been tried long before.
+    fn first_turn(&self, peer: &PeerPlan) -> Option<Duration> {
+        let rails = u32::try_from(peer.connections.len()).unwrap_or(u32::MAX).max(1);
+        Some((self.settled? / 2 / rails).clamp(LEAST_ATTEMPT, ATTEMPT_LIMIT))
     }
 
     /// Keeps the reason why a connection is not there, and ends the meeting if it is a refusal.
@@ -241,10 +255,7 @@ impl<'a> Meeting<'a> {
             TransportError::system("duplicate a connection", cause)
         })?;
         let heard_by = now + hearing.min(left);
-        // A peer that has turned to this end has its own limit, which is over before this one: what it takes for
-        // connected is not given up here.
-        let deadline = self.deadline.min(heard_by + 2 * HANDSHAKE_LIMIT);
-        auth::initiate_if_heard(&stream, self.key, &hello.encode(), heard_by, deadline)?;
+        auth::initiate_if_heard(&stream, self.key, &hello.encode(), heard_by, ANSWER_LIMIT)?;
         Ok(stream)
     }
 
@@ -418,6 +429,11 @@ struct Patience {
 }
 
 impl Patience {
+    /// The same, but the peer turns to the connection within `turn`, if that is a limit.
+    fn within(self, turn: Option<Duration>) -> Self {
+        Self { hearing: turn.map_or(self.hearing, |turn| turn.min(self.hearing)), ..self }
+    }
+
     /// What the next one may take. A peer that did not turn to the connection has twice as long: what is given up stays in the
     /// queue of one that is slow, in front of what is tried next.
     fn after(self, failure: &TransportError) -> Self {
@@ -433,13 +449,6 @@ impl Patience {
         };
         Self { attempt, hearing }
     }
-}
-
-/// How long the first attempt to connect over each rail to a peer may take: all of them have been tried long before the
-/// meeting ends without those that are silent.
-fn first_attempt(peer: &PeerPlan) -> Duration {
-    let rails = u32::try_from(peer.connections.len()).unwrap_or(u32::MAX).max(1);
-    (SETTLED / 2 / rails).min(ATTEMPT_LIMIT)
 }
 
 /// Waits a little for somebody to connect, or to speak.

@@ -230,7 +230,7 @@ impl NetworkLink {
             self.repair.severed.get_or_insert(now);
             self.repair.holds.iter_mut().flatten().for_each(|hold| *hold = now);
         }
-        (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
+        self.end_holds(now);
     }
 
     /// What was under way on a path is lost with its latest connection, which the peer may have closed before.
@@ -290,10 +290,7 @@ impl NetworkLink {
     /// Takes news, looks at the paths when it is time to, and does what follows. Tells whether
     /// anything changed.
     pub(super) fn mend(&mut self) -> bool {
-        let has_news = self.repair.keeper.has_news();
-        if has_news {
-            self.take_news();
-        }
+        let has_news = self.take_news();
         let now = clock::now();
         if now >= self.repair.next_look {
             self.repair.next_look = now + LOOK_EVERY;
@@ -301,7 +298,7 @@ impl NetworkLink {
             if !self.window.is_settled() || self.repair.quiet_looks < LAST_LOOKS {
                 self.look_at_paths(now);
             }
-            (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
+            self.end_holds(now);
         }
         if let Some(severed) = self.repair.severed {
             let patience = match self.repair.only_closed {
@@ -313,13 +310,18 @@ impl NetworkLink {
         has_news
     }
 
-    fn take_news(&mut self) {
+    /// Tells whether there were any.
+    pub(super) fn take_news(&mut self) -> bool {
+        if !self.repair.keeper.has_news() {
+            return false;
+        }
         let mut news = std::mem::take(&mut self.repair.news);
         self.repair.keeper.news(&mut news);
         for item in news.drain(..) {
             self.hear(item);
         }
         self.repair.news = news;
+        true
     }
 
     fn hear(&mut self, news: News) {
@@ -387,6 +389,11 @@ impl NetworkLink {
         if self.fences.incarnation(path) > 0 {
             self.tell(path, RailEventKind::Returned);
         }
+    }
+
+    /// As [`Self::end_hold`], of all paths.
+    pub(super) fn end_holds(&mut self, now: Instant) {
+        (0..self.carriers.len()).for_each(|path| self.end_hold(path, now));
     }
 
     /// Asks for a new connection once the path has been out of use for long enough.

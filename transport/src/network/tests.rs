@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::net::TcpStream;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use ccl_core::collective::{Collective, Signature};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -169,32 +169,46 @@ fn silent() -> (Vec<TcpStream>, socket2::Socket, SocketAddr) {
     (queue, socket, address)
 }
 
-/// However many there are.
+/// Whether their kernels answer or not.
 #[test]
 fn rails_that_are_silent_do_not_keep_those_after_them_from_being_tried() {
-    let (_queue, _socket, silent) = silent();
-    let ([listener], [whole]) = listeners::<1>();
-    let addresses = [whole, silent, silent, silent, silent, silent, silent, silent, whole];
-    let (key, deadline) = (key(), soon());
-    let accept = || {
-        for _ in 0..2 {
-            let stream = loop {
-                match listener.accept() {
-                    Ok((stream, _)) => break stream,
-                    Err(_) => clock::sleep(Duration::from_millis(1)),
-                }
-                assert!(clock::now() < deadline, "it did not come");
-            };
-            auth::accept(&stream, &key, deadline).unwrap();
-        }
-    };
-    std::thread::scope(|scope| {
-        let accepting = scope.spawn(accept);
-        let peers = [plan(0, true, &addresses)];
-        let met = Meeting::new(Rank(1), 7, &key, &peers, deadline).hold(&[]).unwrap();
-        assert_eq!(met.streams.into_keys().collect::<Vec<_>>(), [(Rank(0), 0), (Rank(0), 8)]);
-        accepting.join().unwrap();
-    });
+    let (_queue, _socket, dead) = silent();
+    let ([_nobody], [deaf]) = listeners::<1>();
+    for silent in [dead, deaf] {
+        let ([listener], [whole]) = listeners::<1>();
+        let addresses = [whole, silent, silent, silent, silent, silent, silent, silent, whole];
+        let (key, deadline) = (key(), soon());
+        let accept = || {
+            for _ in 0..2 {
+                let stream = loop {
+                    match listener.accept() {
+                        Ok((stream, _)) => break stream,
+                        Err(_) => clock::sleep(Duration::from_millis(1)),
+                    }
+                    assert!(clock::now() < deadline, "it did not come");
+                };
+                auth::accept(&stream, &key, deadline).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(accept);
+            let peers = [plan(0, true, &addresses)];
+            let met = Meeting::new(Rank(1), 7, &key, &peers, deadline).hold(&[]).unwrap();
+            assert_eq!(met.streams.into_keys().collect::<Vec<_>>(), [(Rank(0), 0), (Rank(0), 8)]);
+            accepting.join().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_first_attempt_may_take_as_long_as_an_answer_from_far_away() {
+    let (key, address) = (key(), SocketAddr::from(([127, 0, 0, 1], 1)));
+    let meeting = || Meeting::new(Rank(1), 7, &key, &[], soon());
+    for (rails, turn) in [(1, 1000), (5, 500), (64, 200)] {
+        let peer = plan(0, true, &vec![address; rails]);
+        assert_eq!(meeting().first_turn(&peer), Some(Duration::from_millis(turn)));
+        assert_eq!(meeting().completely(true).first_turn(&peer), None, "all are waited for");
+    }
 }
 
 /// It has begun, and this rank has not.

@@ -1,5 +1,7 @@
 //! Links that begin without some of their rails.
 
+use std::io::Read;
+
 use super::*;
 
 /// Two ranks with three rails, that are told of each other; where rail 1 of the first was announced nobody listens.
@@ -66,14 +68,6 @@ fn a_rail_that_is_broken_when_ranks_meet_is_used_when_it_is_whole() {
     until_used(&traffic, &mut *near, &mut *far);
 }
 
-#[test]
-fn without_repair_a_rail_is_needed_although_it_is_broken() {
-    let [near, far] = [0, 1].map(|rank| endpoint(rank, &[1.0; 2]).without(vec![false, true]));
-    let near = near.terms(Terms { enabled: false, ..Terms::default() });
-    let plan = near.plan(Rank(0), &announced(1, &far)).unwrap();
-    assert!(plan.connections.iter().all(|contact| !contact.is_broken));
-}
-
 /// By both ends, of which only one has the NIC.
 #[test]
 fn a_rail_that_is_known_to_be_broken_is_used_when_it_is_whole() {
@@ -116,6 +110,41 @@ fn a_rail_that_says_nothing_after_the_meeting_is_not_waited_for() {
     let (mut near, mut far) = pair(near, endpoint(1, &[1.0; 3]));
     stream(&mut *near, &mut *far, 200, 1000);
     stream(&mut *far, &mut *near, 200, 1000);
+}
+
+/// A rail over which a peer is reached at `to`, and that dies in the moment in which the peer proves the key: the peer does not
+/// learn that nothing has arrived.
+fn dying_of_the_proof(to: SocketAddr) -> (SocketAddr, JoinHandle<impl Sized>) {
+    const PREAMBLE_BYTES: usize = 48;
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = door.local_addr().unwrap();
+    let carry = move || {
+        let (mut near, mut far) = (door.accept().unwrap().0, TcpStream::connect(to).unwrap());
+        let (mut from, mut to) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        let there = thread::spawn(move || std::io::copy(&mut from, &mut to).unwrap());
+        let mut preamble = [0; PREAMBLE_BYTES];
+        far.read_exact(&mut preamble).unwrap();
+        near.write_all(&preamble).unwrap();
+        there.join().unwrap();
+        // All stay open.
+        (door, near, far)
+    };
+    (address, thread::spawn(carry))
+}
+
+/// One end begins with this rail alone; the other one comes over the others, and only to find out that nobody meets any more.
+#[test]
+fn ranks_of_which_only_one_has_met_the_other_begin() {
+    let endpoints = [0, 1].map(|rank| endpoint(rank, &[1.0; 3]));
+    let mut peers = [announced(1, &endpoints[1]), announced(0, &endpoints[0])];
+    let (address, dying) = dying_of_the_proof(peers[1].addresses[0]);
+    peers[1].addresses[0] = address;
+    let traffic = endpoints.each_ref().map(Endpoint::traffic);
+    let [mut near, mut far] = met(endpoints, &peers, LIMIT).map(one);
+    until_used(&traffic[1], &mut *near, &mut *far);
+    assert!(traffic.iter().all(|rails| rails[0].tiles() == 0), "it is dead");
+    drop((near, far));
+    dying.join().unwrap();
 }
 
 #[test]
