@@ -177,12 +177,17 @@ impl Group<'_> {
         if ranks.into_iter().any(|rank| !introduction::broken(&introductions, rank).is_empty()) {
             let broken = introduction::broken(&introductions, self.me.index());
             if !broken.is_empty() {
-                tracing::info!(rank = self.me.0, interfaces = ?broken.keys(), "rails are broken");
                 look = look.with_broken(self.settings, &broken)?;
+                let rails = look.nics.iter().filter(|nic| nic.is_broken);
+                let interfaces: Vec<&str> = rails.map(|nic| &*nic.interface).collect();
+                if !interfaces.is_empty() {
+                    tracing::info!(rank = self.me.0, ?interfaces, "rails are broken");
+                }
             }
             (rails, introductions) = self.introduce("introduction with broken rails", &look)?;
         }
         reach::check(&parties(&introductions))?;
+        introduction::need_broken_rails(&mut introductions);
         look.refusal.map_or(Ok((rails, introductions)), Err)
     }
 

@@ -75,11 +75,22 @@ pub(super) fn broken(introductions: &[Introduction], rank: usize) -> BTreeMap<&s
         let others = others.filter(|(_, other)| parties[rank].is_apart(**other));
         others.filter_map(|(other, _)| other.whole.get(broken).copied()).max()
     };
-    let is_repaired = introductions.iter().all(|other| other.hot_repair);
-    if introductions[rank].rails.is_empty() || !is_repaired {
+    if introductions[rank].rails.is_empty() || !are_repaired(introductions) {
         return BTreeMap::new();
     }
     introductions[rank].offer.broken().filter_map(|name| Some((name, of(name)?))).collect()
+}
+
+/// Without repair, which takes two, all rails are needed from the beginning, also those that are broken.
+pub(super) fn need_broken_rails(introductions: &mut [Introduction]) {
+    if !are_repaired(introductions) {
+        introductions.iter_mut().for_each(|rank| rank.broken.fill(false));
+    }
+}
+
+/// Whether rails are made again that die, on all ranks.
+fn are_repaired(introductions: &[Introduction]) -> bool {
+    introductions.iter().all(|rank| rank.hot_repair)
 }
 
 /// How many paths this rank has over each of its rails, and to how many hosts.
@@ -190,5 +201,19 @@ mod tests {
         // All conclude the same, whoever it is.
         introductions[1].hot_repair = settings.hot_repair;
         assert!(broken(&introductions, 0).is_empty());
+    }
+
+    /// One end would not come, and the other one would wait for it.
+    #[test]
+    fn a_broken_rail_is_left_out_only_if_all_repair_it() {
+        let mut introductions = introductions(&Settings::default(), 1);
+        let mut is_left_out = |is_repaired| {
+            introductions[0].broken = vec![true];
+            introductions[1].hot_repair = is_repaired;
+            need_broken_rails(&mut introductions);
+            introductions[0].broken == [true]
+        };
+        assert!(is_left_out(true));
+        assert!(!is_left_out(false));
     }
 }
