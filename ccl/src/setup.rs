@@ -331,9 +331,15 @@ impl Group<'_> {
             tile_bytes: self.settings.net_tile_bytes,
             slots: sizes::net_slots(self.settings.net_slots, rails),
         };
+        let fault = || self.control.fault();
+        let is_over = || fault().is_some();
+        let (me, deadline) = (self.me, self.deadline);
         let connected = endpoint
-            .connect(self.me, self.communicator, &peers, shape, self.deadline)
-            .map_err(|cause| unconnected(cause, self.settings.bootstrap_timeout))?;
+            .connect_unless(me, self.communicator, &peers, shape, (deadline, &is_over))
+            .map_err(|cause| match fault() {
+                Some(fault) => Error::clone(fault),
+                None => unconnected(cause, self.settings.bootstrap_timeout),
+            })?;
         let ranks = links.len() / 2;
         for (rank, link) in connected {
             links[Port::Pair(rank).index(ranks)] = Some(link);

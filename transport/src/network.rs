@@ -316,6 +316,24 @@ impl Endpoint {
         shape: LinkShape,
         deadline: Instant,
     ) -> Result<Vec<PeerLink>, TransportError> {
+        self.connect_unless(me, communicator, peers, shape, (deadline, &|| false))
+    }
+
+    /// As [`Self::connect`], but whoever has met all peers does not wait for what they say when `is_over`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`]; `PeerGone` when `is_over`.
+    ///
+    /// # Panics
+    /// As [`Self::connect`].
+    pub fn connect_unless(
+        self,
+        me: Rank,
+        communicator: u64,
+        peers: &[PeerAddresses],
+        shape: LinkShape,
+        (deadline, is_over): (Instant, &dyn Fn() -> bool),
+    ) -> Result<Vec<PeerLink>, TransportError> {
         assert!(shape.slots > 0 && shape.tile_bytes > 0, "{shape:?} carries nothing");
         assert!(peers.iter().all(|peer| peer.rank != me), "rank {me} is not its own peer");
         let plans = peers.iter().map(|peer| self.plan(me, peer)).collect::<Result<Vec<_>, _>>()?;
@@ -337,7 +355,7 @@ impl Endpoint {
         }
         let (media, witness, part) = (self.media, self.terms.witness, self.part);
         keeper.begin(self.rails, self.listeners, Outside { media, witness, part })?;
-        announce::announce(&mut links, deadline, is_repaired)?;
+        announce::announce(&mut links, deadline, is_repaired, is_over)?;
         Ok(links.into_iter().map(|(rank, link)| -> PeerLink { (rank, Box::new(link)) }).collect())
     }
 

@@ -74,7 +74,7 @@ pub(super) fn connect(
     let mut pauses = Pauses::until(deadline);
     let mut again = || pauses.pause() && heard.fault().is_none();
     loop {
-        match attempt(id, heard.me(), deadline) {
+        match attempt(id, heard, deadline) {
             Err(NoConnection::Unreachable(_)) if again() => {}
             Err(NoConnection::Vacant(_)) if vacancy == Vacancy::Early && again() => {}
             settled => return settled,
@@ -151,14 +151,15 @@ fn return_once(id: &UniqueId, rank: Rank, place: SocketAddr, was_met: bool) -> R
 /// Tries every address of the store once.
 pub(super) fn attempt(
     id: &UniqueId,
-    rank: Rank,
+    heard: &Heard,
     deadline: Instant,
 ) -> Result<TcpStream, NoConnection> {
+    let rank = heard.me();
     let mut failures = Vec::new();
     let (mut refused, mut may_be_busy) = (false, false);
     let (places, mut vacant) = (id.places(), Vec::new());
     for place in places.iter().copied() {
-        match open(id, place, rank, deadline) {
+        match open(id, place, heard, deadline) {
             Ok(stream) => return Ok(stream),
             Err(Unopened::Vacant(cause)) => {
                 failures.push(format!("{place}: {cause}"));
@@ -202,7 +203,7 @@ impl From<TransportError> for Unopened {
 fn open(
     id: &UniqueId,
     place: SocketAddr,
-    rank: Rank,
+    heard: &Heard,
     deadline: Instant,
 ) -> Result<TcpStream, Unopened> {
     let left = deadline.saturating_duration_since(clock::now());
@@ -220,7 +221,10 @@ fn open(
         // A port in the ephemeral range can connect to itself.
         return Err(Unopened::Vacant("connect: the connection leads to itself".to_owned()));
     }
-    prove(id, &stream, rank, deadline.min(clock::now() + PROOF_TIME))?;
+    let twin = stream.try_clone().map_err(|cause| TransportError::system("dup", cause))?;
+    let until = deadline.min(clock::now() + PROOF_TIME);
+    let given_up = || TransportError::TimedOut("this rank does not wait any more".to_owned());
+    heard.knock(twin, || prove(id, &stream, heard.me(), until)).ok_or_else(given_up)??;
     Ok(stream)
 }
 

@@ -172,11 +172,12 @@ impl Control {
             Some(other) => Err(unexpected(&other)),
             None => {
                 self.heard.forget(&awaited);
-                Err(Error::Deadline {
-                    call: format!("gathering {name:?}"),
-                    seconds: deadline.saturating_duration_since(start).as_secs_f64(),
-                    waiting: self.missing(name),
-                })
+                let waiting = self.missing(name).map_or_else(
+                    |_| "the store does not answer".to_owned(),
+                    |ranks| format!("{} did not contribute", name_ranks(&ranks)),
+                );
+                let seconds = deadline.saturating_duration_since(start).as_secs_f64();
+                Err(Error::Deadline { call: format!("gathering {name:?}"), seconds, waiting })
             }
         }
     }
@@ -311,12 +312,14 @@ impl Control {
         }
     }
 
-    /// Who has not contributed to `name`, in words.
-    fn missing(&self, name: &str) -> String {
+    /// Who has not contributed to `name`, as the store says if it says so soon.
+    pub(super) fn missing(&self, name: &str) -> Result<Vec<u32>, Error> {
         let request = Request::Missing { name: name.to_owned() };
-        match self.ask(request, "asking who is missing", clock::now() + GRACE) {
-            Ok(Reply::Missing(ranks)) => format!("{} did not contribute", name_ranks(&ranks)),
-            Ok(_) | Err(_) => "the store does not answer".to_owned(),
+        match self.ask(request, "asking who is missing", clock::now() + GRACE)? {
+            Reply::Missing(ranks) => Ok(ranks),
+            other @ (Reply::Done | Reply::Value(_) | Reply::Refused(_)) => {
+                Err(unexpected(&Answer::Reply(other)))
+            }
         }
     }
 

@@ -129,13 +129,14 @@ impl Group {
             // It was written before its writer knew that this rank leaves.
             return Ok(());
         }
-        if let (false, Request::Leave { .. }) = (speaks_for_member, &request) {
-            // It was not admitted.
-            out.push(Output { to: vec![peer], push: Push::Reply { number, reply: Reply::Done } });
-            return Ok(());
-        }
         if !speaks_for_member {
-            return Err("spoke without having joined".to_owned());
+            if !matches!(request, Request::Announce(_) | Request::Leave { .. }) {
+                return Err("spoke without having joined".to_owned());
+            }
+            // Who was not admitted says why it goes, and goes.
+            let push = Push::Reply { number, reply: Reply::Done };
+            out.push(Output { to: vec![peer], push });
+            return Ok(());
         }
         match request {
             Request::Join { .. } => {}
@@ -270,7 +271,7 @@ impl Group {
         let rank = self.founder.rank;
         if self.is_gathering() && !self.members.contains_key(&rank) {
             let reason = format!("its process {} gave up before it joined", self.host);
-            self.fail(Failure::Lost { rank, reason }, None, out);
+            self.fail(Failure::Aborted { rank, reason }, None, out);
         }
     }
 

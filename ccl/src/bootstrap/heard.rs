@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -76,6 +76,8 @@ pub(super) struct Heard {
     /// Where the store can be reached once the group is formed.
     places: OnceLock<Vec<SocketAddr>>,
     mail: Mutex<Mail>,
+    /// A connection on which this rank waits to be admitted.
+    knocking: Mutex<Option<TcpStream>>,
     /// This rank has left; the end of the connection is no news.
     pub(super) leaving: AtomicBool,
 }
@@ -92,6 +94,7 @@ impl Heard {
             host_rank: OnceLock::new(),
             places: OnceLock::new(),
             mail: Mutex::new(Mail::Early(Vec::new())),
+            knocking: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
     }
@@ -129,6 +132,18 @@ impl Heard {
     /// This rank does not wait any more: what it waits for ends with this error.
     pub(super) fn withdraw(&self, reason: &str) {
         self.fail(Error::Aborted { rank: self.me, reason: reason.to_owned() });
+        if let Some(stream) = lock(&self.knocking).take() {
+            // If it is not open any more nobody waits on it.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Waits to be admitted on a connection, until this rank [does not wait](Self::withdraw) any more.
+    pub(super) fn knock<T>(&self, stream: TcpStream, wait: impl FnOnce() -> T) -> Option<T> {
+        *lock(&self.knocking) = Some(stream);
+        let admitted = self.fault().is_none().then(wait);
+        *lock(&self.knocking) = None;
+        admitted
     }
 
     pub(super) fn me(&self) -> Rank {

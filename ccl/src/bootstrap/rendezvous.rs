@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::connect::{Pauses, attempt};
 use super::group::Founder;
+use super::heard::Heard;
 use super::private_file::PrivateFile;
 use super::server::Tie;
 use super::unique_id::{Door, NewStore, UniqueId};
@@ -179,7 +180,7 @@ fn find_in_file(
         let stale = match file.read()?.map(|bytes| UniqueId::from_bytes(&bytes)) {
             None => "it is not there",
             Some(Err(_)) => "it holds no unique id",
-            Some(Ok(id)) if attempt(&id, rank, deadline).is_ok() => return Ok(id),
+            Some(Ok(id)) if attempt(&id, &Heard::new(rank), deadline).is_ok() => return Ok(id),
             Some(Ok(_)) => "it is of a job that has ended",
         };
         if !pauses.pause() {

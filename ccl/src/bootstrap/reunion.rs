@@ -19,7 +19,7 @@ use super::message::ControlEvent;
 use super::rendezvous::Place;
 use super::unique_id::{Door, UNIQUE_ID_BYTES, UniqueId};
 
-/// Where the first rank leaves the id.
+/// What the first rank tells the others.
 const NEXT: &str = "where to go on";
 
 /// The doors of all ranks of a communicator, as one of them sees them.
@@ -78,16 +78,21 @@ impl Reunion {
         let start = clock::now();
         let door = &self.all[first.index()];
         let control = Control::return_to(door, first, heard, size, deadline)
-            .inspect_err(|error| self.note(error, BTreeSet::new(), (me, first)))?;
-        let met = control.await_others(absent.clone(), start, deadline);
-        let next = met.and_then(|()| match first == me {
-            true => lead(&control, settings, deadline),
-            false => follow(&control, first, deadline),
+            .inspect_err(|error| self.note(error, None, (me, first)))?;
+        let told = || control.fault().map(|_| control.lost());
+        let next = match control.await_others(absent.clone(), start, deadline) {
+            Ok(()) => agree(&control, first, settings, deadline).map_err(|error| {
+                let missing = || control.missing(NEXT).ok();
+                (error, told().or_else(|| Some(missing()?.into_iter().map(Rank).collect())))
+            }),
+            Err(error) => Err((error, told())),
+        };
+        let next = next.map_err(|(error, told)| {
+            self.note(&error, told, (me, first));
+            tell(&control, &error);
+            error
         });
-        let next = next.inspect_err(|error| {
-            self.note(error, control.lost(), (me, first));
-            tell(&control, error);
-        });
+        lock(&self.lost).extend(control.lost());
         control.leave(0);
         next
     }
@@ -109,24 +114,24 @@ impl Reunion {
         lock(&self.lost).insert(rank);
     }
 
-    /// Begins a meeting of rank `me` when the one before has ended.
+    /// Begins a meeting of rank `me`, which the one before makes way for.
     fn begin(&self, me: Rank) -> (MutexGuard<'_, ()>, Arc<Heard>) {
-        self.end("it meets others anew");
-        let turn = lock(&self.turn);
         let heard = Arc::new(Heard::new(me));
-        *lock(&self.current) = Some(Arc::clone(&heard));
-        (turn, heard)
+        if let Some(former) = lock(&self.current).replace(Arc::clone(&heard)) {
+            former.withdraw("it meets others anew");
+        }
+        (lock(&self.turn), heard)
     }
 
-    /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if neither says anything.
-    fn note(&self, error: &Error, told: BTreeSet<Rank>, (me, first): (Rank, Rank)) {
+    /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if that says nothing.
+    fn note(&self, error: &Error, told: Option<BTreeSet<Rank>>, (me, first): (Rank, Rank)) {
         let mut lost = lock(&self.lost);
         match error {
-            // Who goes because of it is not lost.
-            Error::Aborted { .. } => return,
             Error::PeerLost { rank, .. } => _ = lost.insert(*rank),
-            Error::Deadline { .. } if told.is_empty() => _ = lost.insert(first),
-            Error::Deadline { .. }
+            Error::Deadline { .. } if told.is_none() => _ = lost.insert(first),
+            // Who goes because of it is not lost.
+            Error::Aborted { .. }
+            | Error::Deadline { .. }
             | Error::Disagreement { .. }
             | Error::InvalidArgument(_)
             | Error::InvalidUsage(_)
@@ -134,22 +139,25 @@ impl Reunion {
             | Error::Cuda(_)
             | Error::Internal(_) => {}
         }
-        lost.extend(told);
+        lost.extend(told.unwrap_or_default());
         lost.remove(&me);
     }
 }
 
-/// Tells all who have come where they go on: here.
-fn lead(control: &Control, settings: &Settings, deadline: Instant) -> Result<Place, Error> {
-    let next = Place::create(settings)?;
-    control.set(NEXT, &next.id().to_bytes(), deadline)?;
-    Ok(next)
-}
-
-/// Goes on where rank `first` says.
-fn follow(control: &Control, first: Rank, deadline: Instant) -> Result<Place, Error> {
-    let id = control.get(NEXT, deadline)?;
-    id_of(first, &id).map(Place::elsewhere)
+/// Where all who have met go on: rank `first` says that. Either all hear it or nobody.
+fn agree(
+    control: &Control,
+    first: Rank,
+    settings: &Settings,
+    deadline: Instant,
+) -> Result<Place, Error> {
+    let own = (control.rank() == first).then(|| Place::create(settings)).transpose()?;
+    let id = own.as_ref().map_or_else(Vec::new, |place| place.id().to_bytes().to_vec());
+    let ids = control.all_gather(NEXT, &id, deadline)?;
+    match own {
+        Some(place) => Ok(place),
+        None => id_of(first, ids.first().map_or(&[], Vec::as_slice)).map(Place::elsewhere),
+    }
 }
 
 /// Tells the others of what only this rank has met with.

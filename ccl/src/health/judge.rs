@@ -39,6 +39,8 @@ pub(crate) struct Paths {
     count: usize,
     /// To how many other hosts.
     hosts: usize,
+    /// To the host with the most of them.
+    most: usize,
     /// Those that are given up, by name, and whether the peer has said that its NIC is why.
     dead: BTreeMap<String, bool>,
     /// Those that carry less than their nominal capacity, with the percentage of it.
@@ -57,18 +59,22 @@ enum Survey {
 }
 
 impl Paths {
-    /// So many paths to so many hosts.
-    pub(crate) fn new(count: usize, hosts: usize) -> Self {
-        Self { count, hosts, ..Self::default() }
+    /// So many paths to each host.
+    pub(crate) fn new(by_host: impl IntoIterator<Item = usize>) -> Self {
+        by_host.into_iter().fold(Self::default(), |mut paths, count| {
+            paths.count += count;
+            paths.hosts += 1;
+            paths.most = paths.most.max(count);
+            paths
+        })
     }
 
     /// Whose fault it is that none works. Several hosts do not lose the same rail at once, unless they say so: what they have in
     /// common is this end.
     fn verdict(&self) -> Verdict {
         let excused = self.dead.values().filter(|is_excused| **is_excused).count();
-        let unexcused = self.count - excused.min(self.count);
         // More than one host has.
-        if unexcused * self.hosts > self.count {
+        if self.count.saturating_sub(excused) > self.most {
             Verdict::LocalNic
         } else if excused > 0 && excused == self.dead.len() {
             Verdict::RemoteNic
@@ -239,7 +245,7 @@ mod tests {
 
     fn judge(hosts: usize) -> (Judge, Arc<HealthBoard>) {
         let board = Arc::new(HealthBoard::new(&[1.0, 1.0]));
-        let rails = vec![Paths::new(hosts, hosts); 2];
+        let rails = vec![Paths::new(vec![1; hosts]); 2];
         (Judge::new(Arc::clone(&board), rails), board)
     }
 

@@ -106,10 +106,11 @@ pub(super) fn paths(
         (rail..connections).step_by(mine).count()
     };
     let on_rail = |rail: usize| {
-        let count = remote.iter().map(|peer| over(rail, peer)).sum();
-        let reached = remote.iter().filter(|peer| over(rail, peer) > 0);
-        let hosts: BTreeSet<_> = reached.map(|peer| topology.node_of(*peer)).collect();
-        Paths::new(count, hosts.len())
+        let mut by_host = BTreeMap::new();
+        for peer in remote.iter().filter(|peer| over(rail, peer) > 0) {
+            *by_host.entry(topology.node_of(*peer)).or_default() += over(rail, peer);
+        }
+        Paths::new(by_host.into_values())
     };
     (0..mine).map(on_rail).collect()
 }

@@ -220,7 +220,7 @@ fn an_abort_ends_a_meeting() {
             thread::scope(|scope| {
                 let shrink = || communicator.shrink(&[], Ongoing::Finish, Some(&patient));
                 let meeting = scope.spawn(shrink);
-                if communicator.rank() == Rank(1) {
+                while communicator.rank() == Rank(1) && !meeting.is_finished() {
                     clock::sleep(Duration::from_millis(300));
                     communicator.abort("enough");
                 }
@@ -236,6 +236,35 @@ fn an_abort_ends_a_meeting() {
         assert!(reason.contains("enough"), "{reason}");
         assert_eq!(lost, &[]);
     }
+}
+
+/// A rank that waits at the door of one that does not come goes on without it when it likes.
+#[test]
+fn who_waits_in_vain_may_call_anew() {
+    let is_over = Arc::new(Barrier::new(2));
+    let results = ranks(3, &config(), move |communicator| {
+        let me = communicator.rank();
+        if me == Rank(0) {
+            is_over.wait();
+        }
+        if me != Rank(1) {
+            return None;
+        }
+        await_loss(&communicator, &[Rank(2)]);
+        let patient = patient(4 * DEADLINE);
+        let members = thread::scope(|scope| {
+            let shrink = || communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&patient));
+            let in_vain = scope.spawn(shrink);
+            clock::sleep(Duration::from_millis(300));
+            let left = communicator.shrink(&[Rank(0), Rank(2)], Ongoing::Finish, None).unwrap();
+            in_vain.join().unwrap().unwrap_err();
+            members(&left, me)
+        });
+        assert_eq!(communicator.lost_ranks(), [Rank(2)], "nobody was waited for until the end");
+        is_over.wait();
+        Some(members)
+    });
+    assert_eq!(results, [None, Some(vec![1]), None]);
 }
 
 /// As a program that hears of another loss while it waits.

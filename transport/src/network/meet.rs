@@ -10,6 +10,7 @@
 //! has come any more for a while; what is missing then is made later, as after a fault.
 
 mod hello;
+mod patience;
 mod progress;
 
 use std::collections::VecDeque;
@@ -24,6 +25,7 @@ use ccl_core::ids::Rank;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub(super) use self::hello::Hello;
+use self::patience::{ATTEMPT_LIMIT, Patience};
 pub(super) use self::progress::Met;
 use self::progress::Progress;
 use super::medium::Medium;
@@ -37,10 +39,6 @@ pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// How long a peer that has turned to this end may take: its own limit is over before, so what it takes for connected is not
 /// given up here.
 const ANSWER_LIMIT: Duration = Duration::from_secs(6);
-/// How long one attempt to connect may take, so that the end of the meeting is noticed.
-const ATTEMPT_LIMIT: Duration = Duration::from_secs(1);
-/// How long it may take at least: an answer may come from far away.
-const LEAST_ATTEMPT: Duration = Duration::from_millis(200);
 /// Accepted connections that are authenticated at the same time.
 const MAX_HANDSHAKES: usize = 64;
 /// Connections for which the descriptors that programs have at first, 1024, may not do.
@@ -209,10 +207,10 @@ impl<'a> Meeting<'a> {
     }
 
     /// How long the first attempt to connect over each rail to a peer may take, and the peer to turn to it once it is connected
-    /// over another, if the meeting may end without some of them: they have been tried long before.
+    /// over another, if the meeting may end without some of them: all have been tried before.
     fn first_turn(&self, peer: &PeerPlan) -> Option<Duration> {
         let rails = u32::try_from(peer.connections.len()).unwrap_or(u32::MAX).max(1);
-        Some((self.settled? / 2 / rails).clamp(LEAST_ATTEMPT, ATTEMPT_LIMIT))
+        Some((self.settled? * 3 / 4 / rails).saturating_sub(RETRY_PAUSE).min(ATTEMPT_LIMIT))
     }
 
     /// Keeps the reason why a connection is not there, and ends the meeting if it is a refusal.
@@ -416,38 +414,6 @@ impl<'a> Meeting<'a> {
             return Ok(Met { streams: progress.seated, reasons: progress.reasons });
         }
         Err(TransportError::TimedOut(format!("no connection with {}", missing.join(", "))))
-    }
-}
-
-/// How long one try over a rail may take.
-#[derive(Clone, Copy, Debug)]
-struct Patience {
-    /// To connect.
-    attempt: Duration,
-    /// For the peer to turn to the connection.
-    hearing: Duration,
-}
-
-impl Patience {
-    /// The same, but the peer turns to the connection within `turn`, if that is a limit.
-    fn within(self, turn: Option<Duration>) -> Self {
-        Self { hearing: turn.map_or(self.hearing, |turn| turn.min(self.hearing)), ..self }
-    }
-
-    /// What the next one may take. A peer that did not turn to the connection has twice as long: what is given up stays in the
-    /// queue of one that is slow, in front of what is tried next.
-    fn after(self, failure: &TransportError) -> Self {
-        let attempt = self.attempt.saturating_mul(2).min(ATTEMPT_LIMIT);
-        let hearing = match failure {
-            TransportError::TimedOut(_) => self.hearing.saturating_mul(2),
-            TransportError::PeerGone(_)
-            | TransportError::Severed(_)
-            | TransportError::Unrepaired(_)
-            | TransportError::Protocol(_)
-            | TransportError::Refused(_)
-            | TransportError::System { .. } => self.hearing,
-        };
-        Self { attempt, hearing }
     }
 }
 

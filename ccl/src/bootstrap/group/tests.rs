@@ -104,9 +104,11 @@ fn who_is_not_wanted_disturbs_nobody() {
         let push = Push::Failed(failure);
         let out = say(group, 3, join_without(&[1], 4, 3));
         assert_eq!(out, [Output { to: peers(&[3]), push }]);
-        let push = Push::Reply { number: 7, reply: Reply::Done };
-        let out = say(group, 3, Request::Leave { calls: 0 });
-        assert_eq!(out, [Output { to: peers(&[3]), push }]);
+        let event = ControlEvent::Aborted { rank: ccl_core::ids::Rank(3), reason: "no".into() };
+        for farewell in [Request::Announce(event), Request::Leave { calls: 0 }] {
+            let push = Push::Reply { number: 7, reply: Reply::Done };
+            assert_eq!(say(group, 3, farewell), [Output { to: peers(&[3]), push }]);
+        }
     };
     turned_away(&mut group);
     for rank in [1, 2] {
@@ -255,6 +257,6 @@ fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
     say(&mut abandoned, 1, join(3, 1));
     abandoned.abandon(&mut out);
     let reason = "its process 9@h gave up before it joined".to_owned();
-    let push = Push::Failed(Failure::Lost { rank: 0, reason });
+    let push = Push::Failed(Failure::Aborted { rank: 0, reason });
     assert_eq!(out, [Output { to: peers(&[1]), push }]);
 }

@@ -173,7 +173,7 @@ fn a_store_that_is_given_up_frees_its_port_and_tells_who_came() {
     let told = hear::<Push>(&mut came);
     let Envelope::Message(Push::Failed(failure)) = told else { panic!("{told:?}") };
     let error = Error::from(failure);
-    assert!(matches!(error, Error::PeerLost { rank: Rank(0), .. }), "{error:?}");
+    assert!(matches!(error, Error::Aborted { rank: Rank(0), .. }), "{error:?}");
     let again = meet_and_join(&meeting, Path::new("/"));
     assert!(again.iter().all(Result::is_ok), "{again:?}");
 }

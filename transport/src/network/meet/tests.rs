@@ -200,11 +200,12 @@ fn rails_that_are_silent_do_not_keep_those_after_them_from_being_tried() {
     }
 }
 
+/// It may take as long as an answer from far away, and silent rails leave time for the others.
 #[test]
-fn a_first_attempt_may_take_as_long_as_an_answer_from_far_away() {
+fn a_first_attempt_has_a_share_of_the_time() {
     let (key, address) = (key(), SocketAddr::from(([127, 0, 0, 1], 1)));
     let meeting = || Meeting::new(Rank(1), 7, &key, &[], soon());
-    for (rails, turn) in [(1, 1000), (5, 500), (64, 200)] {
+    for (rails, turn) in [(1, 1000), (5, 740), (15, 240)] {
         let peer = plan(0, true, &vec![address; rails]);
         assert_eq!(meeting().first_turn(&peer), Some(Duration::from_millis(turn)));
         assert_eq!(meeting().completely(true).first_turn(&peer), None, "all are waited for");
