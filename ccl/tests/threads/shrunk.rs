@@ -238,9 +238,9 @@ fn an_abort_ends_a_meeting() {
     }
 }
 
-/// A rank that waits at the door of one that does not come goes on without it when it likes.
-#[test]
-fn who_waits_in_vain_may_call_anew() {
+/// What rank 1 of three ends up with, of which rank 2 is lost, and rank 0 lives and does not come: as when its host has no
+/// power any more, or it hangs.
+fn at_a_shut_door(left: impl Fn(&Communicator) -> Communicator + Send + Clone + 'static) {
     let is_over = Arc::new(Barrier::new(2));
     let results = ranks(3, &config(), move |communicator| {
         let me = communicator.rank();
@@ -251,20 +251,45 @@ fn who_waits_in_vain_may_call_anew() {
             return None;
         }
         await_loss(&communicator, &[Rank(2)]);
-        let patient = patient(4 * DEADLINE);
-        let members = thread::scope(|scope| {
-            let shrink = || communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&patient));
-            let in_vain = scope.spawn(shrink);
-            clock::sleep(Duration::from_millis(300));
-            let left = communicator.shrink(&[Rank(0), Rank(2)], Ongoing::Finish, None).unwrap();
-            in_vain.join().unwrap().unwrap_err();
-            members(&left, me)
-        });
-        assert_eq!(communicator.lost_ranks(), [Rank(2)], "nobody was waited for until the end");
+        let left = left(&communicator);
         is_over.wait();
-        Some(members)
+        Some(members(&left, me))
     });
     assert_eq!(results, [None, Some(vec![1]), None]);
+}
+
+#[test]
+fn the_lowest_rank_may_not_come() {
+    at_a_shut_door(|communicator| {
+        let hasty = patient(Duration::from_millis(500));
+        let error = communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&hasty)).unwrap_err();
+        assert!(matches!(error, Error::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("rank 0, where the ranks meet"), "{error}");
+        let lost = communicator.lost_ranks();
+        assert_eq!(lost, [Rank(0), Rank(2)]);
+        communicator.shrink(&lost, Ongoing::Finish, None).unwrap()
+    });
+}
+
+#[test]
+fn who_waits_in_vain_may_call_anew() {
+    at_a_shut_door(|communicator| {
+        let patient = patient(4 * DEADLINE);
+        let left = thread::scope(|scope| {
+            let shrink = || communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&patient));
+            let in_vain = scope.spawn(shrink);
+            loop {
+                clock::sleep(Duration::from_millis(300));
+                let left = communicator.shrink(&[Rank(0), Rank(2)], Ongoing::Finish, None);
+                if in_vain.is_finished() {
+                    in_vain.join().unwrap().unwrap_err();
+                    return left.unwrap();
+                }
+            }
+        });
+        assert_eq!(communicator.lost_ranks(), [Rank(2)], "nobody was waited for until the end");
+        left
+    });
 }
 
 /// As a program that hears of another loss while it waits.
@@ -289,32 +314,6 @@ fn a_rank_may_meet_others_anew() {
         })
     });
     assert_eq!(results, [vec![0, 1], vec![0, 1], vec![]]);
-}
-
-/// As when its host has no power any more, or it hangs.
-#[test]
-fn the_lowest_rank_may_not_come() {
-    let is_over = Arc::new(Barrier::new(2));
-    let results = ranks(3, &config(), move |communicator| {
-        let me = communicator.rank();
-        if me == Rank(0) {
-            is_over.wait();
-        }
-        if me != Rank(1) {
-            return None;
-        }
-        await_loss(&communicator, &[Rank(2)]);
-        let hasty = patient(Duration::from_millis(500));
-        let error = communicator.shrink(&[Rank(2)], Ongoing::Finish, Some(&hasty)).unwrap_err();
-        assert!(matches!(error, Error::Deadline { .. }), "{error}");
-        assert!(error.to_string().contains("rank 0, where the ranks meet"), "{error}");
-        let lost = communicator.lost_ranks();
-        assert_eq!(lost, [Rank(0), Rank(2)]);
-        let left = communicator.shrink(&lost, Ongoing::Finish, None).unwrap();
-        is_over.wait();
-        Some(members(&left, me))
-    });
-    assert_eq!(results, [None, Some(vec![1]), None]);
 }
 
 #[test]
