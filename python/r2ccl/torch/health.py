@@ -99,9 +99,10 @@ def health(group: ProcessGroup | None = None) -> list[RailHealth]:
 def lost_ranks(group: ProcessGroup | None = None) -> list[int]:
     """The ranks of a group that are lost to this one as far as is known, in order.
 
-    Those have ended, left, or cannot be reached, or did not come to a :func:`shrink_group` that failed, or were excluded
-    by ranks that came to it. Asks no other rank, which may know of others. Of a group that was aborted they are those that
-    were known then.
+    Those have ended, left, or cannot be reached, or did not come to a :func:`shrink_group` that failed, or were
+    excluded by ranks that came to it. Asks no other rank, which may know of others, nor the store. Of a group that was
+    aborted they are those that were known then. Who has aborted the group to go on is among them until a
+    :func:`shrink_group` of this rank has seen it.
 
     Args:
         group: as for :func:`health`.

@@ -26,7 +26,8 @@ def shrink_group(
 
     Raises:
         TypeError: the group has other backends.
-        torch.distributed.DistBackendError: ranks that are not excluded did not come, or exclude others.
+        torch.distributed.DistBackendError: ranks that are not excluded did not come, or exclude others, or ranks that
+            are excluded go on, too.
     """
     from torch.distributed import distributed_c10d as c10d
 

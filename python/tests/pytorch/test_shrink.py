@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +17,7 @@ import r2ccl.torch
 SHRINK_DEFAULT = 0
 SHRINK_ABORT = 1
 IMPATIENT = {"R2CCL_BOOTSTRAP_TIMEOUT": "5"}
+GOES_ON = "which is excluded, goes on, too"
 
 
 def members(group: dist.ProcessGroup | None, name: int) -> list[int]:
@@ -96,6 +100,8 @@ def test_who_does_not_come_is_lost_too(flags: int) -> None:
         assert outcomes[rank].error == ""
         errors, left = outcomes[rank].value
         assert left == [1, 2]
+        # To whoever comes second the first one, which has aborted, may be lost.
+        errors = [one for one in errors if GOES_ON not in one]
         assert len(errors) == 1
         assert "of 3 ranks have come within 5000 ms to go on without rank 0" in errors[0]
         assert "in vain was waited for rank 3" in errors[0]
@@ -113,8 +119,10 @@ def one_sleeps(lists_differ: bool) -> tuple[list[str], list[int]] | None:
     meet("three know of one", 3)
     if rank == 2:
         store.wait(["they have gone on"])
-        with pytest.raises(dist.DistBackendError, match="this rank 2 is lost"):
-            dist.distributed_c10d.shrink_group([3])
+        # The others are gone from the group, and alone it should not go on either.
+        for excluded in [3], [0, 1, 3]:
+            with pytest.raises(dist.DistBackendError, match="this rank 2 is lost"):
+                dist.distributed_c10d.shrink_group(excluded)
         return None
     errors = shrunk_at_last(SHRINK_ABORT, (2,) if lists_differ and rank == 1 else ())
     left = members(None, rank)
@@ -130,8 +138,109 @@ def test_those_who_abort_and_wait_in_vain_are_not_lost(lists_differ: bool) -> No
         assert outcomes[rank].error == ""
         errors, left = outcomes[rank].value
         assert left == [0, 1]
+        errors = [one for one in errors if GOES_ON not in one]
         # Whoever has excluded more may still be waiting when the other one comes again.
         assert len(errors) <= 1 and (errors or lists_differ)
+
+
+def sees_an_abort() -> tuple[list[str], list[int]]:
+    rank = dist.get_rank()
+    assert members(None, rank) == [0, 1, 2]
+    if rank == 2:
+        die()
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()
+    known_as_lost([2])
+    meet("two know of one", 2)
+    if rank == 1:
+        # Rank 0 has aborted the group meanwhile.
+        known_as_lost([0, 2])
+    errors = shrunk_at_last(SHRINK_ABORT)
+    return errors, members(None, rank)
+
+
+def test_who_has_aborted_to_go_on_is_not_lost() -> None:
+    outcomes = outcomes_of(3, sees_an_abort, seconds=60.0)
+    assert [outcome.error for outcome in outcomes[:2]] == ["", ""]
+    assert outcomes[0].value == ([], [0, 1])
+    errors, left = outcomes[1].value
+    assert left == [0, 1]
+    assert len(errors) == 1
+    assert f"rank 0, {GOES_ON}" in errors[0]
+
+
+def await_state(process: int, state: str) -> None:
+    """That of a process as the system names it; "" is that of one that has ended."""
+    now: str | None = None
+    while now != state:
+        time.sleep(0.01)
+        try:
+            now = Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0].strip("ZX")
+        except FileNotFoundError:
+            now = ""
+
+
+def one_dies_while_it_waits() -> tuple[list[str], list[int]]:
+    rank = dist.get_rank()
+    assert members(None, rank) == [0, 1, 2, 3]
+    if rank == 0:
+        die()
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()
+    known_as_lost([0])
+    store = dist.distributed_c10d._get_default_store()
+    errors: list[str] = []
+    if rank == 3:
+        store.set("who dies", str(os.getpid()))
+        signal.setitimer(signal.ITIMER_REAL, 2.0)
+    elif rank == 2:
+        await_state(int(store.get("who dies")), "")
+        # It is counted among those who have come.
+        with pytest.raises(dist.DistBackendError) as raised:
+            dist.distributed_c10d.shrink_group([0])
+        errors.append(str(raised.value))
+    errors += shrunk_at_last(SHRINK_DEFAULT)
+    return errors, members(None, rank)
+
+
+def test_who_has_come_and_died_is_lost() -> None:
+    outcomes = outcomes_of(4, one_dies_while_it_waits, environment=IMPATIENT, seconds=90.0)
+    for rank in (1, 2):
+        assert outcomes[rank].error == ""
+        errors, left = outcomes[rank].value
+        assert left == [1, 2]
+        assert len(errors) == 1
+        assert "of the new group, whose ranks have been 1, 2, 3" in errors[0]
+
+
+def host_of_store_stops() -> list[int] | None:
+    rank = dist.get_rank()
+    world = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    if rank == 2:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        world.set("host", f"{store.port} {os.getpid()}")
+        world.wait(["the others have met"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    port, host = map(int, world.get("host").split())
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("r2ccl", store=store, rank=rank, world_size=2)
+    assert members(None, rank) == [0, 1]
+    if rank == 1:
+        world.set("the others have met", "1")
+        await_state(host, "T")
+        die()
+    with pytest.raises(dist.DistBackendError):
+        dist.barrier()
+    known_as_lost([1])
+    os.kill(host, signal.SIGKILL)
+    return r2ccl.torch.lost_ranks()
+
+
+def test_who_is_lost_is_told_without_the_store() -> None:
+    outcome = outcomes_of(3, host_of_store_stops, seconds=60.0)[0]
+    assert outcome.error == ""
+    assert outcome.value == [1]
 
 
 def aborted_and_refused() -> list[int] | None:

@@ -172,14 +172,7 @@ std::set<int> R2cclBackend::lost_ranks() const {
   if (const auto devices = existing_device_group()) {
     gone.merge(devices->lost_ranks());
   }
-  auto lost = reunion_.lost();
-  for (const int rank : gone) {
-    // Who has aborted its communicators to go on is gone from them, too.
-    if (!reunion_.has_announced(rank)) {
-      lost.insert(rank);
-    }
-  }
-  return lost;
+  return reunion_.lost(gone);
 }
 
 // ---- Calls --------------------------------------------------------------------------------------
@@ -518,9 +511,12 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::shrink(const std::vector<int64_t
   TORCH_CHECK_VALUE(absent.empty() || (*absent.begin() >= 0 && *absent.rbegin() < size_),
                     "r2ccl shrink: ", c10::ArrayRef<int64_t>(excluded),
                     " are not all ranks of a group of ", size_);
-  reunion_.announce(absent);
+  const auto objections = reunion_.announce(absent);
   if (flags == CCL_SHRINK_ABORT) {
     abort();
+  }
+  if (!objections.empty()) {
+    C10_THROW_ERROR(DistBackendError, "r2ccl shrink" + objections);
   }
   std::vector<int> ranks;
   for (int rank = 0; rank < size_; rank++) {
@@ -530,7 +526,9 @@ c10::intrusive_ptr<c10d::Backend> R2cclBackend::shrink(const std::vector<int64_t
   }
   const auto met = reunion_.meet(absent, std::min(options_->timeout, bootstrap_timeout()));
   try {
-    return part(met, ranks, options);
+    c10::intrusive_ptr<c10d::Backend> shrunk;
+    reunion_.while_renewing(absent, [&] { shrunk = part(met, ranks, options); });
+    return shrunk;
   } catch (const c10::DistBackendError& failure) {
     C10_THROW_ERROR(DistBackendError,
                     c10::str("r2ccl shrink: of the new group, whose ranks have been ",
