@@ -157,6 +157,24 @@ static void without_blocking(int rank, ccl_unique_id_t id)
 }
 
 /* Rank 0, where they met, goes; so does rank 2 on the way. The others go on. */
+/* The others do not come; another call ends the one that waits for them. */
+static void alone_at_last(ccl_comm_t rest)
+{
+    const int others[] = {1};
+    int32_t one = 1, sum = 0;
+    ccl_comm_t in_vain, alone;
+    EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(rest, NULL, 0, &in_vain, NULL, CCL_SHRINK_ABORT));
+    EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(rest, others, 1, &alone, NULL, CCL_SHRINK_ABORT));
+    poll_until_done(alone);
+    while (state_of(in_vain) == CCL_IN_PROGRESS)
+        sched_yield();
+    REQUIRE(state_of(in_vain) == CCL_REMOTE_ERROR);
+    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, alone), alone);
+    REQUIRE(sum == 1);
+    CHECK(ccl_comm_abort(in_vain));
+    CHECK(ccl_comm_destroy(alone));
+}
+
 static void shrinkage(int rank, ccl_unique_id_t id)
 {
     const int first[] = {0, 0}, wrong[] = {-1}, second[] = {1};
@@ -179,6 +197,7 @@ static void shrinkage(int rank, ccl_unique_id_t id)
         REQUIRE(count == 0);
         CHECK(ccl_comm_destroy(comm));
         meet();
+        meet();
         return;
     }
     EXPECT(CCL_REMOTE_ERROR, ccl_barrier(comm));
@@ -192,6 +211,7 @@ static void shrinkage(int rank, ccl_unique_id_t id)
         while (state_of(left) == CCL_SUCCESS)
             usleep(1000);
         REQUIRE(state_of(left) == CCL_REMOTE_ERROR);
+        meet();
     } else {
         /* It waits for rank 2, until it is aborted. */
         ccl_result_t result = ccl_allreduce(&one, &never, 1, CCL_INT32, CCL_SUM, left);
@@ -203,7 +223,10 @@ static void shrinkage(int rank, ccl_unique_id_t id)
         REQUIRE(state_of(left) == CCL_REMOTE_ERROR);
         see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, rest), rest);
         REQUIRE(sum == RANKS - 2 && never == 0);
-        CHECK(ccl_comm_destroy(rest));
+        meet();
+        if (rank == 1)
+            alone_at_last(rest);
+        CHECK(ccl_comm_abort(rest));
     }
     CHECK(ccl_comm_abort(left));
     CHECK(ccl_comm_abort(comm));

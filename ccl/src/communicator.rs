@@ -23,6 +23,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
+pub use self::parts::Shrink;
 use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;

@@ -128,7 +128,7 @@ pub use ccl_core::ids::{Epoch, Rail, Rank};
 pub use ccl_core::layout::Ragged;
 pub use ccl_core::settings::Settings;
 pub use ccl_kernels::{Element, Region};
-pub use communicator::Communicator;
+pub use communicator::{Communicator, Shrink};
 pub use config::Config;
 pub use driver::Pending;
 pub use group::Group;

@@ -1,5 +1,6 @@
 //! Connects a rank to its peers: shared memory to those on its host, all NICs to the others.
 
+mod findings;
 mod introduction;
 mod sizes;
 
@@ -18,7 +19,7 @@ use ccl_transport::network::rehearsal::Part;
 use ccl_transport::network::{Endpoint, LinkShape, MAX_RAILS, PeerAddresses, RailAddress, Terms};
 use ccl_transport::ring::RingShape;
 use ccl_transport::shm::{Segment, SegmentAddress};
-use ccl_transport::{TransportError, auth::JobKey, clock};
+use ccl_transport::{TransportError, auth::JobKey};
 use serde::{Deserialize, Serialize};
 
 use crate::bootstrap::{Control, Reunion};
@@ -57,48 +58,6 @@ pub(crate) struct Connected {
     pub(crate) timeline: Arc<Timeline>,
     /// If faults are rehearsed.
     pub(crate) part: Option<Arc<Part>>,
-}
-
-impl Connected {
-    pub(crate) fn findings(&self, me: Rank) -> Findings {
-        let (topology, own) = (&self.topology, &self.rails[me.index()]);
-        Findings {
-            size: topology.ranks(),
-            hosts: topology.nodes(),
-            here: topology.ranks_of(topology.node_of(me)).len(),
-            processors: self.machine.cores,
-            rails: if topology.nodes() > 1 { own.len() } else { 0 },
-        }
-    }
-}
-
-/// What was there, for the log.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Findings {
-    size: u32,
-    hosts: u32,
-    /// Ranks on this host.
-    here: usize,
-    processors: usize,
-    rails: usize,
-}
-
-impl Findings {
-    /// Tells what was made of it, and that it took since `began`.
-    pub(crate) fn tell(self, me: Rank, name: Option<&str>, began: Instant) {
-        tracing::info!(
-            rank = me.0,
-            size = self.size,
-            name,
-            hosts = self.hosts,
-            ranks_on_this_host = self.here,
-            processors = self.processors,
-            rails = self.rails,
-            milliseconds = (clock::now() - began).as_millis(),
-            version = env!("CARGO_PKG_VERSION"),
-            "communicator created"
-        );
-    }
 }
 
 /// Processors, and who shares them: ranks that pretend to be on other hosts do, too.

@@ -171,7 +171,7 @@ pub unsafe extern "C" fn ccl_comm_shrink(
                 return Err(Error::InvalidArgument(text));
             }
         };
-        shrink(member, excluded, ongoing, newcomm, choices)
+        shrink(member, &excluded, ongoing, newcomm, choices)
     };
     entry_in_group(NAME, || on(NAME, comm, shrink))
 }
@@ -347,23 +347,25 @@ fn split(
 
 fn shrink(
     member: &Arc<Member>,
-    excluded: Vec<Rank>,
+    excluded: &[Rank],
     ongoing: Ongoing,
     newcomm: &mut CommHandle,
     choices: Option<Choices>,
 ) -> Outcome {
     let communicator = match ongoing {
-        Ongoing::Finish => member.ready()?.clone(),
+        Ongoing::Finish => member.ready()?,
         // What it does in the background ends with the abort.
-        Ongoing::Abort => member.unfinalized()?.clone(),
+        Ongoing::Abort => member.unfinalized()?,
     };
     let blocking = choices.as_ref().and_then(|choices| choices.blocking);
     let config = choices.map(Choices::config).transpose()?;
+    // In this thread, so that the later of two calls counts.
+    let shrink = communicator.begin_shrink(excluded, ongoing)?;
     let child = Member::starting(blocking.unwrap_or(member.blocking));
     *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
     let is_awaited = member.blocking;
     let work = move || {
-        let shrunk = child.complete(communicator.shrink(&excluded, ongoing, config.as_ref()));
+        let shrunk = child.complete(shrink.finish(config.as_ref()));
         // What keeps others from meeting is no failure of this communicator.
         if is_awaited { shrunk } else { Ok(()) }
     };

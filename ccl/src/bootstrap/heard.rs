@@ -321,6 +321,11 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+    use std::thread;
+    use std::time::Duration;
+
     use super::*;
 
     fn hosted_by_rank_0() -> Heard {
@@ -377,6 +382,29 @@ mod tests {
             heard.take(Push::Failed(failure));
             assert_eq!(heard.lost(), [5, 7].map(Rank).into());
         }
+    }
+
+    #[test]
+    fn who_withdraws_waits_on_no_connection_any_more() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let (twin, heard) = (stream.try_clone().unwrap(), Heard::new(Rank(1)));
+        let (sender, waits) = channel();
+        let told = thread::scope(|scope| {
+            let knocking = scope.spawn(|| {
+                heard.knock(twin, || {
+                    sender.send(()).unwrap();
+                    stream.read(&mut [0]).unwrap()
+                })
+            });
+            waits.recv().unwrap();
+            heard.withdraw("enough");
+            knocking.join().unwrap()
+        });
+        assert_eq!(told, Some(0), "the connection has ended");
+        let twin = stream.try_clone().unwrap();
+        assert_eq!(heard.knock(twin, || unreachable!("nobody waits after that")), None::<()>);
     }
 
     #[test]

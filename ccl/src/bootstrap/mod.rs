@@ -40,5 +40,5 @@ pub use control::{Control, Letters};
 pub use heard::Listener;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
 pub use rendezvous::{Place, meet, rendezvous};
-pub(crate) use reunion::Reunion;
+pub(crate) use reunion::{Call, Reunion};
 pub use unique_id::{UNIQUE_ID_BYTES, UniqueId};

@@ -4,7 +4,7 @@
 //! takes to tell each other the id of the communicator with which they go on.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ccl_core::Error;
@@ -35,6 +35,10 @@ pub(crate) struct Reunion {
     current: Mutex<Option<Arc<Heard>>>,
 }
 
+/// A rank's intention to meet others; void once there is a later one.
+#[derive(Debug)]
+pub(crate) struct Call(Arc<Heard>);
+
 impl Reunion {
     /// Tells the other ranks of a door by `exchange`, which returns what all have said, in order of rank.
     ///
@@ -55,9 +59,17 @@ impl Reunion {
         Ok(Self { own, all, lost, turn, current })
     }
 
-    /// Meets the ranks that are not `absent`, of which this is rank `me`, and returns where they go on: in the process of the
-    /// lowest of them, which has to stay there until it has joined. All of these ranks call it alike. A meeting of this rank
-    /// that is under way is [ended](Self::end).
+    /// Rank `me` will [meet](Self::meet) others: the call before makes way, whether it has begun to wait or not.
+    pub(crate) fn call(&self, me: Rank) -> Call {
+        let heard = Arc::new(Heard::new(me));
+        if let Some(former) = lock(&self.current).replace(Arc::clone(&heard)) {
+            former.withdraw("it meets others anew");
+        }
+        Call(heard)
+    }
+
+    /// Meets the ranks that are not `absent`, of which this is one, and returns where they go on: in the process of the
+    /// lowest of them, which has to stay there until it has joined. All of these ranks call it alike.
     ///
     /// # Errors
     /// Those of [`Control::join`], in the numbers of these ranks. [`Error::PeerLost`] also if the lowest of them has dropped
@@ -65,14 +77,15 @@ impl Reunion {
     /// meeting, or the lowest one goes on without this one.
     pub(crate) fn meet(
         &self,
-        me: Rank,
+        Call(heard): Call,
         absent: &BTreeSet<u32>,
         settings: &Settings,
         deadline: Instant,
     ) -> Result<Place, Error> {
+        let me = heard.me();
         let size = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         let first = (0..size).find(|rank| !absent.contains(rank)).map_or(me, Rank);
-        let (_turn, heard) = self.begin(me);
+        let _turn = lock(&self.turn);
         let founder = || Founder { rank: me.0, absent: absent.clone() };
         let _begun = (first == me).then(|| Place::behind(&self.own, founder())).transpose()?;
         let start = clock::now();
@@ -112,15 +125,6 @@ impl Reunion {
     /// A rank was lost after the others had met.
     pub(crate) fn lose(&self, rank: Rank) {
         lock(&self.lost).insert(rank);
-    }
-
-    /// Begins a meeting of rank `me`, which the one before makes way for.
-    fn begin(&self, me: Rank) -> (MutexGuard<'_, ()>, Arc<Heard>) {
-        let heard = Arc::new(Heard::new(me));
-        if let Some(former) = lock(&self.current).replace(Arc::clone(&heard)) {
-            former.withdraw("it meets others anew");
-        }
-        (lock(&self.turn), heard)
     }
 
     /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if that says nothing.

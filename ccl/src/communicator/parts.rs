@@ -1,5 +1,6 @@
 //! Communicators that are made of others.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use ccl_core::error::Error;
@@ -7,7 +8,7 @@ use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
 use super::Communicator;
-use crate::bootstrap::{Place, Reunion, UniqueId};
+use crate::bootstrap::{Call, Place, Reunion, UniqueId};
 use crate::config::Config;
 use crate::plans;
 use crate::shrink::{self, Ongoing};
@@ -76,6 +77,14 @@ impl Communicator {
         ongoing: Ongoing,
         config: Option<&Config>,
     ) -> Result<Self, Error> {
+        self.begin_shrink(excluded, ongoing)?.finish(config)
+    }
+
+    /// What [`Self::shrink`] does before it waits for anybody: from here on this call counts, and none before it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] and [`Error::InvalidUsage`], as [`Self::shrink`].
+    pub fn begin_shrink(&self, excluded: &[Rank], ongoing: Ongoing) -> Result<Shrink, Error> {
         let core = self.core();
         let absent = shrink::absent(excluded, core.rank, core.size)?;
         if core.finalized.load(Ordering::Acquire) {
@@ -84,31 +93,13 @@ impl Communicator {
         if ongoing == Ongoing::Abort {
             self.abort("ranks go on in another communicator");
         }
-        core.queue.drain();
-        let config = config.unwrap_or(&core.config);
-        plans::check(&config.settings)?;
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
-        let place = match &core.reunion {
-            Some(reunion) => reunion.meet(core.rank, &absent, &config.settings, deadline),
-            None => Place::create(&config.settings),
-        };
-        let place = place.map_err(|error| core.config.named(error))?;
-        let left: Vec<Rank> =
-            (0..core.size).filter(|rank| !absent.contains(rank)).map(Rank).collect();
-        let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
-        let created = Self::create(place.id(), rank, number(left.len()), config);
-        created.map_err(|error| {
-            let error = shrink::renumbered(error, &left);
-            if let (Error::PeerLost { rank, .. }, Some(reunion)) = (&error, &core.reunion) {
-                reunion.lose(*rank);
-            }
-            error
-        })
+        let call = core.reunion.as_ref().map(|reunion| reunion.call(core.rank));
+        Ok(Shrink { of: self.clone(), absent, call })
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
-    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power any more are known when the network
-    /// has given them up; when the process is gone in which all had met, nobody is told of others.
+    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power
+    /// any more are known when the network has given them up; when the process is gone in which all had met, nobody is told of others.
     #[must_use]
     pub fn lost_ranks(&self) -> Vec<Rank> {
         let core = self.core();
@@ -116,6 +107,45 @@ impl Communicator {
         lost.extend(core.control.departed());
         lost.extend(core.reunion.iter().flat_map(Reunion::lost));
         lost.into_iter().collect()
+    }
+}
+
+/// A [`Communicator::shrink`] that has begun.
+#[derive(Debug)]
+pub struct Shrink {
+    of: Communicator,
+    absent: BTreeSet<u32>,
+    call: Option<Call>,
+}
+
+impl Shrink {
+    /// Waits for the other ranks that go on.
+    ///
+    /// # Errors
+    /// As [`Communicator::shrink`].
+    pub fn finish(self, config: Option<&Config>) -> Result<Communicator, Error> {
+        let Self { of, absent, call } = self;
+        let core = of.core();
+        core.queue.drain();
+        let config = config.unwrap_or(&core.config);
+        plans::check(&config.settings)?;
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let place = match (&core.reunion, call) {
+            (Some(reunion), Some(call)) => reunion.meet(call, &absent, &config.settings, deadline),
+            _ => Place::create(&config.settings),
+        };
+        let place = place.map_err(|error| core.config.named(error))?;
+        let left: Vec<Rank> =
+            (0..core.size).filter(|rank| !absent.contains(rank)).map(Rank).collect();
+        let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
+        let created = Communicator::create(place.id(), rank, number(left.len()), config);
+        created.map_err(|error| {
+            let error = shrink::renumbered(error, &left);
+            if let (Error::PeerLost { rank, .. }, Some(reunion)) = (&error, &core.reunion) {
+                reunion.lose(*rank);
+            }
+            error
+        })
     }
 }
 

@@ -28,15 +28,25 @@ def members(group: dist.ProcessGroup | None, name: int) -> list[int]:
     return [int(one) for one in gathered]
 
 
-def default_group_without(victims: list[int]) -> list[int] | None:
+def known_as_lost(ranks: list[int]) -> None:
+    while r2ccl.torch.lost_ranks() != ranks:
+        time.sleep(0.01)
+
+
+def some_die(*victims: int) -> int:
+    """Returns on those who are left when they know it: their rank."""
     rank = dist.get_rank()
     assert members(None, rank) == list(range(dist.get_world_size()))
     if rank in victims:
         die()
     with pytest.raises(dist.DistBackendError):
         dist.barrier()
-    while r2ccl.torch.lost_ranks() != victims:
-        time.sleep(0.01)
+    known_as_lost(list(victims))
+    return rank
+
+
+def default_group_without(victims: list[int]) -> list[int] | None:
+    rank = some_die(*victims)
     group = dist.distributed_c10d.shrink_group(victims)
     assert group is dist.group.WORLD
     # Messages, too, meet anew.
@@ -60,11 +70,6 @@ def test_those_who_are_left_go_on(victims: list[int]) -> None:
         assert outcomes[rank].value == left
 
 
-def known_as_lost(ranks: list[int]) -> None:
-    while r2ccl.torch.lost_ranks() != ranks:
-        time.sleep(0.01)
-
-
 def shrunk_at_last(flags: int, given_up: tuple[int, ...] = ()) -> list[str]:
     """Makes a default group of those who are left; what went wrong before."""
     errors: list[str] = []
@@ -79,13 +84,7 @@ def shrunk_at_last(flags: int, given_up: tuple[int, ...] = ()) -> list[str]:
 
 
 def nobody_hears_of_the_second(flags: int) -> tuple[list[str], list[int]]:
-    rank = dist.get_rank()
-    assert members(None, rank) == [0, 1, 2, 3]
-    if rank == 0:
-        die()
-    with pytest.raises(dist.DistBackendError):
-        dist.barrier()
-    known_as_lost([0])
+    rank = some_die(0)
     meet("three know of one", 3)
     if rank == 3:
         die()
@@ -108,14 +107,8 @@ def test_who_does_not_come_is_lost_too(flags: int) -> None:
 
 
 def one_sleeps(lists_differ: bool) -> tuple[list[str], list[int]] | None:
-    rank = dist.get_rank()
+    rank = some_die(3)
     store = dist.distributed_c10d._get_default_store()
-    assert members(None, rank) == [0, 1, 2, 3]
-    if rank == 3:
-        die()
-    with pytest.raises(dist.DistBackendError):
-        dist.barrier()
-    known_as_lost([3])
     meet("three know of one", 3)
     if rank == 2:
         store.wait(["they have gone on"])
@@ -144,13 +137,7 @@ def test_those_who_abort_and_wait_in_vain_are_not_lost(lists_differ: bool) -> No
 
 
 def sees_an_abort() -> tuple[list[str], list[int]]:
-    rank = dist.get_rank()
-    assert members(None, rank) == [0, 1, 2]
-    if rank == 2:
-        die()
-    with pytest.raises(dist.DistBackendError):
-        dist.barrier()
-    known_as_lost([2])
+    rank = some_die(2)
     meet("two know of one", 2)
     if rank == 1:
         # Rank 0 has aborted the group meanwhile.
@@ -181,13 +168,7 @@ def await_state(process: int, state: str) -> None:
 
 
 def one_dies_while_it_waits() -> tuple[list[str], list[int]]:
-    rank = dist.get_rank()
-    assert members(None, rank) == [0, 1, 2, 3]
-    if rank == 0:
-        die()
-    with pytest.raises(dist.DistBackendError):
-        dist.barrier()
-    known_as_lost([0])
+    rank = some_die(0)
     store = dist.distributed_c10d._get_default_store()
     errors: list[str] = []
     if rank == 3:
