@@ -156,7 +156,6 @@ static void without_blocking(int rank, ccl_unique_id_t id)
     CHECK(ccl_comm_destroy(comm));
 }
 
-/* Rank 0, where they met, goes; so does rank 2 on the way. The others go on. */
 /* The others do not come; another call ends the one that waits for them. */
 static void alone_at_last(ccl_comm_t rest)
 {
@@ -175,6 +174,7 @@ static void alone_at_last(ccl_comm_t rest)
     CHECK(ccl_comm_destroy(alone));
 }
 
+/* Rank 0, where they met, goes; so does rank 2 on the way. The others go on. */
 static void shrinkage(int rank, ccl_unique_id_t id)
 {
     const int first[] = {0, 0}, wrong[] = {-1}, second[] = {1};

@@ -112,6 +112,7 @@ impl Communicator {
 
 /// A [`Communicator::shrink`] that has begun.
 #[derive(Debug)]
+#[must_use = "nobody meets until it is finished"]
 pub struct Shrink {
     of: Communicator,
     absent: BTreeSet<u32>,
