@@ -46,7 +46,7 @@ fn main() -> ExitCode {
 
 /// Tells the reader, and is the end of the program.
 fn failed(error: impl Display, status: u8) -> ExitCode {
-    // There is nobody left to tell when stderr is gone.
-    let _ = writeln!(std::io::stderr(), "r2ccl: {error}");
+    // As one: of ranks that cannot run their program each says so. There is nobody left to tell when stderr is gone.
+    let _ = std::io::stderr().write_all(format!("r2ccl: {error}\n").as_bytes());
     ExitCode::from(status)
 }

@@ -47,8 +47,8 @@ pub(crate) fn run(wish: &Run) -> Result<(), Failure> {
 /// Tells of a rank that has failed, and whether others go on.
 fn tell(failure: &Failure, others: usize) {
     let rest = if others > 0 { "; the others go on" } else { "" };
-    // There is nobody left to tell when stderr is gone.
-    let _ = writeln!(io::stderr(), "r2ccl: {failure}{rest}");
+    // As one, since ranks write there, too. There is nobody left to tell when stderr is gone.
+    let _ = io::stderr().write_all(format!("r2ccl: {failure}{rest}\n").as_bytes());
 }
 
 /// What this program is told that is to become a rank.

@@ -62,8 +62,9 @@ impl Failure {
     /// Tells the reader, and is the end of the program with this name.
     #[must_use]
     pub fn told_by(&self, program: &str) -> ExitCode {
-        // There is nobody left to tell when stderr is gone.
-        let _ = writeln!(std::io::stderr(), "{program}: {}", self.explained());
+        // As one, since other ranks may tell the same at the same time. There is nobody left to tell when stderr is gone.
+        let line = format!("{program}: {}\n", self.explained());
+        let _ = std::io::stderr().write_all(line.as_bytes());
         if let Self::Launch(failure) = self {
             failure.end_by_signal();
         }
