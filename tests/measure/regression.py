@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Finds out in half a minute whether this library has become slower.
+"""Finds out in two minutes whether this library has become slower.
 
 A time says little on another day or beside other work, so every case is held against a yardstick that is measured
 beside it (kernels/examples/yardsticks): as many threads as there are ranks, each of which copies as many bytes to a
