@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use ccl_core::datatype::DataType;
-use ccl_kernels::cuda::gpu::{Compiler, Target};
 use ccl_kernels::cuda::{Entry, Module};
 
 use inputs::skip;
@@ -50,14 +49,14 @@ struct Usage {
 
 #[test]
 fn registers_suffice() {
-    let (Some(compiler), Some(assembler)) = (nvrtc::compiler(), nvrtc::assembler()) else {
+    let (Some(_), Some(assembler)) = (nvrtc::folder(), nvrtc::assembler()) else {
         return skip("registers of CUDA kernels: pip cannot install NVRTC and ptxas");
     };
     let whole = Module::all().into_iter().map(|module| (WHOLE, module));
     let partly = PARTLY.into_iter().flat_map(|a| SOME.into_iter().map(move |m| (a, m)));
     let jobs: Vec<(u32, Module)> = whole.chain(partly).collect();
     let found = side_by_side(&jobs, |&(architecture, module)| {
-        let usages = usages(&compiler, &assembler, architecture, module);
+        let usages = usages(&assembler, architecture, module);
         (architecture, usages)
     });
     println!(
@@ -96,9 +95,8 @@ fn side_by_side<J: Sync, R: Send>(jobs: &[J], act: impl Fn(&J) -> R + Sync) -> V
 }
 
 /// What every kernel of a module needs on an architecture.
-fn usages(compiler: &Compiler, assembler: &Path, architecture: u32, module: Module) -> Vec<Usage> {
-    let mut ptx = compiler.compile(module, Target::Ptx(architecture)).expect("it compiles");
-    ptx.pop_if(|last| *last == 0);
+fn usages(assembler: &Path, architecture: u32, module: Module) -> Vec<Usage> {
+    let ptx = nvrtc::ptx(module, architecture).expect("there is a compiler");
     let folder = tempfile::tempdir().expect("there is room");
     let (input, output) = (folder.path().join("kernels.ptx"), folder.path().join("kernels.cubin"));
     std::fs::write(&input, &ptx).expect("there is room");
@@ -112,7 +110,7 @@ fn usages(compiler: &Compiler, assembler: &Path, architecture: u32, module: Modu
     let entries: BTreeSet<String> = module.entries().into_iter().map(Entry::name).collect();
     assert_eq!(names, entries);
     let bounds = format!(".maxntid {MOST_THREADS}");
-    let bounded = String::from_utf8_lossy(&ptx).matches(&bounds).count();
+    let bounded = ptx.matches(&bounds).count();
     assert_eq!(bounded, entries.len(), "every kernel has its launch bounds");
     usages
 }

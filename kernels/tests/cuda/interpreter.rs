@@ -1,14 +1,11 @@
 //! The kernels as NVIDIA's compiler makes them, instruction by instruction.
 
 use std::cell::RefCell;
-use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use ccl_emulator::{
     Kernel, Launch, Machine as Emulator, Memory, Options, Progress, Rights, Schedule,
 };
-use ccl_kernels::cuda::gpu::Target;
 use ccl_kernels::cuda::{Entry, Module};
 
 use crate::cuda::machine::{HostMemory, Job, Machine};
@@ -40,7 +37,7 @@ impl Interpreter {
     ) -> Option<Self> {
         let memory = Memory::new();
         let load = |&module: &Module| {
-            let text = change(ptx(module, architecture)?);
+            let text = change(nvrtc::ptx(module, architecture)?);
             let loaded = ccl_emulator::Module::load(&text, &memory);
             Some(loaded.unwrap_or_else(|error| panic!("{}: {error}", module.name())))
         };
@@ -133,24 +130,4 @@ impl Machine for Interpreter {
         }
         ended
     }
-}
-
-/// What NVRTC makes of a module, now or in an earlier test. None if there is no NVRTC.
-fn ptx(module: Module, architecture: u32) -> Option<String> {
-    let mut hasher = DefaultHasher::new();
-    nvrtc::origin(module).hash(&mut hasher);
-    let folder = nvrtc::folder()?.join("ptx");
-    fs::create_dir_all(&folder).expect("the target folder can be written");
-    let kept = folder.join(format!("{}-{architecture}-{:016x}", module.name(), hasher.finish()));
-    if let Ok(text) = fs::read_to_string(&kept) {
-        return Some(text);
-    }
-    let compiled = nvrtc::compiler()?.compile(module, Target::Ptx(architecture));
-    let mut text = String::from_utf8(compiled.expect("it compiles")).expect("PTX is text");
-    text.retain(|character| character != '\0');
-    // Tests may compile the same at the same time: each moves a whole file there.
-    let own = folder.join(format!("{}-{:?}", std::process::id(), std::thread::current().id()));
-    fs::write(&own, &text).expect("the target folder can be written");
-    fs::rename(&own, &kept).expect("both are in one folder");
-    Some(text)
 }

@@ -33,29 +33,52 @@ pub(crate) fn compiler() -> Option<Compiler> {
     Some(Compiler::find(Some(folder()?)).expect("what was installed can be loaded"))
 }
 
-/// A folder with PTX of these modules, and perhaps of others, made now or by an earlier test; None if there is no
-/// compiler.
+/// The architecture of the devices of tests.
+const ARCHITECTURE: u32 = 90;
+
+/// A folder with PTX of these modules for devices of tests, and perhaps of others; None if there is no compiler.
 pub(crate) fn compiled(modules: &[Module]) -> Option<PathBuf> {
+    modules.iter().try_for_each(|module| file(*module, ARCHITECTURE).map(drop))?;
+    modules_folder()
+}
+
+/// PTX of a module for an architecture; None if there is no compiler.
+pub(crate) fn ptx(module: Module, architecture: u32) -> Option<String> {
+    let path = file(module, architecture)?;
+    Some(fs::read_to_string(path).expect("the target folder can be read"))
+}
+
+/// The file with PTX of a module, made now or by an earlier test.
+fn file(module: Module, architecture: u32) -> Option<PathBuf> {
+    let folder = modules_folder()?;
+    let beside = |end: &str| folder.join(format!("{}-{architecture}.{end}", module.name()));
+    // Other tests may want the same at the same time.
+    let lock = File::create(beside("lock")).expect("the target folder can be written");
+    lock.lock().expect("nobody keeps it");
+    // What it was made of, and where it is.
+    let (marker, origin) = (beside("origin"), origin(module));
+    let made = fs::read_to_string(&marker).unwrap_or_default();
+    if let Some((name, of)) = made.split_once('\n')
+        && of == origin
+    {
+        return Some(folder.join(name));
+    }
+    let target = Target::Ptx(architecture);
+    let paths = compile_into(&folder, &compiler()?, &[module], &[target]).expect("it compiles");
+    let [path] = &paths[..] else { panic!("one module for one target: {paths:?}") };
+    let name = path.strip_prefix(&folder).expect("it is there").display();
+    fs::write(marker, format!("{name}\n{origin}")).expect("the target folder can be written");
+    Some(path.clone())
+}
+
+fn modules_folder() -> Option<PathBuf> {
     let folder = folder()?.join("modules");
     fs::create_dir_all(&folder).expect("the target folder can be written");
-    // Other tests may want the same at the same time.
-    let lock = File::create(folder.join("lock")).expect("the target folder can be written");
-    lock.lock().expect("nobody keeps it");
-    let marker = |module: Module| folder.join(format!("{}.origin", module.name()));
-    let is_old =
-        |module: &Module| fs::read_to_string(marker(*module)).ok() != Some(origin(*module));
-    let old: Vec<Module> = modules.iter().copied().filter(is_old).collect();
-    if !old.is_empty() {
-        compile_into(&folder, &compiler()?, &old, &[Target::Ptx(90)]).expect("they compile");
-    }
-    for module in old {
-        fs::write(marker(module), origin(module)).expect("the target folder can be written");
-    }
     Some(folder)
 }
 
 /// All that compiled kernels of a module depend on: the compiler, how it is called, and their text.
-pub(crate) fn origin(module: Module) -> String {
+fn origin(module: Module) -> String {
     let calls = include_str!("../../src/cuda/gpu/compile.rs");
     [PACKAGE, calls, &module.source()].join("\n")
 }
