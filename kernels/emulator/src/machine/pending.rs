@@ -6,6 +6,9 @@
 //! them arrive as far as it reaches. So a flag can overtake data unless something orders them for whoever looks at
 //! the flag. Loads are never stale.
 
+use std::mem;
+use std::ops::Range;
+
 use ccl_core::random::Random;
 
 use crate::memory::Reach;
@@ -33,21 +36,37 @@ impl Store {
     }
 }
 
-/// Stores that wait at one place, the oldest first.
+/// Stores that wait at one place.
 #[derive(Debug, Default)]
-pub(crate) struct Pending(Vec<Store>);
+pub(crate) struct Pending {
+    /// The oldest first.
+    stores: Vec<Store>,
+    /// All of them are within: most loads are elsewhere.
+    within: Range<u64>,
+}
 
 impl Pending {
     /// Puts a store at the end; the one that there is no room for any more.
     fn push(&mut self, store: Store) -> Option<Store> {
-        self.0.push(store);
-        (self.0.len() > MOST).then(|| self.0.remove(0))
+        if self.stores.is_empty() {
+            self.within = store.address..store.end();
+        }
+        let Range { start, end } = self.within;
+        self.within = start.min(store.address)..end.max(store.end());
+        self.stores.push(store);
+        (self.stores.len() > MOST).then(|| self.stores.remove(0))
     }
 
     /// What is seen where it would be `value` without the stores that wait.
+    #[inline]
     fn seen(&self, address: u64, bytes: usize, value: u64) -> u64 {
+        let is_within = address < self.within.end && self.within.start < address + bytes as u64;
+        if is_within { self.seen_within(address, bytes, value) } else { value }
+    }
+
+    fn seen_within(&self, address: u64, bytes: usize, value: u64) -> u64 {
         let mut seen = value.to_le_bytes();
-        for store in self.0.iter().filter(|store| store.overlaps(address, bytes)) {
+        for store in self.stores.iter().filter(|store| store.overlaps(address, bytes)) {
             for (index, byte) in store.value.to_le_bytes()[..store.bytes].iter().enumerate() {
                 let place = (store.address + index as u64).wrapping_sub(address);
                 if place < bytes as u64 {
@@ -59,29 +78,30 @@ impl Pending {
     }
 
     fn take_all(&mut self) -> Vec<Store> {
-        std::mem::take(&mut self.0)
+        mem::take(&mut self.stores)
     }
 
     /// Takes a store that must arrive before these bytes are as the stores want them; none if they are.
     fn take_at(&mut self, address: u64, bytes: usize) -> Option<Store> {
-        let index = self.0.iter().position(|store| store.overlaps(address, bytes))?;
+        let index = self.stores.iter().position(|store| store.overlaps(address, bytes))?;
         Some(self.take(index))
     }
 
     /// Takes some store, in any order but that of one place; none if it is not yet time.
     fn take_any(&mut self, random: &mut Random) -> Option<Store> {
-        let is_time = !self.0.is_empty() && !random.percent(DELAY_PERCENT);
-        is_time.then(|| self.take(random.index(self.0.len())))
+        let is_time = !self.stores.is_empty() && !random.percent(DELAY_PERCENT);
+        is_time.then(|| self.take(random.index(self.stores.len())))
     }
 
     /// Takes a store, or an older one that must arrive before it.
     fn take(&mut self, mut index: usize) -> Store {
         loop {
-            let Store { address, bytes, .. } = self.0[index];
-            let older = self.0[..index].iter().position(|store| store.overlaps(address, bytes));
+            let Store { address, bytes, .. } = self.stores[index];
+            let older =
+                self.stores[..index].iter().position(|store| store.overlaps(address, bytes));
             match older {
                 Some(older) => index = older,
-                None => return self.0.remove(index),
+                None => return self.stores.remove(index),
             }
         }
     }
@@ -170,6 +190,21 @@ fn write(reach: &mut Reach<'_>, store: Store) {
 mod tests {
     use super::*;
     use crate::memory::{Buffer, Memory, Words};
+
+    #[test]
+    fn a_block_sees_its_own_stores_at_once_and_nothing_else() {
+        let mut pending = Pending::default();
+        assert_eq!(pending.seen(64, 4, 9), 9);
+        for (address, value) in [(64, 1), (32, 2), (96, 3), (64, 4)] {
+            assert!(pending.push(Store { address, bytes: 4, value }).is_none());
+        }
+        let seen = [28, 32, 36, 60, 64, 68, 92, 96, 100].map(|at| pending.seen(at, 4, 9));
+        assert_eq!(seen, [9, 2, 9, 9, 4, 9, 9, 3, 9]);
+        assert_eq!(pending.seen(96, 8, 9 << 32), 9 << 32 | 3, "half of it");
+        assert_eq!(pending.take_all().len(), 4);
+        assert!(pending.push(Store { address: 40, bytes: 8, value: 5 }).is_none());
+        assert_eq!([32, 40, 64].map(|at| pending.seen(at, 8, 9)), [9, 5, 9]);
+    }
 
     #[test]
     fn stores_at_one_place_arrive_in_their_order() {
