@@ -7,7 +7,6 @@
 //! the flag. Loads are never stale.
 
 use std::mem;
-use std::ops::Range;
 
 use ccl_core::random::Random;
 
@@ -16,6 +15,8 @@ use crate::program::Scope;
 
 /// Stores that wait at most; then the oldest arrives.
 const MOST: usize = 512;
+/// Remainders by which words are told apart.
+const WORDS: usize = 4096;
 /// In so many of a hundred turns nothing arrives, and as often each time after something has.
 const DELAY_PERCENT: u64 = 60;
 
@@ -34,6 +35,17 @@ impl Store {
     fn overlaps(&self, address: u64, bytes: usize) -> bool {
         self.address < address + bytes as u64 && address < self.end()
     }
+
+    fn words(&self) -> impl Iterator<Item = usize> + use<> {
+        words(self.address, self.bytes)
+    }
+}
+
+/// The words of 8 bytes of which these are parts, one unless they are not aligned, by their remainders.
+#[inline]
+fn words(address: u64, bytes: usize) -> impl Iterator<Item = usize> {
+    let last = address + (bytes as u64).max(1) - 1;
+    (address / 8..=last / 8).map(|word| word as usize % WORDS)
 }
 
 /// Stores that wait at one place.
@@ -41,30 +53,38 @@ impl Store {
 pub(crate) struct Pending {
     /// The oldest first.
     stores: Vec<Store>,
-    /// All of them are within: most loads are elsewhere.
-    within: Range<u64>,
+    /// How many of them are in words with this remainder: most loads are in others. There are none before the first store.
+    in_words: Vec<u16>,
 }
 
 impl Pending {
     /// Puts a store at the end; the one that there is no room for any more.
     fn push(&mut self, store: Store) -> Option<Store> {
-        if self.stores.is_empty() {
-            self.within = store.address..store.end();
-        }
-        let Range { start, end } = self.within;
-        self.within = start.min(store.address)..end.max(store.end());
+        self.in_words.resize(WORDS, 0);
+        store.words().for_each(|word| self.in_words[word] += 1);
         self.stores.push(store);
-        (self.stores.len() > MOST).then(|| self.stores.remove(0))
+        (self.stores.len() > MOST).then(|| self.remove(0))
+    }
+
+    fn remove(&mut self, index: usize) -> Store {
+        let store = self.stores.remove(index);
+        store.words().for_each(|word| self.in_words[word] -= 1);
+        store
+    }
+
+    /// Whether there may be a store among these bytes.
+    #[inline]
+    fn may_meet(&self, address: u64, bytes: usize) -> bool {
+        !self.stores.is_empty() && words(address, bytes).any(|word| self.in_words[word] > 0)
     }
 
     /// What is seen where it would be `value` without the stores that wait.
     #[inline]
     fn seen(&self, address: u64, bytes: usize, value: u64) -> u64 {
-        let is_within = address < self.within.end && self.within.start < address + bytes as u64;
-        if is_within { self.seen_within(address, bytes, value) } else { value }
+        if self.may_meet(address, bytes) { self.met(address, bytes, value) } else { value }
     }
 
-    fn seen_within(&self, address: u64, bytes: usize, value: u64) -> u64 {
+    fn met(&self, address: u64, bytes: usize, value: u64) -> u64 {
         let mut seen = value.to_le_bytes();
         for store in self.stores.iter().filter(|store| store.overlaps(address, bytes)) {
             for (index, byte) in store.value.to_le_bytes()[..store.bytes].iter().enumerate() {
@@ -78,11 +98,16 @@ impl Pending {
     }
 
     fn take_all(&mut self) -> Vec<Store> {
-        mem::take(&mut self.stores)
+        let stores = mem::take(&mut self.stores);
+        stores.iter().flat_map(Store::words).for_each(|word| self.in_words[word] -= 1);
+        stores
     }
 
     /// Takes a store that must arrive before these bytes are as the stores want them; none if they are.
     fn take_at(&mut self, address: u64, bytes: usize) -> Option<Store> {
+        if !self.may_meet(address, bytes) {
+            return None;
+        }
         let index = self.stores.iter().position(|store| store.overlaps(address, bytes))?;
         Some(self.take(index))
     }
@@ -101,7 +126,7 @@ impl Pending {
                 self.stores[..index].iter().position(|store| store.overlaps(address, bytes));
             match older {
                 Some(older) => index = older,
-                None => return self.stores.remove(index),
+                None => return self.remove(index),
             }
         }
     }
@@ -195,13 +220,19 @@ mod tests {
     fn a_block_sees_its_own_stores_at_once_and_nothing_else() {
         let mut pending = Pending::default();
         assert_eq!(pending.seen(64, 4, 9), 9);
-        for (address, value) in [(64, 1), (32, 2), (96, 3), (64, 4)] {
+        // That of 7 is in two words; that of 8 in one with the remainder of another.
+        for (address, value) in [(64, 1), (32, 2), (96, 3), (134, 7), (64 + (8 << 12), 8), (64, 4)]
+        {
             assert!(pending.push(Store { address, bytes: 4, value }).is_none());
         }
         let seen = [28, 32, 36, 60, 64, 68, 92, 96, 100].map(|at| pending.seen(at, 4, 9));
         assert_eq!(seen, [9, 2, 9, 9, 4, 9, 9, 3, 9]);
         assert_eq!(pending.seen(96, 8, 9 << 32), 9 << 32 | 3, "half of it");
-        assert_eq!(pending.take_all().len(), 4);
+        assert_eq!([128, 136].map(|at| pending.seen(at, 8, 0)), [7 << 48, 0], "some of it");
+        assert_eq!(pending.take(4).value, 8);
+        assert_eq!([64, 64 + (8 << 12)].map(|at| pending.seen(at, 4, 9)), [4, 9]);
+        assert_eq!(pending.take_all().len(), 5);
+        assert!(pending.in_words.iter().all(|count| *count == 0));
         assert!(pending.push(Store { address: 40, bytes: 8, value: 5 }).is_none());
         assert_eq!([32, 40, 64].map(|at| pending.seen(at, 8, 9)), [9, 5, 9]);
     }
