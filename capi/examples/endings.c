@@ -118,17 +118,32 @@ static void see_through(ccl_result_t result, ccl_comm_t comm)
     poll_until_done(comm);
 }
 
+/* What another call or another rank ends says so. */
+static void await_end(ccl_comm_t comm)
+{
+    while (state_of(comm) == CCL_IN_PROGRESS)
+        sched_yield();
+    REQUIRE(state_of(comm) == CCL_REMOTE_ERROR);
+}
+
+/* So many ranks add up. */
+static void require_ranks(int32_t ranks, ccl_comm_t comm)
+{
+    int32_t one = 1, sum = 0;
+    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, comm), comm);
+    REQUIRE(sum == ranks);
+}
+
 static void without_blocking(int rank, ccl_unique_id_t id)
 {
     ccl_comm_t comm, child;
-    int32_t one = 1, sum = 0, sums[2] = {0};
+    int32_t one = 1, sums[2] = {0};
     ccl_config_t config = CCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     ccl_result_t result = ccl_comm_init_rank_config(&comm, RANKS, id, rank, &config);
     see_through(result, comm);
 
-    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, comm), comm);
-    REQUIRE(sum == RANKS);
+    require_ranks(RANKS, comm);
     see_through(ccl_comm_split(comm, 0, rank, &child, NULL), comm);
     poll_until_done(child);
 
@@ -160,16 +175,12 @@ static void without_blocking(int rank, ccl_unique_id_t id)
 static void alone_at_last(ccl_comm_t rest)
 {
     const int others[] = {1};
-    int32_t one = 1, sum = 0;
     ccl_comm_t in_vain, alone;
     EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(rest, NULL, 0, &in_vain, NULL, CCL_SHRINK_ABORT));
     EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(rest, others, 1, &alone, NULL, CCL_SHRINK_ABORT));
     poll_until_done(alone);
-    while (state_of(in_vain) == CCL_IN_PROGRESS)
-        sched_yield();
-    REQUIRE(state_of(in_vain) == CCL_REMOTE_ERROR);
-    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, alone), alone);
-    REQUIRE(sum == 1);
+    await_end(in_vain);
+    require_ranks(1, alone);
     CHECK(ccl_comm_abort(in_vain));
     CHECK(ccl_comm_destroy(alone));
 }
@@ -178,7 +189,7 @@ static void alone_at_last(ccl_comm_t rest)
 static void shrinkage(int rank, ccl_unique_id_t id)
 {
     const int first[] = {0, 0}, wrong[] = {-1}, second[] = {1};
-    int32_t one = 1, sum = 0, never = 0;
+    int32_t one = 1, never = 0;
     ccl_comm_t comm, left, rest;
     size_t count = 7;
     int gone[RANKS];
@@ -204,8 +215,7 @@ static void shrinkage(int rank, ccl_unique_id_t id)
     CHECK(ccl_comm_get_lost_ranks(comm, gone, RANKS, &count));
     REQUIRE(count == 1 && gone[0] == 0);
     CHECK(ccl_comm_shrink(comm, first, 1, &left, &config, CCL_SHRINK_DEFAULT));
-    see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, left), left);
-    REQUIRE(sum == RANKS - 1);
+    require_ranks(RANKS - 1, left);
     meet();
     if (rank == 2) {
         while (state_of(left) == CCL_SUCCESS)
@@ -218,11 +228,9 @@ static void shrinkage(int rank, ccl_unique_id_t id)
         REQUIRE(result == CCL_IN_PROGRESS || result == CCL_REMOTE_ERROR);
         EXPECT(CCL_IN_PROGRESS, ccl_comm_shrink(left, second, 1, &rest, NULL, CCL_SHRINK_ABORT));
         poll_until_done(rest);
-        while (state_of(left) == CCL_IN_PROGRESS)
-            sched_yield();
-        REQUIRE(state_of(left) == CCL_REMOTE_ERROR);
-        see_through(ccl_allreduce(&one, &sum, 1, CCL_INT32, CCL_SUM, rest), rest);
-        REQUIRE(sum == RANKS - 2 && never == 0);
+        await_end(left);
+        require_ranks(RANKS - 2, rest);
+        REQUIRE(never == 0);
         meet();
         if (rank == 1)
             alone_at_last(rest);

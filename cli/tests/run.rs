@@ -10,6 +10,7 @@ mod support;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::thread;
@@ -90,6 +91,26 @@ fn text(Finished { status, output, errors }: &Finished) -> String {
 }
 
 /// A rank; in a plain run of the tests it does nothing.
+#[test]
+fn each_of_its_lines_is_written_as_one() {
+    for (line, what) in [("run -n 2 --no-kill --", "false"), ("run -n 1 --", "/no/program")] {
+        // It keeps apart what is written at once.
+        let (near, far) = UnixDatagram::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let mut command = r2ccl(line, &[what]);
+        let status = command.stdout(Stdio::null()).stderr(OwnedFd::from(far)).status().unwrap();
+        assert!(!status.success(), "{line} {what}");
+        let mut bytes = [0; 4096];
+        let mut lines = 0;
+        while let Ok(written @ 1..) = near.recv(&mut bytes) {
+            let line = String::from_utf8_lossy(&bytes[..written]);
+            assert!(line.starts_with("r2ccl: ") && line.ends_with('\n'), "a part: {line:?}");
+            lines += 1;
+        }
+        assert!(lines > 0, "{line} {what}");
+    }
+}
+
 #[test]
 fn child_entry() {
     let Ok(role) = std::env::var(ROLE) else { return };

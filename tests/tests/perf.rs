@@ -8,9 +8,11 @@ mod support;
 
 use std::fs;
 use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,8 +31,8 @@ const CALL_TIMEOUT: &str = "40";
 /// How often something is looked at that cannot be waited for with a deadline.
 const GLANCE: Duration = Duration::from_millis(5);
 
-/// Starts a benchmark for which nothing of this environment counts.
-fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Running {
+/// A benchmark for which nothing of this environment counts.
+fn benchmark(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program);
     let foreign = ["R2CCL_", "NCCL_TESTS_", "RANK", "OMPI_", "PMI_", "SLURM_"];
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
@@ -38,7 +40,12 @@ fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Running 
         command.env_remove(name);
     }
     command.args(arguments.split_whitespace()).args(["-T", CALL_TIMEOUT]);
-    Running::start(command.envs(variables.iter().copied()))
+    command.envs(variables.iter().copied());
+    command
+}
+
+fn start(program: &str, arguments: &str, variables: &[(&str, &str)]) -> Running {
+    Running::start(&mut benchmark(program, arguments, variables))
 }
 
 fn run(program: &str, arguments: &str) -> Finished {
@@ -47,6 +54,21 @@ fn run(program: &str, arguments: &str) -> Finished {
 
 fn name(program: &str) -> &str {
     Path::new(program).file_name().unwrap().to_str().unwrap()
+}
+
+#[test]
+fn ranks_do_not_write_into_each_others_last_lines() {
+    // It keeps apart what is written at once.
+    let (near, far) = UnixDatagram::pair().unwrap();
+    near.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut command = benchmark(ALL_REDUCE, "--ranks 1 -b 8 -e 8", &[("R2CCL_CMA", "maybe")]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(OwnedFd::from(far));
+    assert!(!command.status().unwrap().success());
+    let mut bytes = [0; 4096];
+    let written = near.recv(&mut bytes).unwrap();
+    let line = String::from_utf8_lossy(&bytes[..written]);
+    assert!(line.starts_with("all_reduce_perf: ") && line.contains("maybe"), "{line}");
+    assert!(line.ends_with('\n'), "a part: {line}");
 }
 
 #[test]
