@@ -145,6 +145,10 @@ impl Link for Watched {
         self.inner.flushed()
     }
 
+    fn delivered(&self) -> bool {
+        self.inner.delivered()
+    }
+
     fn settled(&self) -> bool {
         self.inner.settled()
     }

@@ -238,9 +238,15 @@ pub trait Link: Send + fmt::Debug {
         let _ = (rates, sharing);
     }
 
-    /// Whether everything committed has left this process for good: nothing is lost if it exits now.
+    /// Whether everything committed has left this process: the network has taken it.
     fn flushed(&self) -> bool {
         true
+    }
+
+    /// Whether the peer's host has confirmed everything committed: nothing is on the way that a dying rail could lose after
+    /// this process has exited.
+    fn delivered(&self) -> bool {
+        self.flushed()
     }
 
     /// Whether the peer is known to have everything committed. While it is not, somebody has to call

@@ -7,9 +7,8 @@ use ccl_transport::network::LINGER;
 
 use super::Executor;
 
-/// How long a rank that leaves waits until its peers have read what the network has taken: longer than
-/// it takes to notice that a rail is dead.
-const LAST_WAIT: Duration = Duration::from_millis(300);
+/// How long a rank that leaves waits until its peers have read what has arrived at their hosts.
+pub(super) const LAST_WAIT: Duration = Duration::from_millis(300);
 const SETTLING_PAUSE: Duration = Duration::from_micros(50);
 
 impl Executor {
@@ -39,15 +38,16 @@ impl Executor {
         settled
     }
 
-    /// Gives the peers what they are not known to have, before this rank leaves. What the network has
-    /// taken is waited for a little, what it has not for `patience`; nothing once `is_over`.
+    /// Gives the peers what they are not known to have, before this rank leaves. That their processes read what has arrived
+    /// at their hosts is waited for a little, what has not for `patience`: a rail may be dead that nobody has
+    /// found dead yet, when it is the last of its peer. Nothing is waited for once `is_over`.
     pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
         let start = clock::now();
         while !is_over() && !self.tend() {
             let waited = clock::now().saturating_duration_since(start);
             let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
-            let is_taken = links.all(|link| link.settled() || link.flushed());
-            if waited >= patience || (is_taken && waited >= LAST_WAIT) {
+            let has_arrived = links.all(|link| link.settled() || link.delivered());
+            if waited >= patience || (has_arrived && waited >= LAST_WAIT) {
                 return;
             }
             clock::sleep(SETTLING_PAUSE);

@@ -314,11 +314,15 @@ impl NetworkLink {
         carriers.any(|(path, carrier)| self.fences.due(path).is_some() && is_announced(carrier))
     }
 
+    /// Whether the network has taken bytes that the peer's host has not confirmed.
+    fn is_anything_on_the_way(&self) -> bool {
+        let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
+        live.any(|live| live.pair.in_flight())
+    }
+
     /// Whether the peer's host has everything up to the goodbye.
     fn has_left(&self) -> bool {
-        let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
-        let is_said = self.farewell == Farewell::Said && self.window.is_posted();
-        is_said && !live.any(|live| live.pair.in_flight())
+        self.farewell == Farewell::Said && self.window.is_posted() && !self.is_anything_on_the_way()
     }
 }
 
@@ -432,6 +436,10 @@ impl Link for NetworkLink {
     fn flushed(&self) -> bool {
         let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
         self.window.is_posted() && !self.owes_fence() && live.all(|live| live.pair.flushed())
+    }
+
+    fn delivered(&self) -> bool {
+        self.flushed() && !self.is_anything_on_the_way()
     }
 
     fn settled(&self) -> bool {

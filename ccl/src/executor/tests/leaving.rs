@@ -1,9 +1,13 @@
 //! How an executor parts with its links.
 
+use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
+use ccl_transport::clock;
 use ccl_transport::ring::RingLink;
 
+use super::super::idle::LAST_WAIT;
 use super::*;
 
 /// Writes down when it is told to leave, and when it is dropped.
@@ -55,4 +59,52 @@ fn all_links_are_left_at_the_same_time() {
 #[test]
 fn who_owes_nobody_anything_waits_for_nobody() {
     assert_eq!(end(usize::MAX, true), "lldd");
+}
+
+/// A link whose peer confirms nothing until a moment that may never come.
+#[derive(Debug)]
+struct Owing {
+    ring: RingLink,
+    is_delivered: bool,
+    settled_at: Option<Instant>,
+}
+
+impl Link for Owing {
+    as_ring!(tile_bytes, reserve, commit, peek, release);
+
+    fn delivered(&self) -> bool {
+        self.is_delivered
+    }
+
+    fn settled(&self) -> bool {
+        self.settled_at.is_some_and(|at| clock::now() >= at)
+    }
+
+    fn descriptors(&self, into: &mut Vec<RawFd>) {
+        into.push(0);
+    }
+}
+
+/// Whether a rank that leaves, with a patience of a minute, has stayed until its peer had everything, which it has after
+/// so long.
+fn stays(is_delivered: bool, settled_after: Option<Duration>) -> bool {
+    let (ring, _peer) = memory::pair(SHAPES[0]);
+    let settled_at = settled_after.map(|after| clock::now() + after);
+    let link = Owing { ring, is_delivered, settled_at };
+    let mut executor = Executor::new(Rank(0), vec![None, Some(Box::new(link))]);
+    executor.settle(Duration::from_secs(60), || false);
+    executor.tend()
+}
+
+/// A rail may have died with it, and nobody has found that yet.
+#[test]
+fn what_the_network_has_taken_is_waited_for_until_it_has_arrived() {
+    assert!(stays(false, Some(2 * LAST_WAIT)));
+}
+
+/// The peer may be busy with something else, or stopped.
+#[test]
+fn that_it_is_read_is_not_waited_for() {
+    assert!(stays(true, Some(Duration::ZERO)));
+    assert!(!stays(true, None));
 }
