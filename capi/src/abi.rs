@@ -5,6 +5,8 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use ccl::{Error, UniqueId};
+
 /// What `ccl_comm_t` points to: nothing that exists.
 #[derive(Debug)]
 #[repr(C)]
@@ -59,6 +61,9 @@ pub const SHRINK_DEFAULT: c_int = 0;
 /// `CCL_SHRINK_ABORT`.
 pub const SHRINK_ABORT: c_int = 1;
 
+/// The rank that `ccl_comm_grow` is told by those that have one already.
+pub const GROW_OLD_RANK: c_int = -1;
+
 /// `CCL_NUM_OPS`: the first number of an operation that the user made.
 pub const FIRST_USER_OP: c_int = 5;
 
@@ -68,6 +73,18 @@ pub const FIRST_USER_OP: c_int = 5;
 pub struct UniqueIdRecord {
     /// The id.
     pub internal: [c_char; UNIQUE_ID_BYTES],
+}
+
+impl UniqueIdRecord {
+    /// An id as C has it.
+    pub(crate) fn of(id: &UniqueId) -> Self {
+        Self { internal: id.to_bytes().map(u8::cast_signed) }
+    }
+
+    /// The id that C has.
+    pub(crate) fn read(&self) -> Result<UniqueId, Error> {
+        UniqueId::from_bytes(&self.internal.map(|byte| byte.to_ne_bytes()[0]))
+    }
 }
 
 /// `CCL_SIM_INFO_MAGIC`.

@@ -4,6 +4,7 @@
 //! who call them. They are `unsafe` where they follow pointers of the program.
 
 pub mod collectives;
+pub mod derived;
 pub mod health;
 pub mod inquiry;
 pub mod lifecycle;

@@ -73,6 +73,13 @@ fn every_end_is_what_the_header_says() {
     assert_eq!(printed, "endings: 4 ranks, every end as described\n");
 }
 
+#[test]
+fn communicators_take_in_new_ranks_as_the_header_says() {
+    let workshop = Workshop::new();
+    let printed = succeeded(&mut rank_program(&example(&workshop, "growth.c")));
+    assert_eq!(printed, "growth: 2 ranks become 4, as described\n");
+}
+
 /// With devices that are interpreters, and pinned memory of this size.
 fn cuda_program(program: &Path, staging_bytes: &str) -> Command {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("fake-driver-of-capi");

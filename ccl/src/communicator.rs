@@ -103,7 +103,8 @@ impl Communicator {
             dumped: AtomicBool::new(false),
             health,
             finalized: AtomicBool::new(false),
-            splits: AtomicU32::new(0),
+            children: AtomicU32::new(0),
+            growth: Mutex::new(None),
             reunion: connected.reunion,
             #[cfg(feature = "cuda")]
             correspondences: AtomicU32::new(0),

@@ -96,6 +96,7 @@ mod engine;
 pub mod environment;
 mod executor;
 mod group;
+mod grow;
 mod guardian;
 mod health;
 pub mod hosts;

@@ -173,6 +173,10 @@ class Communicator:
         name: str | None = None,
         timeout: float | None = None,
     ) -> Communicator: ...
+    def growth_id(self) -> UniqueId: ...
+    def grow(
+        self, size: int, *, name: str | None = None, timeout: float | None = None
+    ) -> Communicator: ...
     @overload
     def all_reduce(
         self,

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::calls::{self, Given, Kind, RaggedCounts};
 use crate::errors::{build, exception, invalid_argument};
 use crate::health;
-use crate::interrupts::{interruptible, seconds};
+use crate::interrupts::interruptible;
 use crate::memory::Registration;
 use crate::reduction::ReduceOp;
 use crate::request::Request;
@@ -65,7 +65,7 @@ impl Communicator {
     ) -> PyResult<Self> {
         let id = unique_id.id;
         let (rank, size) = (natural(py, "rank", rank)?, natural(py, "size", size)?);
-        Self::create(py, config(py, name, timeout)?, move |config| {
+        Self::create(py, name, timeout, move |config| {
             ccl::Communicator::create(&id, rank, size, config)
         })
     }
@@ -79,7 +79,7 @@ impl Communicator {
         name: Option<String>,
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        Self::create(py, config(py, name, timeout)?, ccl::Communicator::from_environment)
+        Self::create(py, name, timeout, ccl::Communicator::from_environment)
     }
 
     /// This member's position in the group, 0 <= rank < size.
@@ -169,12 +169,9 @@ impl Communicator {
         timeout: Option<f64>,
     ) -> PyResult<Option<Self>> {
         let color = color.map(|color| natural(py, "color", color)).transpose()?;
-        let config = self.config_of_part(py, name, timeout)?;
-        let communicator = self.member(py)?.communicator.clone();
-        let (parent, wish) = (communicator.clone(), config.clone());
-        let split = move || parent.split(color, key, Some(&wish));
-        let part = interruptible(py, split, || communicator.abort("a signal interrupted split()"))?;
-        let part = part.map_err(|error| exception(py, &error))?;
+        let (part, config) = self.derive(py, "split", name, timeout, move |parent, config| {
+            parent.split(color, key, Some(config))
+        })?;
         Ok(part.map(|part| Self::of(part, config)))
     }
 
@@ -197,13 +194,38 @@ impl Communicator {
         let excluded = excluded.map(|rank| natural(py, "a rank to exclude", rank).map(Rank));
         let excluded = excluded.collect::<PyResult<Vec<_>>>()?;
         let ongoing = if abort { Ongoing::Abort } else { Ongoing::Finish };
-        let config = self.config_of_part(py, name, timeout)?;
-        let communicator = self.member(py)?.communicator.clone();
-        let (parent, wish) = (communicator.clone(), config.clone());
-        let shrink = move || parent.shrink(&excluded, ongoing, Some(&wish));
-        let left =
-            interruptible(py, shrink, || communicator.abort("a signal interrupted shrink()"))?;
-        left.map(|left| Self::of(left, config)).map_err(|error| exception(py, &error))
+        let (left, config) = self.derive(py, "shrink", name, timeout, move |parent, config| {
+            parent.shrink(&excluded, ongoing, Some(config))
+        })?;
+        Ok(Self::of(left, config))
+    }
+
+    /// An id with which new ranks join those of this communicator when they `grow`. One rank asks for it, once for each
+    /// time, and gives it to the new ones, which become ranks with `Communicator(id, rank, size)`. The place where all
+    /// meet is in this process.
+    fn growth_id(&self, py: Python<'_>) -> PyResult<UniqueId> {
+        let member = self.member(py)?;
+        let id = py.detach(|| member.communicator.growth_id());
+        id.map(|id| UniqueId { id }).map_err(|error| exception(py, &error))
+    }
+
+    /// A communicator of these ranks, which keep their numbers, and of new ones behind them, `size` in all. Collective
+    /// among these ranks, of which one has asked for the `growth_id`, and the new ones.
+    ///
+    /// If new ranks do not come, this communicator remains as it is, and ranks can try again.
+    #[pyo3(signature = (size, *, name=None, timeout=None))]
+    fn grow(
+        &self,
+        py: Python<'_>,
+        size: i64,
+        name: Option<String>,
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let size = natural(py, "size", size)?;
+        let (grown, config) = self.derive(py, "grow", name, timeout, move |parent, config| {
+            parent.grow(size, Some(config))
+        })?;
+        Ok(Self::of(grown, config))
     }
 
     /// Reduces `input` of all ranks into `output` of all ranks; in place without an output.
@@ -472,11 +494,4 @@ impl Communicator {
 /// A number of the program that cannot be negative.
 fn natural(py: Python<'_>, what: &str, number: i64) -> PyResult<u32> {
     u32::try_from(number).map_err(|_| invalid_argument(py, format!("{what} is {number}")))
-}
-
-fn config(py: Python<'_>, name: Option<String>, timeout: Option<f64>) -> PyResult<Config> {
-    let read = ccl::log::to_standard_error().and_then(|()| Config::from_environment());
-    let environment = read.map_err(|error| exception(py, &error))?;
-    let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
-    Ok(Config { name, timeout, ..environment })
 }

@@ -252,6 +252,34 @@ def test_those_who_are_left_go_on() -> None:
     assert results == [[0, "left", 2, [0, 2]], [1, "left", 2, [0, 2]]]
 
 
+def grown(communicator: r2ccl.Communicator) -> list[Any]:
+    rank = communicator.rank
+    old = communicator.split(0 if rank < 2 else None)
+    invitation = np.zeros(len(bytes(r2ccl.UniqueId())), np.uint8)
+    if old is not None:
+        for size in (-1, 2):
+            with pytest.raises(InvalidArgumentError):
+                old.grow(size)
+        with pytest.raises(r2ccl.InvalidUsageError, match="no rank has asked for the id"):
+            old.grow(3)
+        if rank == 1:
+            invitation[:] = list(bytes(old.growth_id()))
+    communicator.broadcast(invitation, root=1)
+    if old is not None:
+        larger = old.grow(3, name="larger", timeout=100.0)
+        old.barrier()
+    else:
+        unique_id = r2ccl.UniqueId.from_bytes(invitation.tobytes())
+        larger = r2ccl.Communicator(unique_id, 2, 3, name="larger")
+    ranks = np.zeros(larger.size, np.int32)
+    larger.all_gather(np.array([rank], np.int32), ranks)
+    return [larger.rank, larger.name, ranks.tolist()]
+
+
+def test_new_ranks_join() -> None:
+    assert worlds.run(grown, 3) == [[rank, "larger", [0, 1, 2]] for rank in range(3)]
+
+
 def aborted(communicator: r2ccl.Communicator, inside: Event) -> Any:
     if communicator.rank == 0:
         assert inside.wait(worlds.TIMEOUT)

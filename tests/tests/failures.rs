@@ -98,6 +98,32 @@ fn who_is_left_goes_on_whichever_rank_is_killed() {
     }
 }
 
+/// The others grow to as many as before.
+#[test]
+fn a_killed_rank_is_replaced_by_another_process() {
+    for (victim, are_apart) in [(0, false), (2, false), (3, true)] {
+        let job = Job::of(4, "endless with a rank in its place");
+        let job = if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job };
+        let mut job = underway(job, 4);
+        let start = Instant::now();
+        job.kill(victim);
+        let left = all_but(4, victim);
+        job.await_id(left[0]);
+        let newcomer = job.spawn(3);
+        let all = [&left[..], &[newcomer]].concat();
+        job.underway(&all).expect("nothing that a host may refuse");
+        note(&format!(
+            "rank {victim} was killed; the others and a new one were at it after {:?}",
+            start.elapsed()
+        ));
+        job.tell(left[0]);
+        for ending in job.endings(&all) {
+            assert_eq!(ending, Ending::Done("all results exact".into()));
+        }
+        job.finish();
+    }
+}
+
 #[test]
 fn a_rank_killed_while_all_work_in_its_memory_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless in memory of the library"));

@@ -166,7 +166,7 @@ ccl_result_t ccl_comm_init_rank(ccl_comm_t *comm, int nranks, ccl_unique_id_t id
 
 /* As ccl_comm_init_rank(). `config` may be NULL.
  *
- * With blocking = 0 creation, split, shrink, finalize and the blocking form of every operation return
+ * With blocking = 0 creation, split, shrink, grow, finalize and the blocking form of every operation return
  * CCL_IN_PROGRESS and go on in the background. ccl_comm_get_async_error() says CCL_IN_PROGRESS until
  * they are done; until then buffers belong to the library, and a further call on the communicator
  * is CCL_INVALID_USAGE, except ccl_comm_get_async_error(), ccl_comm_abort() and ccl_comm_shrink() with
@@ -202,6 +202,22 @@ ccl_result_t ccl_comm_split(ccl_comm_t comm, int color, int key, ccl_comm_t *new
 #define CCL_SHRINK_ABORT 0x01
 ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int *exclude_ranks, int exclude_count,
                              ccl_comm_t *newcomm, const ccl_config_t *config, int flags);
+
+/* Makes an id with which new ranks join those of `comm` in ccl_comm_grow(). One rank calls it, once
+ * for each time that `comm` grows, and gives the bytes to the new ranks. What ccl_get_unique_id()
+ * says of its process holds of this one for the new communicator. The place where they meet closes,
+ * and who waits there is told, when growing has failed, this is called anew or `comm` is destroyed. */
+ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t *id);
+
+/* A communicator of `nranks` ranks: those of `comm`, which keep their numbers, and new ones behind
+ * them. Collective among all of these:
+ *   ranks of `comm`  `rank` is -1. `id` is not looked at: they tell each other.
+ *   new ranks        `comm` is NULL, `id` that of ccl_comm_get_unique_id() of one of the others, and
+ *                    `rank` the number of this one. Then as ccl_comm_init_rank_config().
+ * `config` NULL: as `comm`. If new ranks do not come, `comm` remains as it is, and ranks can try
+ * again. A rank of `comm` that does not call it in time ends `comm` on all ranks. */
+ccl_result_t ccl_comm_grow(ccl_comm_t comm, int nranks, const ccl_unique_id_t *id, int rank,
+                           ccl_comm_t *newcomm, const ccl_config_t *config);
 
 /* Sets the deadline of the calls that begin from now on, in milliseconds > 0; a call that has begun
  * keeps its own. Local: other ranks have their own deadlines, and the first that passes ends the

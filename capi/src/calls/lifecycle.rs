@@ -4,14 +4,11 @@ use std::ffi::c_int;
 use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::Arc;
 
-use ccl::{Communicator, Config, Error, Ongoing, Rank, UniqueId};
+use ccl::{Communicator, Config, Error, UniqueId};
 
 use super::{entry_in_group, natural};
-use crate::abi::{
-    CommHandle, ConfigRecord, SHRINK_ABORT, SHRINK_DEFAULT, SIM_INFO_MAGIC, SPLIT_NO_COLOR,
-    SimInfoRecord, UNIQUE_ID_BYTES, UniqueIdRecord,
-};
-use crate::arguments::{Slot, rank as checked_rank, ranks};
+use crate::abi::{CommHandle, ConfigRecord, SIM_INFO_MAGIC, SimInfoRecord, UniqueIdRecord};
+use crate::arguments::{Slot, rank as checked_rank};
 use crate::config::{Choices, milliseconds};
 use crate::group::{self, perform, wait_for};
 use crate::handles::locked;
@@ -29,8 +26,7 @@ pub unsafe extern "C" fn ccl_get_unique_id(id: *mut UniqueIdRecord) -> c_int {
         // SAFETY: the caller's promise.
         let id = unsafe { Slot::at("id", id) }?;
         let created = UniqueId::create(&Config::from_environment()?.settings)?;
-        let internal = created.to_bytes().map(u8::cast_signed);
-        id.put(UniqueIdRecord { internal });
+        id.put(UniqueIdRecord::of(&created));
         Ok(Status::Done)
     })
 }
@@ -109,71 +105,6 @@ pub unsafe extern "C" fn ccl_comm_init_from_environment(
         let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
         launch(comm, choices, Communicator::from_environment)
     })
-}
-
-/// See the header.
-///
-/// # Safety
-///
-/// `newcomm` is null or may be written to; `config` is null or a configuration.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ccl_comm_split(
-    comm: CommHandle,
-    color: c_int,
-    key: c_int,
-    newcomm: *mut CommHandle,
-    config: *const ConfigRecord,
-) -> c_int {
-    const NAME: &str = "ccl_comm_split";
-    let split = |member: &Arc<Member>| {
-        // SAFETY: the caller's promise.
-        let newcomm = unsafe { cleared("newcomm", newcomm) }?;
-        // SAFETY: the caller's promise.
-        let choices = unsafe { Choices::read(config) }?;
-        let color = match color {
-            SPLIT_NO_COLOR => None,
-            color => Some(natural("color", color)?),
-        };
-        split(member, color, key, newcomm, choices)
-    };
-    entry_in_group(NAME, || on(NAME, comm, split))
-}
-
-/// See the header.
-///
-/// # Safety
-///
-/// `exclude_ranks` is null or `exclude_count` numbers can be read there; `newcomm` is null or may be written to; `config` is
-/// null or a configuration.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn ccl_comm_shrink(
-    comm: CommHandle,
-    exclude_ranks: *const c_int,
-    exclude_count: c_int,
-    newcomm: *mut CommHandle,
-    config: *const ConfigRecord,
-    flags: c_int,
-) -> c_int {
-    const NAME: &str = "ccl_comm_shrink";
-    let shrink = |member: &Arc<Member>| {
-        // SAFETY: the caller's promise.
-        let newcomm = unsafe { cleared("newcomm", newcomm) }?;
-        // SAFETY: the caller's promise.
-        let choices = unsafe { Choices::read(config) }?;
-        let count = natural("exclude_count", exclude_count)?;
-        // SAFETY: the caller's promise.
-        let excluded = unsafe { ranks("exclude_ranks", exclude_ranks, count) }?;
-        let ongoing = match flags {
-            SHRINK_DEFAULT => Ongoing::Finish,
-            SHRINK_ABORT => Ongoing::Abort,
-            other => {
-                let text = format!("flags is {other}; CCL_SHRINK_DEFAULT or CCL_SHRINK_ABORT");
-                return Err(Error::InvalidArgument(text));
-            }
-        };
-        shrink(member, &excluded, ongoing, newcomm, choices)
-    };
-    entry_in_group(NAME, || on(NAME, comm, shrink))
 }
 
 /// See the header.
@@ -292,20 +223,19 @@ unsafe fn init(
     let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
     let size = natural("nranks", nranks)?;
     let rank = checked_rank("rank", rank, size)?.0;
-    let bytes: [u8; UNIQUE_ID_BYTES] = id.internal.map(|byte| byte.to_ne_bytes()[0]);
-    let id = UniqueId::from_bytes(&bytes)?;
+    let id = id.read()?;
     launch(comm, choices, move |config| Communicator::create(&id, rank, size, config))
 }
 
 /// Makes a member for `comm` and has its communicator created.
-fn launch(
+pub(super) fn launch(
     comm: &mut CommHandle,
     choices: Choices,
     create: impl FnOnce(&Config) -> Result<Communicator, Error> + Send + 'static,
 ) -> Outcome {
     let member = Member::starting(choices.blocking.unwrap_or(true));
     let config = choices.config()?;
-    *comm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&member)));
+    *comm = handle_of(&member);
     let creator = Arc::clone(&member);
     let launched = perform(&member, move || creator.complete(create(&config)));
     launched.inspect_err(|_| discard(comm))
@@ -320,56 +250,6 @@ fn create_together(comms: &mut [CommHandle], id: UniqueId, size: u32) -> Outcome
         started = started.and(launch(comm, Choices::default(), create));
     }
     started.and(group::end())
-}
-
-fn split(
-    member: &Arc<Member>,
-    color: Option<u32>,
-    key: i32,
-    newcomm: &mut CommHandle,
-    choices: Option<Choices>,
-) -> Outcome {
-    let communicator = member.ready()?.clone();
-    let blocking = choices.as_ref().and_then(|choices| choices.blocking);
-    let config = choices.map(Choices::config).transpose()?;
-    let child = Member::starting(blocking.unwrap_or(member.blocking));
-    if color.is_some() {
-        *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
-    }
-    let work = move || match communicator.split(color, key, config.as_ref()) {
-        Ok(Some(created)) => child.complete(Ok(created)),
-        Ok(None) if color.is_none() => Ok(()),
-        Ok(None) => child.complete(Err(Error::Internal("a split without a result".into()))),
-        Err(error) => child.complete(Err(error)),
-    };
-    perform(member, work).inspect_err(|_| discard(newcomm))
-}
-
-fn shrink(
-    member: &Arc<Member>,
-    excluded: &[Rank],
-    ongoing: Ongoing,
-    newcomm: &mut CommHandle,
-    choices: Option<Choices>,
-) -> Outcome {
-    let communicator = match ongoing {
-        Ongoing::Finish => member.ready()?,
-        // What it does in the background ends with the abort.
-        Ongoing::Abort => member.unfinalized()?,
-    };
-    let blocking = choices.as_ref().and_then(|choices| choices.blocking);
-    let config = choices.map(Choices::config).transpose()?;
-    // In this thread, so that the later of two calls counts.
-    let shrink = communicator.begin_shrink(excluded, ongoing)?;
-    let child = Member::starting(blocking.unwrap_or(member.blocking));
-    *newcomm = without_provenance_mut(COMMUNICATORS.insert(Arc::clone(&child)));
-    let is_awaited = member.blocking;
-    let work = move || {
-        let shrunk = child.complete(shrink.finish(config.as_ref()));
-        // What keeps others from meeting is no failure of this communicator.
-        if is_awaited { shrunk } else { Ok(()) }
-    };
-    perform(member, work).inspect_err(|_| discard(newcomm))
 }
 
 /// Finalizes a member that is in no table any more.
@@ -394,8 +274,13 @@ fn end(member: &Arc<Member>) -> Outcome {
     wait_for(member, finish)
 }
 
+/// A handle by which the program knows a member from now on.
+pub(super) fn handle_of(member: &Arc<Member>) -> CommHandle {
+    without_provenance_mut(COMMUNICATORS.insert(Arc::clone(member)))
+}
+
 /// Takes back a handle that the program shall not see.
-fn discard(comm: &mut CommHandle) {
+pub(super) fn discard(comm: &mut CommHandle) {
     // A NULL or a handle that is gone already leaves nothing to do.
     let _ = COMMUNICATORS.remove(comm.addr());
     *comm = null_mut();
@@ -406,7 +291,10 @@ fn discard(comm: &mut CommHandle) {
 /// # Safety
 ///
 /// `place` is null or may be written to during the call.
-unsafe fn cleared<'a>(what: &str, place: *mut CommHandle) -> Result<&'a mut CommHandle, Error> {
+pub(super) unsafe fn cleared<'a>(
+    what: &str,
+    place: *mut CommHandle,
+) -> Result<&'a mut CommHandle, Error> {
     // SAFETY: the caller's promise.
     unsafe { Slot::at(what, place) }?.put(null_mut());
     // SAFETY: it is not null, else there was no slot; and it has a value now.

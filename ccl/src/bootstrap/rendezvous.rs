@@ -33,12 +33,22 @@ pub struct Place {
 }
 
 impl Place {
-    /// A new one, with its store in this process.
+    /// A new one, with its store in this process, which is that of rank 0.
     ///
     /// # Errors
     /// As [`UniqueId::create`].
     pub fn create(settings: &Settings) -> Result<Self, Error> {
-        Self::with(NewStore::on_any_port(settings)?)
+        Self::of(Rank(0), settings)
+    }
+
+    /// A new one, with its store in this process, which is that of rank `founder`.
+    ///
+    /// # Errors
+    /// As [`UniqueId::create`].
+    pub fn of(founder: Rank, settings: &Settings) -> Result<Self, Error> {
+        let mut store = NewStore::on_any_port(settings)?;
+        store.founder = Founder { rank: founder.0, ..Founder::default() };
+        Self::with(store)
     }
 
     /// What all ranks join.

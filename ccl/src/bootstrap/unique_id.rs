@@ -198,7 +198,7 @@ pub(super) struct NewStore {
     /// The addresses of this host, one for each rail.
     homes: Vec<IpAddr>,
     /// Whose process it is in.
-    founder: Founder,
+    pub(super) founder: Founder,
     /// Runs once the group is complete or has failed, before anybody is told.
     pub(super) settled: Box<dyn FnOnce() + Send>,
 }

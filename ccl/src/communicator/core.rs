@@ -1,14 +1,15 @@
 //! What stands behind a communicator: how a call is run, and how everything ends.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 use ccl_transport::biased::{Biased, Guard};
+use ccl_transport::clock;
 
-use crate::bootstrap::{Control, ControlEvent, Reunion};
+use crate::bootstrap::{Control, ControlEvent, Place, Reunion};
 use crate::config::Config;
 use crate::driver::{Queue, Work};
 use crate::engine::{Ended, Engine, Limits, Watch};
@@ -31,7 +32,10 @@ pub(super) struct Core {
     pub(super) dumped: AtomicBool,
     pub(super) health: Arc<Health>,
     pub(super) finalized: AtomicBool,
-    pub(super) splits: AtomicU32,
+    /// Communicators that all ranks together have made of this one, or tried to.
+    pub(super) children: AtomicU32,
+    /// Where new ranks meet those of this one, once this rank has been asked for the id.
+    pub(super) growth: Mutex<Option<Place>>,
     pub(super) reunion: Option<Reunion>,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
@@ -162,6 +166,22 @@ impl Core {
         match dump.write(folder) {
             Ok(file) => tracing::warn!(rank = self.rank.0, file = %file.display(), "dump written"),
             Err(cause) => tracing::warn!(rank = self.rank.0, %cause, "no dump can be written"),
+        }
+    }
+
+    /// Makes all ranks tell each other of something while they make a `child` of this communicator: returns what all have said,
+    /// in order of rank. What keeps them from it ends the communicator.
+    pub(super) fn gatherer(
+        &self,
+        child: &str,
+        config: &Config,
+    ) -> impl Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, Error> {
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        let turn = self.children.fetch_add(1, Ordering::Relaxed);
+        move |what, blob| {
+            let gathered =
+                self.control.all_gather(&format!("{child} {turn} {what}"), blob, deadline);
+            gathered.map_err(|error| self.failed(error))
         }
     }
 

@@ -10,6 +10,8 @@ use ccl_transport::clock;
 use super::Communicator;
 use crate::bootstrap::{Call, Place, Reunion, UniqueId};
 use crate::config::Config;
+use crate::driver::lock;
+use crate::grow;
 use crate::plans;
 use crate::shrink::{self, Ongoing};
 use crate::split;
@@ -31,12 +33,7 @@ impl Communicator {
         let core = self.core();
         self.usable()?;
         let config = config.unwrap_or(&core.config);
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
-        let turn = core.splits.fetch_add(1, Ordering::Relaxed);
-        let gather = |what: &str, blob: &[u8]| {
-            let gathered = core.control.all_gather(&format!("split {turn} {what}"), blob, deadline);
-            gathered.map_err(|error| core.failed(error))
-        };
+        let gather = core.gatherer("split", config);
         let wishes = gather("wishes", split::wish(color, key).as_bytes())?;
         let members = color.map_or_else(Vec::new, |color| split::members(&wishes, color));
         let place = members.iter().position(|member| *member == core.rank);
@@ -54,6 +51,47 @@ impl Communicator {
         })?;
         let id = UniqueId::from_bytes(id)?;
         Self::create(&id, number(place), number(members.len()), config).map(Some)
+    }
+
+    /// An id for ranks that are to join those of this communicator when they [grow](Self::grow). One rank asks for it, once for each time, and
+    /// gives it to the new ones, each of which becomes a rank of the new communicator by [`Self::create`]. The place where all
+    /// meet is in this process: it closes, and tells those who wait, when an attempt to grow has failed, this is called anew, or this
+    /// communicator is dropped.
+    ///
+    /// # Errors
+    /// As [`UniqueId::create`], and what ended this communicator, if something did.
+    pub fn growth_id(&self) -> Result<UniqueId, Error> {
+        self.usable()?;
+        let core = self.core();
+        let place = Place::of(core.rank, &core.config.settings);
+        let place = place.map_err(|error| core.config.named(error))?;
+        let id = *place.id();
+        *lock(&core.growth) = Some(place);
+        Ok(id)
+    }
+
+    /// A communicator of these ranks, which keep their numbers, and of new ones behind them, `size` in all. Collective among
+    /// these ranks, one of which has asked for the [id](Self::growth_id), and the new ones, which call [`Self::create`] with
+    /// that and the same size. `config` is that of the new communicator, `None`: that of this one.
+    ///
+    /// If the new ranks do not come, this communicator remains as it is, and ranks can try again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], on all ranks of this communicator: they say different sizes, or not more than they are.
+    /// [`Error::InvalidUsage`], on all: none has asked for an id, or several have. Then as [`Self::create`]. What keeps these ranks from
+    /// agreeing, as one that does not call this before the bootstrap deadline, ends this communicator on all of them.
+    pub fn grow(&self, size: u32, config: Option<&Config>) -> Result<Self, Error> {
+        let core = self.core();
+        self.usable()?;
+        // In the process of the store its rank joins while this is there.
+        let place = lock(&core.growth).take();
+        let config = config.unwrap_or(&core.config);
+        // The others wait for this rank.
+        plans::check(&config.settings).inspect_err(|error| core.fail(error))?;
+        let wish = grow::wish(size, place.as_ref().map(Place::id));
+        let wishes = core.gatherer("grow", config)("wishes", &wish)?;
+        let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
+        Self::create(&id, core.rank.0, size, config)
     }
 
     /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all

@@ -9,6 +9,7 @@
 
 mod attached;
 mod ended;
+mod grown;
 mod memory;
 mod refused;
 mod renounced;

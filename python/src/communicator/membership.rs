@@ -14,9 +14,14 @@ use crate::work::{Member, check_process, locked};
 impl Communicator {
     pub(super) fn create(
         py: Python<'_>,
-        config: Config,
+        name: Option<String>,
+        timeout: Option<f64>,
         create: impl FnOnce(&Config) -> Result<ccl::Communicator, Error> + Send + 'static,
     ) -> PyResult<Self> {
+        let read = ccl::log::to_standard_error().and_then(|()| Config::from_environment());
+        let environment = read.map_err(|error| exception(py, &error))?;
+        let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
+        let config = Config { name, timeout, ..environment };
         let wish = config.clone();
         // If a signal interrupts the wait, the thread that creates the member drops it again.
         let member = interruptible(py, move || create(&wish), || ())?;
@@ -34,16 +39,24 @@ impl Communicator {
         }
     }
 
-    /// The configuration of a part of this communicator.
-    pub(super) fn config_of_part(
+    /// What `create` makes of this communicator, and the configuration with which it does. A signal that interrupts this
+    /// `call` aborts this communicator.
+    pub(super) fn derive<T: Send + 'static>(
         &self,
         py: Python<'_>,
+        call: &str,
         name: Option<String>,
         timeout: Option<f64>,
-    ) -> PyResult<Config> {
+        create: impl FnOnce(&ccl::Communicator, &Config) -> Result<T, Error> + Send + 'static,
+    ) -> PyResult<(T, Config)> {
         let timeout = timeout.map(|value| seconds(py, "timeout", value)).transpose()?;
         let timeout = timeout.or(self.config.timeout);
-        Ok(Config { name, timeout, ..self.config.clone() })
+        let config = Config { name, timeout, ..self.config.clone() };
+        let communicator = self.member(py)?.communicator.clone();
+        let (parent, wish) = (communicator.clone(), config.clone());
+        let end = || communicator.abort(&format!("a signal interrupted {call}()"));
+        let made = interruptible(py, move || create(&parent, &wish), end)?;
+        made.map(|made| (made, config)).map_err(|error| exception(py, &error))
     }
 
     pub(super) fn place<'py>(&self, py: Python<'py>) -> Place<'py> {

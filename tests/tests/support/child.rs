@@ -118,11 +118,16 @@ impl Child {
             Some(id) => id,
             None => {
                 let id = UniqueId::create(&config.settings)?;
-                self.report(&Line::Id(to_hex(&id.to_bytes())));
+                self.pass_on(&id);
                 id
             }
         };
         Communicator::create(&id, self.rank, self.size, &config)
+    }
+
+    /// Has the parent tell the processes that it starts from now on where they join.
+    pub(crate) fn pass_on(&self, id: &UniqueId) {
+        self.report(&Line::Id(to_hex(&id.to_bytes())));
     }
 
     /// Joins, does `work` as a member and reports how that ended, before it leaves the group.

@@ -145,6 +145,16 @@ impl Job {
         number
     }
 
+    /// Has the processes that are started from now on join where process `number` says.
+    pub(crate) fn await_id(&mut self, number: usize) {
+        match self.next_line(number) {
+            Line::Id(id) => self.id = Some(id),
+            other @ (Line::Underway | Line::Ended(_) | Line::Skipped(_)) => {
+                panic!("process {number} has no id but {other:?}")
+            }
+        }
+    }
+
     /// As [`Self::launch`], for a process that is not expected to make an id.
     pub(crate) fn spawn(&mut self, rank: u32) -> usize {
         let mut child = self.command(rank).spawn().expect("the test can start itself");

@@ -19,6 +19,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("endless", endless),
     ("endless in memory of the library", endless_in_shared_memory),
     ("endless without who is lost", endless_without_who_is_lost),
+    ("endless with a rank in its place", endless_with_a_replacement),
     ("endless copies by the system", endless_copies_by_the_system),
     ("endless without /dev/shm", endless_without_named_memory),
     ("every collective", every_collective),
@@ -55,14 +56,30 @@ fn endless_in_shared_memory(child: &Child) {
 /// As [`endless`], of all ranks and then of those that are left.
 fn endless_without_who_is_lost(child: &Child) {
     let mut data = vec![0u32; MEBIBYTE];
-    child.as_member(|communicator| {
-        let lost = match sums_until_told(child, communicator, &mut data) {
-            Err(Error::PeerLost { rank, .. }) => rank,
-            other => return other,
-        };
-        let left = communicator.shrink(&[lost], Ongoing::Finish, None)?;
-        assert_eq!(left.size(), communicator.size() - 1);
-        sums_until_told(child, &left, &mut data)
+    child.as_member(|communicator| match sums_until_told(child, communicator, &mut data) {
+        Err(Error::PeerLost { rank: lost, .. }) => {
+            let left = communicator.shrink(&[lost], Ongoing::Finish, None)?;
+            assert_eq!(left.size(), communicator.size() - 1);
+            sums_until_told(child, &left, &mut data)
+        }
+        other => other,
+    });
+}
+
+/// As [`endless`], and then with a new process for the one that is lost, which has the last number.
+fn endless_with_a_replacement(child: &Child) {
+    let mut data = vec![0u32; MEBIBYTE];
+    child.as_member(|communicator| match sums_until_told(child, communicator, &mut data) {
+        Err(Error::PeerLost { rank: lost, .. }) => {
+            let left = communicator.shrink(&[lost], Ongoing::Finish, None)?;
+            if left.rank() == Rank(0) {
+                child.pass_on(&left.growth_id()?);
+            }
+            let grown = left.grow(communicator.size(), None)?;
+            assert_eq!(grown.rank(), left.rank());
+            sums_until_told(child, &grown, &mut data)
+        }
+        other => other,
     });
 }
 

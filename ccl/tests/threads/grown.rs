@@ -1,0 +1,201 @@
+//! Communicators that go on with more ranks.
+
+use super::*;
+
+/// The ranks of a communicator, each of which says `word`: it works.
+fn words(communicator: &Communicator, word: u32) -> Vec<u32> {
+    let mut words = vec![0u32; communicator.size() as usize];
+    communicator.all_gather(&[word], &mut words).unwrap();
+    words
+}
+
+/// A configuration with a bootstrap timeout.
+fn patient(bootstrap_timeout: Duration) -> Config {
+    let mut config = config();
+    config.settings.bootstrap_timeout = bootstrap_timeout;
+    config
+}
+
+/// A new rank, which says ten times its number.
+fn newcomer(id: UniqueId, rank: u32, size: u32) -> thread::JoinHandle<Result<Vec<u32>, Error>> {
+    thread::spawn(move || {
+        let communicator = Communicator::create(&id, rank, size, &config())?;
+        Ok(words(&communicator, 10 * rank))
+    })
+}
+
+#[test]
+fn new_ranks_stand_behind_those_that_were_there() {
+    let results = ranks(2, &config(), |communicator| {
+        let me = communicator.rank();
+        // Any rank may be the one where all meet.
+        let newcomers: Vec<_> = if me == Rank(1) {
+            let id = communicator.growth_id().unwrap();
+            (2..5).map(|rank| newcomer(id, rank, 5)).collect()
+        } else {
+            Vec::new()
+        };
+        let grown = communicator.grow(5, None).unwrap();
+        let told = (grown.rank(), grown.size(), words(&grown, me.0));
+        for newcomer in newcomers {
+            assert_eq!(newcomer.join().unwrap().unwrap(), told.2);
+        }
+        (told, words(&communicator, me.0))
+    });
+    for (rank, result) in (0..).map(Rank).zip(results) {
+        assert_eq!(result, ((rank, 5, vec![0, 1, 20, 30, 40]), vec![0, 1]));
+    }
+}
+
+/// A rank that is lost is replaced, whichever it is, more than once.
+#[test]
+fn those_who_are_left_take_others_in() {
+    let results = ranks(3, &config(), |communicator| {
+        let me = communicator.rank();
+        if me == Rank(0) {
+            return Vec::new();
+        }
+        communicator.barrier().unwrap_err();
+        let mut current = communicator;
+        (0..3)
+            .map(|_| {
+                let left = match current.size() {
+                    // The one that came last leaves at once.
+                    4 => current.shrink(&[Rank(2), Rank(3)], Ongoing::Finish, None).unwrap(),
+                    _ => current.shrink(&[Rank(0)], Ongoing::Finish, None).unwrap(),
+                };
+                let newcomers = if left.rank() == Rank(0) {
+                    let id = left.growth_id().unwrap();
+                    vec![newcomer(id, 2, 4), newcomer(id, 3, 4)]
+                } else {
+                    Vec::new()
+                };
+                current = left.grow(4, None).unwrap();
+                let words = words(&current, me.0);
+                for newcomer in newcomers {
+                    newcomer.join().unwrap().unwrap();
+                }
+                words
+            })
+            .collect()
+    });
+    assert_eq!(results[1], vec![vec![1, 2, 20, 30]; 3]);
+    assert_eq!(results[2], results[1]);
+}
+
+#[test]
+fn one_rank_becomes_two() {
+    let results = ranks(1, &config(), |communicator| {
+        let id = communicator.growth_id().unwrap();
+        let newcomer = newcomer(id, 1, 2);
+        let grown = communicator.grow(2, None).unwrap();
+        let words = words(&grown, 7);
+        assert_eq!(newcomer.join().unwrap().unwrap(), words);
+        words
+    });
+    assert_eq!(results, [vec![7, 10]]);
+}
+
+#[test]
+fn new_ranks_that_do_not_come_leave_everything_as_it_is() {
+    let results = ranks(2, &config(), |communicator| {
+        let me = communicator.rank();
+        let ask = || (me == Rank(0)).then(|| communicator.growth_id().unwrap());
+        let _nobody_hears_of_it = ask();
+        let hasty = patient(Duration::from_millis(300));
+        let error = communicator.grow(4, Some(&hasty)).unwrap_err();
+        assert_eq!(words(&communicator, me.0), [0, 1]);
+        // The id is used up, and they may try again.
+        let used_up = communicator.grow(4, None).unwrap_err();
+        let newcomer = ask().map(|id| newcomer(id, 2, 3));
+        let grown = communicator.grow(3, None).unwrap();
+        let words = words(&grown, me.0);
+        if let Some(newcomer) = newcomer {
+            assert_eq!(newcomer.join().unwrap().unwrap(), words);
+        }
+        (error, used_up, words)
+    });
+    for (error, used_up, words) in results {
+        assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+        assert!(error.to_string().contains("ranks 2, 3 did not come"), "{error}");
+        assert!(used_up.to_string().contains("no rank has asked for the id"), "{used_up}");
+        assert_eq!(words, [0, 1, 20]);
+    }
+}
+
+/// What one rank says that the others do not is an error of all, and nobody waits, the new rank neither.
+#[test]
+fn ranks_that_differ_end_nothing_but_the_attempt() {
+    let results = ranks(2, &config(), |communicator| {
+        let me = communicator.rank();
+        let newcomer = (me == Rank(1)).then(|| newcomer(communicator.growth_id().unwrap(), 2, 3));
+        let error = communicator.grow(3 + me.0, None).unwrap_err();
+        let told = newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err());
+        (error, told, words(&communicator, me.0))
+    });
+    for (error, _, words) in &results {
+        assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
+        assert!(error.to_string().contains("rank 0 wants to grow to 3 ranks, rank 1 to 4"));
+        assert_eq!(words, &[0, 1]);
+    }
+    let told = results[1].1.as_ref().unwrap();
+    assert!(matches!(told, Error::Aborted { rank: Rank(1), .. }), "{told:?}");
+}
+
+/// A new rank that takes the number of an old one keeps all from the new communicator, and is told which.
+#[test]
+fn a_number_that_is_taken_is_told_to_all() {
+    let results = ranks(2, &config(), |communicator| {
+        let id = (communicator.rank() == Rank(0)).then(|| communicator.growth_id().unwrap());
+        let newcomer = id.map(|id| newcomer(id, 1, 3));
+        let error = communicator.grow(3, None).unwrap_err();
+        let told = newcomer.map_or(error.clone(), |newcomer| newcomer.join().unwrap().unwrap_err());
+        communicator.barrier().unwrap();
+        [error, told]
+    });
+    for error in results.into_iter().flatten() {
+        assert!(error.to_string().contains("rank 1 is claimed by two processes"), "{error}");
+    }
+}
+
+#[test]
+fn new_ranks_hear_of_a_communicator_that_goes() {
+    let results = ranks(2, &config(), |communicator| {
+        let id = (communicator.rank() == Rank(1)).then(|| communicator.growth_id().unwrap());
+        let newcomer = id.map(|id| newcomer(id, 2, 3));
+        communicator.barrier().unwrap();
+        drop(communicator);
+        newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err())
+    });
+    let error = results[1].as_ref().unwrap();
+    assert!(error.to_string().contains("gave up before it joined"), "{error}");
+}
+
+#[test]
+fn a_communicator_that_has_failed_does_not_grow() {
+    let results = ranks(2, &config(), |communicator| {
+        communicator.abort("enough");
+        let asked = communicator.growth_id().unwrap_err();
+        (asked, communicator.grow(3, None).unwrap_err())
+    });
+    for (asked, grown) in results {
+        assert!(matches!(asked, Error::Aborted { .. }), "{asked:?}");
+        assert_eq!(asked, grown);
+    }
+}
+
+/// A rank that does not grow with the others ends what they have in common, as with a split.
+#[test]
+fn a_rank_that_does_not_grow_in_time_is_named() {
+    let results = ranks(2, &config(), |communicator| {
+        if communicator.rank() == Rank(1) {
+            return end_of(&communicator);
+        }
+        let _unused = communicator.growth_id().unwrap();
+        let hasty = patient(Duration::from_millis(100));
+        communicator.grow(3, Some(&hasty)).unwrap_err()
+    });
+    for error in results {
+        assert!(error.to_string().contains("rank 1 did not contribute"), "{error}");
+    }
+}
