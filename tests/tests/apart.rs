@@ -1,5 +1,5 @@
 //! Two hosts that have lost different rails have none in common: collectives go round by a third host, and straight again when
-//! rails return.
+//! rails return. And a host that has no rail for a while, in which the others leave.
 #![allow(clippy::disallowed_methods, reason = "a test waits by the clock of its host")]
 #![allow(clippy::print_stdout, reason = "that is how a rank answers")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -27,12 +27,15 @@ const CUT: [Cable; 2] = [Cable { host: 0, rail: 0 }, Cable { host: 1, rail: 1 }]
 
 /// Says in its environment that a process is a rank.
 const ROLE: &str = "CCL_TESTS_APART";
+const BROADCAST: &str = "broadcast";
 /// Begins the lines that are for the parent.
 const MARK: &str = "rank: ";
 
 /// A link that is needed has to have a rail again after so many seconds.
 const PATIENCE: &str = "1";
 const LONGER_THAN_PATIENCE: Duration = Duration::from_millis(2500);
+/// So many where a host has no rail for less.
+const MORE_PATIENCE: &str = "20";
 /// It takes a few milliseconds until all ranks have agreed on plans for what they know of rails.
 const AGREEMENT: Duration = Duration::from_secs(1);
 
@@ -74,7 +77,14 @@ fn lost(communicator: &Communicator) -> usize {
     health.iter().filter(|rail| rail.state != RailState::Up).count()
 }
 
-/// What a rank is told, a word in each line: to do all collectives, or to wait until so many rails are lost.
+/// Something from rank 0.
+fn broadcast(communicator: &Communicator) {
+    let mut data = vec![communicator.rank().0; 1000];
+    communicator.broadcast(&mut data, Rank(0)).unwrap();
+    assert_eq!(data, vec![0; 1000]);
+}
+
+/// What a rank is told, a word in each line: to do all collectives or a broadcast, or to wait until so many rails are lost.
 fn play() {
     let communicator =
         Communicator::from_environment(&Config::from_environment().unwrap()).unwrap();
@@ -83,6 +93,7 @@ fn play() {
             Ok(number) => {
                 until("all know of it", || (lost(&communicator) == number).then_some(()));
             }
+            Err(_) if word == BROADCAST => broadcast(&communicator),
             Err(_) => [2, 50_000].iter().for_each(|count| {
                 all_collectives(&communicator, *count).unwrap();
             }),
@@ -101,7 +112,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(bed: &Bed, host: usize) -> Self {
+    fn start(bed: &Bed, host: usize, patience: &str) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args([
             "--exact",
@@ -112,7 +123,7 @@ impl Running {
         command.env(ROLE, "").envs([("RANK", &rank), ("WORLD_SIZE", &size)]);
         command.envs([("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1"), ("MASTER_PORT", "4000")]);
         command.env("MASTER_ADDR", master.to_string()).env("R2CCL_HOST_ID", host_name(host));
-        command.envs([("R2CCL_NIC", "rail"), ("R2CCL_RAIL_PATIENCE", PATIENCE)]);
+        command.envs([("R2CCL_NIC", "rail"), ("R2CCL_RAIL_PATIENCE", patience)]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = bed.on_host(host, || command.spawn()).unwrap().unwrap();
         let (words, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
@@ -128,6 +139,11 @@ impl Running {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         let answer = lines.find(|line| line.starts_with(MARK));
         assert_eq!(answer, Some(format!("{MARK}{word}")), "a rank has failed");
+    }
+
+    /// Lets it leave.
+    fn dismiss(&mut self) {
+        drop(self.words.take());
     }
 
     fn end(mut self) {
@@ -149,19 +165,29 @@ fn all(job: &mut [Running], word: &str) {
     job.iter_mut().for_each(|rank| rank.done(word));
 }
 
+/// Three hosts, or nothing and a report.
+fn bed() -> Option<Bed> {
+    match Bed::build(Shape { hosts: HOSTS, rails: 2, rate: Rate::Unlimited }) {
+        Ok(bed) => Some(bed),
+        Err(failure @ Failure::Unavailable { .. }) => {
+            skip(&format!("hosts without a common rail: {failure}"));
+            None
+        }
+        Err(failure) => panic!("{failure}"),
+    }
+}
+
+fn job(bed: &Bed, patience: &str) -> Vec<Running> {
+    (0..HOSTS).map(|host| Running::start(bed, host, patience)).collect()
+}
+
 #[test]
 fn collectives_go_round_hosts_without_a_common_rail() {
     if env::var_os(ROLE).is_some() {
         return play();
     }
-    let mut bed = match Bed::build(Shape { hosts: HOSTS, rails: 2, rate: Rate::Unlimited }) {
-        Ok(bed) => bed,
-        Err(failure @ Failure::Unavailable { .. }) => {
-            return skip(&format!("hosts without a common rail: {failure}"));
-        }
-        Err(failure) => panic!("{failure}"),
-    };
-    let mut job: Vec<Running> = (0..HOSTS).map(|host| Running::start(&bed, host)).collect();
+    let Some(mut bed) = bed() else { return };
+    let mut job = job(&bed, PATIENCE);
     all(&mut job, "collectives");
     let mut turn = |turn, lost: usize, job: &mut [Running]| {
         for cable in CUT {
@@ -175,6 +201,32 @@ fn collectives_go_round_hosts_without_a_common_rail() {
     thread::sleep(LONGER_THAN_PATIENCE);
     all(&mut job, "collectives");
     turn(Turn::Heal, 0, &mut job);
-    job.iter_mut().for_each(|rank| drop(rank.words.take()));
+    job.iter_mut().for_each(Running::dismiss);
+    job.into_iter().for_each(Running::end);
+}
+
+/// The others have sent the last that there is when its cables fall silent, and leave: until it has it they stay.
+#[test]
+fn who_has_no_rail_gets_what_the_others_sent_before_they_left() {
+    let Some(mut bed) = bed() else { return };
+    let mut job = job(&bed, MORE_PATIENCE);
+    all(&mut job, "collectives");
+    const ALONE: usize = 1;
+    let mut turn = |turn| {
+        for rail in 0..2 {
+            let cable = Cable { host: ALONE, rail };
+            bed.apply(Action { turn, fault: Fault::Silent, cable }).unwrap();
+        }
+    };
+    turn(Turn::Cut);
+    job.iter_mut().for_each(|rank| rank.tell(BROADCAST));
+    for rank in [0, 2] {
+        job[rank].done(BROADCAST);
+        job[rank].dismiss();
+    }
+    thread::sleep(LONGER_THAN_PATIENCE);
+    turn(Turn::Heal);
+    job[ALONE].done(BROADCAST);
+    job[ALONE].dismiss();
     job.into_iter().for_each(Running::end);
 }
