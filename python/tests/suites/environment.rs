@@ -166,6 +166,19 @@ pub(crate) fn package_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+/// The files with tests in a folder of the package, in order.
+pub(crate) fn tests_in(folder: &str) -> Vec<PathBuf> {
+    let files = fs::read_dir(package_folder().join(folder)).expect("read the folder of tests");
+    let paths = files.map(|file| file.expect("read the folder of tests").path());
+    let is_test = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("test_") && name.ends_with(".py")
+    };
+    let mut tests: Vec<PathBuf> = paths.filter(is_test).collect();
+    tests.sort();
+    tests
+}
+
 /// That of this test.
 fn target_folder() -> &'static Path {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("the target folder")

@@ -5,18 +5,32 @@ use std::sync::OnceLock;
 
 use crate::environment::{
     Environment, built, driver, finish, interpreter, launcher, package_folder, skip, succeeded,
+    tests_in,
 };
 use crate::kernels;
 
 /// What `setup_torch.py` ends with where PyTorch cannot be had.
 const SKIPPED: i32 = 77;
 
+/// In two parts, of which one computes while the other waits for its ranks.
 #[test]
-fn the_backend_passes_its_tests() {
-    if let Some(environment) = installed() {
-        let tests = package_folder().join("tests/pytorch");
-        environment.pytest(&[tests], &[("CCL_TEST_LAUNCHER", launcher())]);
-    }
+fn the_backend_passes_the_first_half_of_its_tests() {
+    test_backend(|file, files| file < files / 2);
+}
+
+#[test]
+fn the_backend_passes_the_second_half_of_its_tests() {
+    test_backend(|file, files| file >= files / 2);
+}
+
+/// Runs those files with tests whose place among so many is wanted.
+fn test_backend(is_wanted: impl Fn(usize, usize) -> bool) {
+    let Some(environment) = installed() else { return };
+    let files = tests_in("tests/pytorch");
+    let count = files.len();
+    let files = files.into_iter().enumerate().filter(|(place, _)| is_wanted(*place, count));
+    let files: Vec<_> = files.map(|(_, file)| file).collect();
+    environment.pytest(&files, &[("CCL_TEST_LAUNCHER", launcher())]);
 }
 
 /// With devices that are interpreters, a runtime of CUDA that is small, and kernels where they can be compiled.
