@@ -255,7 +255,8 @@ pub const TABLE: &[Setting] = &[
     Setting {
         name: "R2CCL_RAIL_PATIENCE",
         default: "5",
-        help: "How long a call waits for a rail to return when all rails to a peer are dead.",
+        help: "How long a call, or a rank that leaves, waits for a rail to return when all rails to a peer \
+               are dead.",
         field: Field::Seconds { of: |s| &mut s.rail_patience, least: 0.0, most: 1e6 },
     },
     Setting {
