@@ -24,7 +24,7 @@ use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
 pub use self::parts::Shrink;
-use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
+use crate::bootstrap::{Control, Listener, Tied, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
@@ -67,15 +67,25 @@ impl Communicator {
             let text = format!("rank {rank} is not a rank of a group of {size}");
             return Err(Error::InvalidArgument(text));
         }
-        Self::join(id, Rank(rank), size, config).map_err(|error| config.named(error))
+        Self::join(id, Rank(rank), size, config, None).map_err(|error| config.named(error))
     }
 
-    fn join(id: &UniqueId, rank: Rank, size: u32, config: &Config) -> Result<Self, Error> {
+    /// [`Self::create`]; what ends another communicator ends this, too, if it is `tied` to that.
+    fn join(
+        id: &UniqueId,
+        rank: Rank,
+        size: u32,
+        config: &Config,
+        tied: Option<&Tied<'_>>,
+    ) -> Result<Self, Error> {
         plans::check(&config.settings)?;
         let began = clock::now();
         let deadline = began + config.settings.bootstrap_timeout;
         id.await_way(&config.settings, deadline)?;
-        let control = Control::join(id, rank, size, deadline)?;
+        let control = match tied {
+            None => Control::join(id, rank, size, deadline),
+            Some(tied) => tied.join(id, size, deadline),
+        }?;
         let (settings, key) = (&config.settings, id.key());
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
             .inspect_err(|error| {
@@ -180,7 +190,7 @@ impl Communicator {
         self.async_error().map_or(Ok(()), Err)
     }
 
-    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`], and a [`Self::shrink`] that waits for others.
+    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`], a [`Self::grow`], too, and a [`Self::shrink`] that waits for others.
     pub fn abort(&self, reason: &str) {
         let core = self.core();
         if let Some(reunion) = &core.reunion {
@@ -188,6 +198,7 @@ impl Communicator {
         }
         let error = Error::Aborted { rank: core.rank, reason: reason.to_owned() };
         core.fail(&error);
+        drop(core.end_growth());
     }
 
     /// What ended the communicator, if something did.

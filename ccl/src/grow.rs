@@ -3,12 +3,40 @@
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
 
-use crate::bootstrap::{UNIQUE_ID_BYTES, UniqueId};
+use crate::bootstrap::{Place, UNIQUE_ID_BYTES, UniqueId};
 
-/// What a rank tells the others: how many all are to be, and where to meet if it has been asked for that.
-pub(crate) fn wish(size: u32, id: Option<&UniqueId>) -> Vec<u8> {
+/// Stands for an id in what a rank tells the others.
+const OVER: u8 = 0;
+
+/// What a rank knows of where all meet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// It was not asked for that.
+    Elsewhere,
+    /// New ranks wait there, or will.
+    At(UniqueId),
+    /// New ranks have waited for too long, or have gone.
+    Over,
+}
+
+impl Meeting {
+    pub(crate) fn of(place: Option<&Place>) -> Self {
+        match place {
+            None => Self::Elsewhere,
+            Some(place) if place.is_open() => Self::At(*place.id()),
+            Some(_) => Self::Over,
+        }
+    }
+}
+
+/// What a rank tells the others: how many all are to be, and where to meet.
+pub(crate) fn wish(size: u32, meeting: Meeting) -> Vec<u8> {
     let mut wish = size.to_le_bytes().to_vec();
-    wish.extend(id.iter().flat_map(|id| id.to_bytes()));
+    match meeting {
+        Meeting::Elsewhere => {}
+        Meeting::At(id) => wish.extend(id.to_bytes()),
+        Meeting::Over => wish.push(OVER),
+    }
     wish
 }
 
@@ -16,13 +44,10 @@ pub(crate) fn wish(size: u32, id: Option<&UniqueId>) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`]: the sizes differ, or are not larger than the number of ranks. [`Error::InvalidUsage`]: not just one
-/// rank says where.
+/// rank says where, or nobody waits there any more.
 pub(crate) fn agreed(wishes: &[Vec<u8>]) -> Result<UniqueId, Error> {
-    let wishes: Vec<(u32, Option<UniqueId>)> = (0..)
-        .map(Rank)
-        .zip(wishes)
-        .map(|(rank, wish)| parse(rank, wish))
-        .collect::<Result<_, _>>()?;
+    let parsed = (0..).map(Rank).zip(wishes).map(|(rank, wish)| parse(rank, wish));
+    let wishes = parsed.collect::<Result<Vec<(u32, Meeting)>, _>>()?;
     let size = wishes.first().map_or(0, |(size, _)| *size);
     if let Some((rank, (other, _))) = (0u32..).zip(&wishes).find(|(_, (other, _))| *other != size) {
         return Err(Error::InvalidArgument(format!(
@@ -35,12 +60,17 @@ pub(crate) fn agreed(wishes: &[Vec<u8>]) -> Result<UniqueId, Error> {
             wishes.len()
         )));
     }
-    let ids: Vec<(u32, UniqueId)> =
-        (0..).zip(&wishes).filter_map(|(rank, (_, id))| id.map(|id| (rank, id))).collect();
-    match ids[..] {
-        [(_, id)] => Ok(id),
+    let places = (0u32..).zip(wishes).map(|(rank, (_, meeting))| (rank, meeting));
+    let places: Vec<_> = places.filter(|(_, meeting)| *meeting != Meeting::Elsewhere).collect();
+    match places[..] {
+        [(_, Meeting::At(id))] => Ok(id),
+        [(rank, _)] => Err(Error::InvalidUsage(format!(
+            "new ranks wait no longer where rank {rank} has told them: one of them has gone, or has waited too long; ask for \
+             another id"
+        ))),
         [] => Err(Error::InvalidUsage(
-            "no rank has asked for the id with which the new ranks join; one does so before all grow".into(),
+            "no rank has asked for the id with which the new ranks join; one does so before all grow"
+                .into(),
         )),
         [(first, _), (second, _), ..] => Err(Error::InvalidUsage(format!(
             "rank {first} and rank {second} have both asked for an id for new ranks; one does so"
@@ -48,20 +78,25 @@ pub(crate) fn agreed(wishes: &[Vec<u8>]) -> Result<UniqueId, Error> {
     }
 }
 
-fn parse(rank: Rank, wish: &[u8]) -> Result<(u32, Option<UniqueId>), Error> {
+fn parse(rank: Rank, wish: &[u8]) -> Result<(u32, Meeting), Error> {
     let nonsense = || Error::Internal(format!("rank {rank} says nothing about how to grow"));
-    let (size, id) = wish.split_first_chunk().ok_or_else(nonsense)?;
-    let size = u32::from_le_bytes(*size);
-    if id.is_empty() {
-        return Ok((size, None));
-    }
-    let id: &[u8; UNIQUE_ID_BYTES] = id.try_into().map_err(|_| nonsense())?;
-    Ok((size, Some(UniqueId::from_bytes(id)?)))
+    let (size, meeting) = wish.split_first_chunk().ok_or_else(nonsense)?;
+    let meeting = match meeting {
+        [] => Meeting::Elsewhere,
+        [OVER] => Meeting::Over,
+        id => {
+            let id: &[u8; UNIQUE_ID_BYTES] = id.try_into().map_err(|_| nonsense())?;
+            Meeting::At(UniqueId::from_bytes(id)?)
+        }
+    };
+    Ok((u32::from_le_bytes(*size), meeting))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use Meeting::{At, Elsewhere, Over};
 
     fn id() -> UniqueId {
         UniqueId::create(&crate::Settings::default()).unwrap()
@@ -70,8 +105,8 @@ mod tests {
     #[test]
     fn one_rank_says_where_all_meet() {
         let id = id();
-        assert_eq!(agreed(&[wish(3, None), wish(3, Some(&id))]), Ok(id));
-        assert_eq!(agreed(&[wish(2, Some(&id))]), Ok(id));
+        assert_eq!(agreed(&[wish(3, Elsewhere), wish(3, At(id))]), Ok(id));
+        assert_eq!(agreed(&[wish(2, At(id))]), Ok(id));
     }
 
     #[test]
@@ -79,20 +114,21 @@ mod tests {
         let id = id();
         for (wishes, why) in [
             (
-                &[wish(3, None), wish(3, Some(&id)), wish(4, None)][..],
+                &[wish(3, Elsewhere), wish(3, At(id)), wish(4, Elsewhere)][..],
                 "rank 0 wants to grow to 3 ranks, rank 2 to 4",
             ),
-            (&[wish(2, None), wish(2, Some(&id))], "2 ranks cannot grow to 2"),
-            (&[wish(0, Some(&id))], "1 ranks cannot grow to 0"),
+            (&[wish(2, Elsewhere), wish(2, At(id))], "2 ranks cannot grow to 2"),
+            (&[wish(0, At(id))], "1 ranks cannot grow to 0"),
         ] {
             let error = agreed(wishes).unwrap_err();
             assert!(matches!(error, Error::InvalidArgument(_)), "{error:?}");
             assert!(error.to_string().contains(why), "{error}");
         }
         for (wishes, why) in [
-            (&[wish(3, None), wish(3, None)][..], "no rank has asked for the id"),
+            (&[wish(3, Elsewhere), wish(3, Elsewhere)][..], "no rank has asked for the id"),
+            (&[wish(3, Elsewhere), wish(3, Over)], "wait no longer where rank 1 has told them"),
             (
-                &[wish(4, None), wish(4, Some(&id)), wish(4, Some(&id))],
+                &[wish(4, Elsewhere), wish(4, At(id)), wish(4, At(id))],
                 "rank 1 and rank 2 have both asked",
             ),
         ] {

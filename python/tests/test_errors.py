@@ -255,7 +255,7 @@ def test_those_who_are_left_go_on() -> None:
 def grown(communicator: r2ccl.Communicator) -> list[Any]:
     rank = communicator.rank
     old = communicator.split(0 if rank < 2 else None)
-    invitation = np.zeros(len(bytes(r2ccl.UniqueId())), np.uint8)
+    invitation = np.zeros(128, np.uint8)
     if old is not None:
         for size in (-1, 2):
             with pytest.raises(InvalidArgumentError):

@@ -25,6 +25,9 @@ const HOSTS: usize = 3;
 /// Host 0 and host 1 have one rail each then, and not the same one.
 const CUT: [Cable; 2] = [Cable { host: 0, rail: 0 }, Cable { host: 1, rail: 1 }];
 
+/// The host that has no rail for a while.
+const ALONE: usize = 1;
+
 /// Says in its environment that a process is a rank.
 const ROLE: &str = "CCL_TESTS_APART";
 const BROADCAST: &str = "broadcast";
@@ -34,8 +37,10 @@ const MARK: &str = "rank: ";
 /// A link that is needed has to have a rail again after so many seconds.
 const PATIENCE: &str = "1";
 const LONGER_THAN_PATIENCE: Duration = Duration::from_millis(2500);
-/// So many where a host has no rail for less.
+/// The same where a host has no rail for a while.
 const MORE_PATIENCE: &str = "20";
+/// Longer than a rank takes to leave that has nothing to wait for.
+const LONGER_THAN_LEAVING: Duration = Duration::from_secs(5);
 /// It takes a few milliseconds until all ranks have agreed on plans for what they know of rails.
 const AGREEMENT: Duration = Duration::from_secs(1);
 
@@ -211,7 +216,6 @@ fn who_has_no_rail_gets_what_the_others_sent_before_they_left() {
     let Some(mut bed) = bed() else { return };
     let mut job = job(&bed, MORE_PATIENCE);
     all(&mut job, "collectives");
-    const ALONE: usize = 1;
     let mut turn = |turn| {
         for rail in 0..2 {
             let cable = Cable { host: ALONE, rail };
@@ -224,7 +228,7 @@ fn who_has_no_rail_gets_what_the_others_sent_before_they_left() {
         job[rank].done(BROADCAST);
         job[rank].dismiss();
     }
-    thread::sleep(LONGER_THAN_PATIENCE);
+    thread::sleep(LONGER_THAN_LEAVING);
     turn(Turn::Heal);
     job[ALONE].done(BROADCAST);
     job[ALONE].dismiss();

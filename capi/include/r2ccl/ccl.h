@@ -206,7 +206,8 @@ ccl_result_t ccl_comm_shrink(ccl_comm_t comm, const int *exclude_ranks, int excl
 /* Makes an id with which new ranks join those of `comm` in ccl_comm_grow(). One rank calls it, once
  * for each time that `comm` grows, and gives the bytes to the new ranks. What ccl_get_unique_id()
  * says of its process holds of this one for the new communicator. The place where they meet closes,
- * and who waits there is told, when growing has failed, this is called anew or `comm` is destroyed. */
+ * and who waits there is told, when growing has failed, this is called anew, or `comm` is shrunk,
+ * finalized, aborted or destroyed. */
 ccl_result_t ccl_comm_get_unique_id(ccl_comm_t comm, ccl_unique_id_t *id);
 
 /* A communicator of `nranks` ranks: those of `comm`, which keep their numbers, and new ones behind

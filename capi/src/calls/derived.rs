@@ -3,15 +3,15 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
-use ccl::{Communicator, Config, Error, Ongoing, Rank};
+use ccl::{Config, Error, Ongoing, Rank};
 
-use super::lifecycle::{cleared, discard, handle_of, launch};
+use super::lifecycle::{cleared, discard, handle_of, init};
 use super::{entry_in_group, natural};
 use crate::abi::{
     CommHandle, ConfigRecord, GROW_OLD_RANK, SHRINK_ABORT, SHRINK_DEFAULT, SPLIT_NO_COLOR,
     UniqueIdRecord,
 };
-use crate::arguments::{Slot, rank as checked_rank, ranks};
+use crate::arguments::{Slot, ranks};
 use crate::config::Choices;
 use crate::group::perform;
 use crate::member::Member;
@@ -122,17 +122,10 @@ pub unsafe extern "C" fn ccl_comm_grow(
         grow(member, size, newcomm, choices)
     };
     let join = || {
-        // SAFETY: the caller's promise.
-        let (newcomm, choices) = unsafe { wanted(newcomm, config) }?;
-        let size = natural("nranks", nranks)?;
-        let rank = checked_rank("rank", rank, size)?.0;
         // SAFETY: null or an id, by the caller's promise.
-        let id = unsafe { id.as_ref() }.ok_or_else(|| {
-            Error::InvalidArgument("comm and id are null: a rank has the one or the other".into())
-        })?;
-        let id = id.read()?;
-        let create = move |config: &Config| Communicator::create(&id, rank, size, config);
-        launch(newcomm, choices.unwrap_or_default(), create)
+        let id = unsafe { id.as_ref() };
+        // SAFETY: the caller's promise.
+        unsafe { init(newcomm, nranks, id, rank, config) }
     };
     entry_in_group(NAME, || if comm.is_null() { join() } else { on(NAME, comm, grow) })
 }

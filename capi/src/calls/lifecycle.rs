@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ccl_comm_init_rank(
     rank: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise; a null configuration is none.
-    entry_in_group("ccl_comm_init_rank", || unsafe { init(comm, nranks, id, rank, null()) })
+    entry_in_group("ccl_comm_init_rank", || unsafe { init(comm, nranks, Some(&id), rank, null()) })
 }
 
 /// See the header.
@@ -61,7 +61,9 @@ pub unsafe extern "C" fn ccl_comm_init_rank_config(
     config: *const ConfigRecord,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    entry_in_group("ccl_comm_init_rank_config", || unsafe { init(comm, nranks, id, rank, config) })
+    entry_in_group("ccl_comm_init_rank_config", || unsafe {
+        init(comm, nranks, Some(&id), rank, config)
+    })
 }
 
 /// See the header.
@@ -210,10 +212,10 @@ pub unsafe extern "C" fn ccl_group_simulate_end(info: *mut SimInfoRecord) -> c_i
 /// # Safety
 ///
 /// As for `ccl_comm_init_rank_config`.
-unsafe fn init(
+pub(super) unsafe fn init(
     comm: *mut CommHandle,
     nranks: c_int,
-    id: UniqueIdRecord,
+    id: Option<&UniqueIdRecord>,
     rank: c_int,
     config: *const ConfigRecord,
 ) -> Outcome {
@@ -223,12 +225,12 @@ unsafe fn init(
     let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
     let size = natural("nranks", nranks)?;
     let rank = checked_rank("rank", rank, size)?.0;
-    let id = id.read()?;
+    let id = id.ok_or_else(|| Error::InvalidArgument("id is null".into()))?.read()?;
     launch(comm, choices, move |config| Communicator::create(&id, rank, size, config))
 }
 
 /// Makes a member for `comm` and has its communicator created.
-pub(super) fn launch(
+fn launch(
     comm: &mut CommHandle,
     choices: Choices,
     create: impl FnOnce(&Config) -> Result<Communicator, Error> + Send + 'static,

@@ -42,6 +42,34 @@ pub struct Control {
     watcher: Option<JoinHandle<()>>,
 }
 
+/// What ends one group keeps a rank of it from waiting to join another one, while this is there.
+#[derive(Debug)]
+pub(crate) struct Tied<'a> {
+    heard: Arc<Heard>,
+    to: &'a Heard,
+}
+
+impl Tied<'_> {
+    /// As [`Control::join`], by the same rank.
+    ///
+    /// # Errors
+    /// Those, and the fault of the group that it is tied to.
+    pub(crate) fn join(
+        &self,
+        id: &UniqueId,
+        size: u32,
+        deadline: Instant,
+    ) -> Result<Control, Error> {
+        Control::join_as(Arc::clone(&self.heard), id, size, deadline)
+    }
+}
+
+impl Drop for Tied<'_> {
+    fn drop(&mut self) {
+        self.to.tie(None);
+    }
+}
+
 impl Control {
     /// Joins the group of `id`. Every rank of `size` calls it; it returns when all have.
     ///
@@ -51,20 +79,29 @@ impl Control {
     /// that did not come by `deadline`. On this rank: [`Error::InvalidUsage`] if the store does not accept
     /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
     pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
+        Self::join_as(Arc::new(Heard::new(rank)), id, size, deadline)
+    }
+
+    fn join_as(
+        heard: Arc<Heard>,
+        id: &UniqueId,
+        size: u32,
+        deadline: Instant,
+    ) -> Result<Self, Error> {
         let start = clock::now();
-        let heard = Arc::new(Heard::new(rank));
-        let stream =
-            connect(id, &heard, Vacancy::Early, deadline).map_err(|failure| match failure {
-                NoConnection::Refused(error) => error,
-                NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
-                    start,
-                    deadline,
-                    format!(
-                        "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
+        let failed = |failure| match (heard.fault(), failure) {
+            (Some(fault), _) => Error::clone(fault),
+            (None, NoConnection::Refused(error)) => error,
+            (None, NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting)) => too_late(
+                start,
+                deadline,
+                format!(
+                    "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
                          whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
-                    ),
                 ),
-            })?;
+            ),
+        };
+        let stream = connect(id, &heard, Vacancy::Early, deadline).map_err(failed)?;
         let control = Self::on(stream, id, heard, size)?;
         control.await_others(BTreeSet::new(), start, deadline)?;
         Ok(control)
@@ -224,6 +261,14 @@ impl Control {
         let sent = self.send(Request::Announce(event.clone()));
         self.heard.fail(event.into_error(self.rank));
         sent
+    }
+
+    /// A membership of this rank in another group that is to begin as long as nothing ends this one.
+    #[must_use]
+    pub(crate) fn tie(&self) -> Tied<'_> {
+        let heard = Arc::new(Heard::new(self.rank));
+        self.heard.tie(Some(Arc::clone(&heard)));
+        Tied { heard, to: &self.heard }
     }
 
     /// From now on `listener` gets the letters of other ranks, from the thread that speaks with the store.

@@ -269,7 +269,8 @@ impl Group {
     /// The founder will not join, if it has not.
     pub(super) fn abandon(&mut self, out: &mut Vec<Output>) {
         let rank = self.founder.rank;
-        if self.is_gathering() && !self.members.contains_key(&rank) {
+        let has_come = self.members.get(&rank).is_some_and(|member| member.process == self.host);
+        if self.is_gathering() && !has_come {
             let reason = format!("its process {} gave up before it joined", self.host);
             self.fail(Failure::Aborted { rank, reason }, None, out);
         }

@@ -78,6 +78,8 @@ pub(super) struct Heard {
     mail: Mutex<Mail>,
     /// A connection on which this rank waits to be admitted.
     knocking: Mutex<Option<TcpStream>>,
+    /// What this rank waits for elsewhere, as long as nothing ends what it hears here.
+    tied: Mutex<Option<Arc<Heard>>>,
     /// This rank has left; the end of the connection is no news.
     pub(super) leaving: AtomicBool,
 }
@@ -95,6 +97,7 @@ impl Heard {
             places: OnceLock::new(),
             mail: Mutex::new(Mail::Early(Vec::new())),
             knocking: Mutex::default(),
+            tied: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
     }
@@ -131,10 +134,28 @@ impl Heard {
 
     /// This rank does not wait any more: what it waits for ends with this error.
     pub(super) fn withdraw(&self, reason: &str) {
-        self.fail(Error::Aborted { rank: self.me, reason: reason.to_owned() });
+        self.end(Error::Aborted { rank: self.me, reason: reason.to_owned() });
+    }
+
+    /// What this rank waits for, to be admitted too, ends with this error.
+    fn end(&self, error: Error) {
+        self.fail(error);
         if let Some(stream) = lock(&self.knocking).take() {
             // If it is not open any more nobody waits on it.
             let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// From now on what ends this ends `other`, and nothing else does that was tied to it.
+    pub(super) fn tie(&self, other: Option<Arc<Self>>) {
+        *lock(&self.tied) = other;
+        self.end_tied();
+    }
+
+    fn end_tied(&self) {
+        let Some(fault) = self.fault() else { return };
+        if let Some(other) = lock(&self.tied).take() {
+            other.end(Error::clone(fault));
         }
     }
 
@@ -184,6 +205,7 @@ impl Heard {
         }
         let fault = self.fault.get_or_init(|| Arc::new(error));
         self.fail_pending(fault);
+        self.end_tied();
     }
 
     fn fail_pending(&self, error: &Error) {

@@ -51,6 +51,12 @@ impl Place {
         Self::with(store)
     }
 
+    /// Whether ranks can still join: not once all have, or one that has come is gone or has waited too long.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.store.as_ref().is_none_or(Tie::is_gathering)
+    }
+
     /// What all ranks join.
     #[must_use]
     pub fn id(&self) -> &UniqueId {

@@ -11,7 +11,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,11 @@ pub(super) struct Tie {
 }
 
 impl Tie {
+    /// Whether ranks can still join.
+    pub(super) fn is_gathering(&self) -> bool {
+        self.is_settled.try_recv() == Err(TryRecvError::Empty)
+    }
+
     /// The founder will not join, if it has not. When this returns the port that was given to the store is free.
     pub(super) fn abandon(&self) {
         self.is_abandoned.store(true, Ordering::Release);

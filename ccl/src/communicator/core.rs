@@ -11,7 +11,7 @@ use ccl_transport::clock;
 
 use crate::bootstrap::{Control, ControlEvent, Place, Reunion};
 use crate::config::Config;
-use crate::driver::{Queue, Work};
+use crate::driver::{Queue, Work, lock};
 use crate::engine::{Ended, Engine, Limits, Watch};
 use crate::guardian::{Found, Guardian};
 use crate::health::Health;
@@ -169,19 +169,24 @@ impl Core {
         }
     }
 
-    /// Makes all ranks tell each other of something while they make a `child` of this communicator: returns what all have said,
-    /// in order of rank. What keeps them from it ends the communicator.
+    /// Makes all ranks tell each other of something in the same `call`, which makes others of this communicator: returns what
+    /// all have said, in order of rank. [`Error::InvalidUsage`] if they call different things; what keeps them from telling
+    /// each other ends the communicator.
     pub(super) fn gatherer(
         &self,
-        child: &str,
+        call: &'static str,
         config: &Config,
     ) -> impl Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         let turn = self.children.fetch_add(1, Ordering::Relaxed);
         move |what, blob| {
-            let gathered =
-                self.control.all_gather(&format!("{child} {turn} {what}"), blob, deadline);
-            gathered.map_err(|error| self.failed(error))
+            let named = [call.as_bytes(), b" ", blob].concat();
+            let name = format!("child {turn} {what}");
+            let gathered = self.control.all_gather(&name, &named, deadline);
+            let all = gathered.map_err(|error| self.failed(error))?;
+            let unnamed =
+                (0..).map(Rank).zip(all).map(|(rank, named)| without_call(call, rank, named));
+            unnamed.collect::<Result<_, _>>().map_err(|error| self.config.named(error))
         }
     }
 
@@ -203,7 +208,13 @@ impl Core {
         Guardian::start(look).map(Some)
     }
 
+    /// New ranks are waited for no longer, and told so when this is dropped.
+    pub(super) fn end_growth(&self) -> Option<Place> {
+        lock(&self.growth).take()
+    }
+
     pub(super) fn leave(&self) {
+        drop(self.end_growth());
         if !self.finalized.swap(true, Ordering::AcqRel) {
             let mut engine = self.engine.lock();
             // A peer may still need what a dying rail has lost.
@@ -228,6 +239,19 @@ fn is_final(error: &Error) -> bool {
         | Error::System { .. }
         | Error::Cuda(_)
         | Error::Internal(_) => true,
+    }
+}
+
+/// What `rank` has said behind the name of the same call.
+fn without_call(call: &str, rank: Rank, named: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let end = named.iter().position(|byte| *byte == b' ');
+    match end {
+        Some(end) if named[..end] == *call.as_bytes() => Ok(named[end + 1..].to_vec()),
+        Some(end) => Err(Error::InvalidUsage(format!(
+            "rank {rank} calls {}, and this one {call}",
+            String::from_utf8_lossy(&named[..end])
+        ))),
+        None => Err(Error::Internal(format!("rank {rank} does not say what it calls"))),
     }
 }
 

@@ -56,7 +56,7 @@ impl Communicator {
     /// An id for ranks that are to join those of this communicator when they [grow](Self::grow). One rank asks for it, once for each time, and
     /// gives it to the new ones, each of which becomes a rank of the new communicator by [`Self::create`]. The place where all
     /// meet is in this process: it closes, and tells those who wait, when an attempt to grow has failed, this is called anew, or this
-    /// communicator is dropped.
+    /// communicator is shrunk, aborted, finalized or dropped.
     ///
     /// # Errors
     /// As [`UniqueId::create`], and what ended this communicator, if something did.
@@ -66,7 +66,8 @@ impl Communicator {
         let place = Place::of(core.rank, &core.config.settings);
         let place = place.map_err(|error| core.config.named(error))?;
         let id = *place.id();
-        *lock(&core.growth) = Some(place);
+        let former = lock(&core.growth).replace(place);
+        drop(former);
         Ok(id)
     }
 
@@ -78,20 +79,23 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`], on all ranks of this communicator: they say different sizes, or not more than they are.
-    /// [`Error::InvalidUsage`], on all: none has asked for an id, or several have. Then as [`Self::create`]. What keeps these ranks from
+    /// [`Error::InvalidUsage`], on all: none has asked for an id, or several have, or a new rank that has come has gone again. What ends
+    /// this communicator, if something does. Then as [`Self::create`], in the numbers of the new communicator. What keeps these ranks from
     /// agreeing, as one that does not call this before the bootstrap deadline, ends this communicator on all of them.
     pub fn grow(&self, size: u32, config: Option<&Config>) -> Result<Self, Error> {
         let core = self.core();
+        // Whatever comes of it: in the process of the store its rank joins while this is there, and new ranks are told when it
+        // goes.
+        let place = core.end_growth();
         self.usable()?;
-        // In the process of the store its rank joins while this is there.
-        let place = lock(&core.growth).take();
         let config = config.unwrap_or(&core.config);
         // The others wait for this rank.
         plans::check(&config.settings).inspect_err(|error| core.fail(error))?;
-        let wish = grow::wish(size, place.as_ref().map(Place::id));
+        let wish = grow::wish(size, grow::Meeting::of(place.as_ref()));
         let wishes = core.gatherer("grow", config)("wishes", &wish)?;
         let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
-        Self::create(&id, core.rank.0, size, config)
+        let tied = core.control.tie();
+        Self::join(&id, core.rank, size, config, Some(&tied)).map_err(|error| config.named(error))
     }
 
     /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all
@@ -128,6 +132,7 @@ impl Communicator {
         if core.finalized.load(Ordering::Acquire) {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));
         }
+        drop(core.end_growth());
         if ongoing == Ongoing::Abort {
             self.abort("ranks go on in another communicator");
         }

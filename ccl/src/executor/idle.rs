@@ -40,7 +40,8 @@ impl Executor {
 
     /// Gives the peers what they are not known to have, before this rank leaves. That their processes read what has arrived
     /// at their hosts is waited for a little, what has not for `patience`: a rail may be dead that nobody has
-    /// found dead yet, when it is the last of its peer. Nothing is waited for once `is_over`.
+    /// found dead yet, when it is the last of its peer. (Or its process reads nothing, and its host has no room for more.)
+    /// Nothing is waited for once `is_over`.
     pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
         let start = clock::now();
         while !is_over() && !self.tend() {

@@ -1,5 +1,7 @@
 //! Communicators that go on with more ranks.
 
+use std::sync::Barrier;
+
 use super::*;
 
 /// The ranks of a communicator, each of which says `word`: it works.
@@ -98,11 +100,13 @@ fn one_rank_becomes_two() {
 
 #[test]
 fn new_ranks_that_do_not_come_leave_everything_as_it_is() {
-    let results = ranks(2, &config(), |communicator| {
+    let have_asked = Arc::new(Barrier::new(2));
+    let results = ranks(2, &config(), move |communicator| {
         let me = communicator.rank();
         let ask = || (me == Rank(0)).then(|| communicator.growth_id().unwrap());
         let _nobody_hears_of_it = ask();
-        let hasty = patient(Duration::from_millis(300));
+        have_asked.wait();
+        let hasty = patient(Duration::from_secs(2));
         let error = communicator.grow(4, Some(&hasty)).unwrap_err();
         assert_eq!(words(&communicator, me.0), [0, 1]);
         // The id is used up, and they may try again.
@@ -171,16 +175,87 @@ fn new_ranks_hear_of_a_communicator_that_goes() {
     assert!(error.to_string().contains("gave up before it joined"), "{error}");
 }
 
+/// The new rank, which waits already, is told.
 #[test]
 fn a_communicator_that_has_failed_does_not_grow() {
     let results = ranks(2, &config(), |communicator| {
-        communicator.abort("enough");
-        let asked = communicator.growth_id().unwrap_err();
-        (asked, communicator.grow(3, None).unwrap_err())
+        let id = (communicator.rank() == Rank(0)).then(|| communicator.growth_id().unwrap());
+        let newcomer = id.map(|id| newcomer(id, 2, 3));
+        communicator.barrier().unwrap();
+        if communicator.rank() == Rank(1) {
+            communicator.abort("enough");
+        }
+        let fault = end_of(&communicator);
+        assert_eq!(communicator.growth_id().unwrap_err(), fault);
+        assert_eq!(communicator.grow(3, None).unwrap_err(), fault);
+        let told = newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err());
+        (fault, told)
     });
-    for (asked, grown) in results {
-        assert!(matches!(asked, Error::Aborted { .. }), "{asked:?}");
-        assert_eq!(asked, grown);
+    let told = results[0].1.as_ref().unwrap();
+    assert!(told.to_string().contains("gave up before it joined"), "{told}");
+    assert!(results.iter().all(|(fault, _)| matches!(fault, Error::Aborted { .. })));
+}
+
+/// Who shrinks takes nobody in first.
+#[test]
+fn new_ranks_hear_of_a_communicator_that_shrinks() {
+    let results = ranks(2, &config(), |communicator| {
+        let me = communicator.rank();
+        let id = (me == Rank(1)).then(|| communicator.growth_id().unwrap())?;
+        let newcomer = newcomer(id, 2, 3);
+        let left = communicator.shrink(&[Rank(0)], Ongoing::Finish, None).unwrap();
+        let told = newcomer.join().unwrap().unwrap_err();
+        Some((left.size(), told))
+    });
+    let (size, told) = results[1].as_ref().unwrap();
+    assert_eq!(*size, 1);
+    assert!(told.to_string().contains("gave up before it joined"), "{told}");
+}
+
+/// Ranks wait for a new one that never comes.
+fn grow_in_vain(communicator: &Communicator) -> Error {
+    let _unused = (communicator.rank() == Rank(0)).then(|| communicator.growth_id().unwrap());
+    communicator.barrier().unwrap();
+    communicator.grow(3, Some(&patient(2 * DEADLINE))).unwrap_err()
+}
+
+#[test]
+fn an_abort_ends_the_wait_for_new_ranks() {
+    let results = ranks(2, &config(), |communicator| {
+        let other = communicator.clone();
+        let aborting = (communicator.rank() == Rank(1)).then(|| {
+            thread::spawn(move || {
+                clock::sleep(Duration::from_millis(300));
+                other.abort("enough");
+            })
+        });
+        let error = grow_in_vain(&communicator);
+        aborting.map(|aborting| aborting.join().unwrap());
+        error
+    });
+    for error in results {
+        assert!(matches!(error, Error::Aborted { rank: Rank(1), .. }), "{error:?}");
+    }
+}
+
+/// A new rank comes, and goes again before the others grow: nobody waits where it was.
+#[test]
+fn who_has_waited_in_vain_is_not_waited_for() {
+    let results = ranks(2, &config(), |communicator| {
+        if communicator.rank() == Rank(0) {
+            let id = communicator.growth_id().unwrap();
+            let hasty = patient(Duration::from_millis(500));
+            let error = Communicator::create(&id, 2, 3, &hasty).unwrap_err();
+            assert!(error.to_string().contains("ranks 0, 1 did not come"), "{error}");
+        }
+        communicator.barrier().unwrap();
+        let error = communicator.grow(3, Some(&patient(2 * DEADLINE))).unwrap_err();
+        communicator.barrier().unwrap();
+        error
+    });
+    for error in results {
+        assert!(matches!(error, Error::InvalidUsage(_)), "{error:?}");
+        assert!(error.to_string().contains("wait no longer where rank 0 has told them"), "{error}");
     }
 }
 
@@ -198,4 +273,18 @@ fn a_rank_that_does_not_grow_in_time_is_named() {
     for error in results {
         assert!(error.to_string().contains("rank 1 did not contribute"), "{error}");
     }
+}
+
+#[test]
+fn a_split_of_one_rank_and_a_growth_of_another_are_told_apart() {
+    let results = ranks(2, &config(), |communicator| {
+        let error = match communicator.rank() {
+            Rank(0) => communicator.split(Some(0), 0, None).map(|_| ()).unwrap_err(),
+            _ => communicator.grow(3, None).map(|_| ()).unwrap_err(),
+        };
+        communicator.barrier().unwrap();
+        error.to_string()
+    });
+    assert!(results[0].contains("rank 1 calls grow, and this one split"), "{}", results[0]);
+    assert!(results[1].contains("rank 0 calls split, and this one grow"), "{}", results[1]);
 }
