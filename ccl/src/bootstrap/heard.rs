@@ -79,7 +79,7 @@ pub(super) struct Heard {
     /// A connection on which this rank waits to be admitted.
     knocking: Mutex<Option<TcpStream>>,
     /// What this rank waits for elsewhere, as long as nothing ends what it hears here.
-    tied: Mutex<Option<Arc<Heard>>>,
+    tied: Mutex<Option<Arc<Self>>>,
     /// This rank has left; the end of the connection is no news.
     pub(super) leaving: AtomicBool,
 }

@@ -230,7 +230,7 @@ fn an_abort_ends_the_wait_for_new_ranks() {
             })
         });
         let error = grow_in_vain(&communicator);
-        aborting.map(|aborting| aborting.join().unwrap());
+        aborting.into_iter().for_each(|aborting| aborting.join().unwrap());
         error
     });
     for error in results {
