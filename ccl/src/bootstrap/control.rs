@@ -60,7 +60,14 @@ impl Tied<'_> {
         size: u32,
         deadline: Instant,
     ) -> Result<Control, Error> {
-        Control::join_as(Arc::clone(&self.heard), id, size, deadline)
+        let start = clock::now();
+        let control = Control::reach(Arc::clone(&self.heard), id, size, deadline)?;
+        control.await_others(BTreeSet::new(), start, deadline).inspect_err(|error| {
+            if self.to.fault().is_some() {
+                control.give_up(error);
+            }
+        })?;
+        Ok(control)
     }
 }
 
@@ -79,10 +86,15 @@ impl Control {
     /// that did not come by `deadline`. On this rank: [`Error::InvalidUsage`] if the store does not accept
     /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
     pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
-        Self::join_as(Arc::new(Heard::new(rank)), id, size, deadline)
+        let start = clock::now();
+        let control = Self::reach(Arc::new(Heard::new(rank)), id, size, deadline)?;
+        control.await_others(BTreeSet::new(), start, deadline)?;
+        Ok(control)
     }
 
-    fn join_as(
+    /// Speaks with the store of `id`, for a rank of `size` that has not [joined](Self::await_others) yet, and hears what is
+    /// `heard`.
+    fn reach(
         heard: Arc<Heard>,
         id: &UniqueId,
         size: u32,
@@ -102,9 +114,15 @@ impl Control {
             ),
         };
         let stream = connect(id, &heard, Vacancy::Early, deadline).map_err(failed)?;
-        let control = Self::on(stream, id, heard, size)?;
-        control.await_others(BTreeSet::new(), start, deadline)?;
-        Ok(control)
+        Self::on(stream, id, heard, size)
+    }
+
+    /// Tells those who wait, too, that this rank does not any longer: it is not lost.
+    fn give_up(&self, error: &Error) {
+        let event = ControlEvent::Aborted { rank: self.rank, reason: error.to_string() };
+        if let Err(cause) = self.announce(&event) {
+            tracing::warn!(rank = self.rank.0, %cause, "the other ranks could not be told");
+        }
     }
 
     /// Speaks with a store in the process of rank `first`, which listened at the place of `id` before it started that, for a rank

@@ -95,7 +95,8 @@ impl Communicator {
         let wishes = core.gatherer("grow", config)("wishes", &wish)?;
         let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
         let tied = core.control.tie();
-        Self::join(&id, core.rank, size, config, Some(&tied)).map_err(|error| config.named(error))
+        let joined = Self::join(&id, core.rank, size, config, Some(&tied));
+        joined.map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))
     }
 
     /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all
