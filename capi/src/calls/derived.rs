@@ -163,9 +163,9 @@ fn shrink(
         // What it does in the background ends with the abort.
         Ongoing::Abort => member.unfinalized()?,
     };
+    let (config, child) = child_of(member, choices)?;
     // In this thread, so that the later of two calls counts.
     let shrink = communicator.begin_shrink(excluded, ongoing)?;
-    let (config, child) = child_of(member, choices)?;
     *newcomm = handle_of(&child);
     perform_on(member, move || child.complete(shrink.finish(config.as_ref())))
         .inspect_err(|_| discard(newcomm))
