@@ -34,7 +34,7 @@ pub(crate) fn compiler() -> Option<Compiler> {
 }
 
 /// The architecture of the devices of tests.
-const ARCHITECTURE: u32 = 90;
+pub(crate) const ARCHITECTURE: u32 = 90;
 
 /// A folder with PTX of these modules for devices of tests, and perhaps of others; None if there is no compiler.
 pub(crate) fn compiled(modules: &[Module]) -> Option<PathBuf> {

@@ -17,6 +17,7 @@ use ccl::{
     UniqueId,
 };
 
+use super::nvrtc::ARCHITECTURE;
 use super::ranks::KERNELS;
 use super::{Member, config, download, shape};
 
@@ -63,13 +64,14 @@ fn quarrel_about_operations(
     }
 }
 
-/// The file with the kernels of a module. Those of older ones may lie beside it.
+/// The file with the kernels of a module for these devices. Those of older ones, and for other devices, may lie beside it.
 fn newest_kernels(module: &str) -> PathBuf {
     let folder = std::env::var_os(KERNELS).unwrap();
     let files = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let is_meant = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        name.starts_with(&format!("{module}-")) && name.ends_with(".ptx")
+        let end = format!(".compute_{ARCHITECTURE}.ptx");
+        name.starts_with(&format!("{module}-")) && name.ends_with(&end)
     };
     let made = |path: &PathBuf| fs::metadata(path).unwrap().modified().unwrap();
     files.filter(is_meant).max_by_key(made).unwrap()
