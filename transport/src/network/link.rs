@@ -2,19 +2,21 @@
 //! when a path dies.
 
 mod beginning;
+mod ending;
 mod posting;
 mod unstaged;
 
 use std::fmt;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use ccl_core::failover::fence::{Fence, Fences};
 use ccl_core::failover::window::Window;
 use ccl_core::ids::Timestamp;
 use ccl_core::queue::tile_bytes;
 
+use self::ending::Farewell;
+pub use self::ending::LINGER;
 use super::RailTraffic;
 use super::carrier::{Awaited, CONTROL, Carrier, Live, Unmet, Wire};
 use super::census::Census;
@@ -27,21 +29,6 @@ use super::repair::{Repair, Terms};
 use super::split::Split;
 use crate::verbs::{Completion, Memory, Opcode, State, Status};
 use crate::{EncodedStamp, HEADER_BYTES, Link, Stamp, Stretch, Tile, TransportError, clock};
-
-/// How long to wait at most, before links are dropped, for the hosts of the peers to confirm what was
-/// sent; it takes longer than a round trip only if rails are dying.
-pub const LINGER: Duration = Duration::from_secs(2);
-const LINGER_PAUSE: Duration = Duration::from_micros(50);
-
-/// How near a link is to its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Farewell {
-    /// Nobody wants to leave.
-    Open,
-    /// The goodbye is said once everything before it was handed to the paths.
-    Due,
-    Said,
-}
 
 /// One end of a link over the rails between two hosts.
 pub(super) struct NetworkLink {
@@ -313,17 +300,6 @@ impl NetworkLink {
         let mut carriers = self.carriers.iter().enumerate();
         carriers.any(|(path, carrier)| self.fences.due(path).is_some() && is_announced(carrier))
     }
-
-    /// Whether the network has taken bytes that the peer's host has not confirmed.
-    fn is_anything_on_the_way(&self) -> bool {
-        let mut live = self.carriers.iter().filter_map(|carrier| carrier.live.as_ref());
-        live.any(|live| live.pair.in_flight())
-    }
-
-    /// Whether the peer's host has everything up to the goodbye.
-    fn has_left(&self) -> bool {
-        self.farewell == Farewell::Said && self.window.is_posted() && !self.is_anything_on_the_way()
-    }
 }
 
 /// What to do with copies of tiles that have arrived.
@@ -446,23 +422,8 @@ impl Link for NetworkLink {
         self.failure.is_some() || self.peer_left || self.window.is_settled()
     }
 
-    /// A connection that is closed with bytes unread, such as a credit for the last tile, throws away what
-    /// has not arrived: so the peer's host has to confirm the goodbye.
     fn leave(&mut self) -> bool {
-        if self.farewell == Farewell::Open {
-            self.farewell = Farewell::Due;
-        }
-        if self.failure.is_some() || self.fences.is_severed() || self.lacking().is_some() {
-            return true;
-        }
-        self.poll_paths(&mut Landing::none());
-        self.mend();
-        self.post_staged();
-        if self.farewell == Farewell::Due && self.window.is_posted() {
-            self.say_goodbye();
-            self.farewell = Farewell::Said;
-        }
-        self.has_left()
+        self.part()
     }
 
     fn is_out_of_reach(&self) -> bool {
@@ -487,18 +448,5 @@ impl Link for NetworkLink {
 
     fn revision(&self) -> u32 {
         self.repair.revision
-    }
-}
-
-impl Drop for NetworkLink {
-    /// Who has told the link to leave has waited as long as it wanted to.
-    fn drop(&mut self) {
-        if self.farewell != Farewell::Open {
-            return;
-        }
-        let deadline = clock::now() + LINGER;
-        while !self.leave() && clock::now() < deadline {
-            clock::sleep(LINGER_PAUSE);
-        }
     }
 }
