@@ -115,8 +115,13 @@ impl Engine {
 
     /// Gives the peers what they are not known to have, before this rank leaves; see
     /// [`Executor::settle`].
-    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
-        self.executor.settle(patience, is_over);
+    pub(crate) fn settle(
+        &mut self,
+        patience: Duration,
+        is_over: impl Fn() -> bool,
+        has_left: impl Fn(Rank) -> bool,
+    ) {
+        self.executor.settle(patience, is_over, has_left);
     }
 
     /// See [`Executor::abandon`].

@@ -219,7 +219,8 @@ impl Core {
             let mut engine = self.engine.lock();
             // A peer may still need what a dying rail has lost.
             let is_over = || self.control.fault().is_some();
-            engine.settle(self.config.settings.rail_patience, is_over);
+            let has_left = |rank| self.control.has_departed(rank);
+            engine.settle(self.config.settings.rail_patience, is_over, has_left);
             self.control.leave(engine.calls());
         }
         if self.control.fault().is_some() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ccl_core::ids::Rank;
 use ccl_transport::clock;
 use ccl_transport::network::LINGER;
 
@@ -41,14 +42,23 @@ impl Executor {
     /// Gives the peers what they are not known to have, before this rank leaves. That their processes read what has arrived
     /// at their hosts is waited for a little, what has not for `patience`: a rail may be dead that nobody has
     /// found dead yet, when it is the last of its peer. (Or its process reads nothing, and its host has no room for more.)
-    /// Nothing is waited for once `is_over`.
-    pub(crate) fn settle(&mut self, patience: Duration, is_over: impl Fn() -> bool) {
+    /// Nothing is waited for once `is_over`, and no peer that `has_left`: it needs nothing any more, though it may not have been
+    /// able to say so.
+    pub(crate) fn settle(
+        &mut self,
+        patience: Duration,
+        is_over: impl Fn() -> bool,
+        has_left: impl Fn(Rank) -> bool,
+    ) {
         let start = clock::now();
         while !is_over() && !self.tend() {
             let waited = clock::now().saturating_duration_since(start);
-            let mut links = self.pushed.iter().filter_map(|index| self.links[*index].as_ref());
-            let has_arrived = links.all(|link| link.settled() || link.delivered());
-            if waited >= patience || (has_arrived && waited >= LAST_WAIT) {
+            let peers = (0..).map(Rank).zip(&self.links[..self.links.len() / 2]);
+            let links = peers.filter_map(|(peer, link)| link.as_ref().map(|link| (peer, link)));
+            let owed: Vec<_> =
+                links.filter(|(peer, link)| !link.settled() && !has_left(*peer)).collect();
+            let have_arrived = owed.iter().all(|(_, link)| link.delivered());
+            if owed.is_empty() || waited >= patience || (have_arrived && waited >= LAST_WAIT) {
                 return;
             }
             clock::sleep(SETTLING_PAUSE);

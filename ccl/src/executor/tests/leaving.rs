@@ -85,26 +85,32 @@ impl Link for Owing {
     }
 }
 
-/// Whether a rank that leaves, with a patience of a minute, has stayed until its peer had everything, which it has after
-/// so long.
-fn stays(is_delivered: bool, settled_after: Option<Duration>) -> bool {
+/// Whether a rank that leaves, with a patience of a minute, has stayed until its peer, which may have left, had everything,
+/// which it has after so long.
+fn stays(is_delivered: bool, settled_after: Option<Duration>, has_peer_left: bool) -> bool {
     let (ring, _peer) = memory::pair(SHAPES[0]);
     let settled_at = settled_after.map(|after| clock::now() + after);
     let link = Owing { ring, is_delivered, settled_at };
-    let mut executor = Executor::new(Rank(0), vec![None, Some(Box::new(link))]);
-    executor.settle(Duration::from_secs(60), || false);
+    let mut executor = Executor::new(Rank(0), vec![None, Some(Box::new(link)), None, None]);
+    executor.settle(Duration::from_secs(60), || false, |peer| has_peer_left && peer == Rank(1));
     executor.tend()
 }
 
 /// A rail may have died with it, and nobody has found that yet.
 #[test]
 fn what_the_network_has_taken_is_waited_for_until_it_has_arrived() {
-    assert!(stays(false, Some(2 * LAST_WAIT)));
+    assert!(stays(false, Some(2 * LAST_WAIT), false));
 }
 
 /// The peer may be busy with something else, or stopped.
 #[test]
 fn that_it_is_read_is_not_waited_for() {
-    assert!(stays(true, Some(Duration::ZERO)));
-    assert!(!stays(true, None));
+    assert!(stays(true, Some(Duration::ZERO), false));
+    assert!(!stays(true, None, false));
+}
+
+/// It has all that it wanted, and its goodbye may have been lost with its last rail.
+#[test]
+fn a_peer_that_has_left_is_owed_nothing() {
+    assert!(!stays(false, None, true));
 }
