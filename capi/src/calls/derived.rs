@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ccl::{Config, Error, Ongoing, Rank};
 
-use super::lifecycle::{cleared, discard, handle_of, init};
+use super::lifecycle::{cleared, discard, handle_of, join};
 use super::{entry_in_group, natural};
 use crate::abi::{
     CommHandle, ConfigRecord, GROW_OLD_RANK, SHRINK_ABORT, SHRINK_DEFAULT, SPLIT_NO_COLOR,
@@ -121,13 +121,16 @@ pub unsafe extern "C" fn ccl_comm_grow(
         }
         grow(member, size, newcomm, choices)
     };
-    let join = || {
-        // SAFETY: null or an id, by the caller's promise.
-        let id = unsafe { id.as_ref() };
+    let join_others = || {
         // SAFETY: the caller's promise.
-        unsafe { init(newcomm, nranks, id, rank, config) }
+        let (newcomm, choices) = unsafe { wanted(newcomm, config) }?;
+        // SAFETY: null or an id, by the caller's promise.
+        let id = unsafe { id.as_ref() }.ok_or_else(|| {
+            Error::InvalidArgument("comm and id are null: a rank has the one or the other".into())
+        })?;
+        join(newcomm, choices.unwrap_or_default(), (rank, nranks), id)
     };
-    entry_in_group(NAME, || if comm.is_null() { join() } else { on(NAME, comm, grow) })
+    entry_in_group(NAME, || if comm.is_null() { join_others() } else { on(NAME, comm, grow) })
 }
 
 fn split(

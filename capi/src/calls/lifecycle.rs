@@ -44,7 +44,7 @@ pub unsafe extern "C" fn ccl_comm_init_rank(
     rank: c_int,
 ) -> c_int {
     // SAFETY: the caller's promise; a null configuration is none.
-    entry_in_group("ccl_comm_init_rank", || unsafe { init(comm, nranks, Some(&id), rank, null()) })
+    entry_in_group("ccl_comm_init_rank", || unsafe { init(comm, nranks, id, rank, null()) })
 }
 
 /// See the header.
@@ -61,9 +61,7 @@ pub unsafe extern "C" fn ccl_comm_init_rank_config(
     config: *const ConfigRecord,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    entry_in_group("ccl_comm_init_rank_config", || unsafe {
-        init(comm, nranks, Some(&id), rank, config)
-    })
+    entry_in_group("ccl_comm_init_rank_config", || unsafe { init(comm, nranks, id, rank, config) })
 }
 
 /// See the header.
@@ -212,10 +210,10 @@ pub unsafe extern "C" fn ccl_group_simulate_end(info: *mut SimInfoRecord) -> c_i
 /// # Safety
 ///
 /// As for `ccl_comm_init_rank_config`.
-pub(super) unsafe fn init(
+unsafe fn init(
     comm: *mut CommHandle,
     nranks: c_int,
-    id: Option<&UniqueIdRecord>,
+    id: UniqueIdRecord,
     rank: c_int,
     config: *const ConfigRecord,
 ) -> Outcome {
@@ -223,9 +221,19 @@ pub(super) unsafe fn init(
     let comm = unsafe { cleared("comm", comm) }?;
     // SAFETY: the caller's promise.
     let choices = unsafe { Choices::read(config) }?.unwrap_or_default();
+    join(comm, choices, (rank, nranks), &id)
+}
+
+/// Has rank `rank` of `nranks` join the communicator of `id`.
+pub(super) fn join(
+    comm: &mut CommHandle,
+    choices: Choices,
+    (rank, nranks): (c_int, c_int),
+    id: &UniqueIdRecord,
+) -> Outcome {
     let size = natural("nranks", nranks)?;
     let rank = checked_rank("rank", rank, size)?.0;
-    let id = id.ok_or_else(|| Error::InvalidArgument("id is null".into()))?.read()?;
+    let id = id.read()?;
     launch(comm, choices, move |config| Communicator::create(&id, rank, size, config))
 }
 

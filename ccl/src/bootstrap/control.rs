@@ -61,7 +61,7 @@ impl Tied<'_> {
         deadline: Instant,
     ) -> Result<Control, Error> {
         let start = clock::now();
-        let control = Control::reach(Arc::clone(&self.heard), id, size, deadline)?;
+        let control = Control::reach(id, Arc::clone(&self.heard), size, deadline)?;
         control.await_others(BTreeSet::new(), start, deadline).inspect_err(|error| {
             if self.to.fault().is_some() {
                 control.give_up(error);
@@ -87,34 +87,31 @@ impl Control {
     /// the key, [`Error::Deadline`] if it is not reached, [`Error::System`].
     pub fn join(id: &UniqueId, rank: Rank, size: u32, deadline: Instant) -> Result<Self, Error> {
         let start = clock::now();
-        let control = Self::reach(Arc::new(Heard::new(rank)), id, size, deadline)?;
+        let control = Self::reach(id, Arc::new(Heard::new(rank)), size, deadline)?;
         control.await_others(BTreeSet::new(), start, deadline)?;
         Ok(control)
     }
 
-    /// Speaks with the store of `id`, for a rank of `size` that has not [joined](Self::await_others) yet, and hears what is
-    /// `heard`.
+    /// Speaks with the store of `id`, which may not be there yet, for a rank of `size` that has not [joined](Self::await_others)
+    /// yet, and hears what is `heard`.
     fn reach(
-        heard: Arc<Heard>,
         id: &UniqueId,
+        heard: Arc<Heard>,
         size: u32,
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
-        let failed = |failure| match (heard.fault(), failure) {
-            (Some(fault), _) => Error::clone(fault),
-            (None, NoConnection::Refused(error)) => error,
-            (None, NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting)) => too_late(
+        Self::speak(id, heard, size, (Vacancy::Early, deadline), |failure| match failure {
+            NoConnection::Refused(error) => error,
+            NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
                 start,
                 deadline,
                 format!(
                     "the store is not reached ({waiting}); the store is where ranks meet, in the process of rank 0 or of \
-                         whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
+                     whoever made the unique id; all ranks need its address and the same R2CCL_JOB_KEY"
                 ),
             ),
-        };
-        let stream = connect(id, &heard, Vacancy::Early, deadline).map_err(failed)?;
-        Self::on(stream, id, heard, size)
+        })
     }
 
     /// Tells those who wait, too, that this rank does not any longer: it is not lost.
@@ -138,17 +135,28 @@ impl Control {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
-        let failed = |failure| match (heard.fault(), failure) {
-            (Some(fault), _) => Error::clone(fault),
-            (None, NoConnection::Unreachable(waiting)) => too_late(
+        Self::speak(id, heard, size, (Vacancy::Late, deadline), |failure| match failure {
+            NoConnection::Unreachable(waiting) => too_late(
                 start,
                 deadline,
                 format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
             ),
-            (None, NoConnection::Vacant(cause)) => has_gone(first, &cause),
-            (None, NoConnection::Refused(cause)) => has_gone(first, &cause),
-        };
-        let stream = connect(id, &heard, Vacancy::Late, deadline).map_err(failed)?;
+            NoConnection::Vacant(cause) => has_gone(first, &cause),
+            NoConnection::Refused(cause) => has_gone(first, &cause),
+        })
+    }
+
+    /// Speaks with the store of `id`; `explain` says what it means that there is no connection, unless there is a fault.
+    fn speak(
+        id: &UniqueId,
+        heard: Arc<Heard>,
+        size: u32,
+        (vacancy, deadline): (Vacancy, Instant),
+        explain: impl FnOnce(NoConnection) -> Error,
+    ) -> Result<Self, Error> {
+        let connected = connect(id, &heard, vacancy, deadline);
+        let fault = || heard.fault().map(|fault| Error::clone(fault));
+        let stream = connected.map_err(|failure| fault().unwrap_or_else(|| explain(failure)))?;
         Self::on(stream, id, heard, size)
     }
 

@@ -66,6 +66,7 @@ impl Communicator {
         let place = Place::of(core.rank, &core.config.settings);
         let place = place.map_err(|error| core.config.named(error))?;
         let id = *place.id();
+        // It may take a while to close.
         let former = lock(&core.growth).replace(place);
         drop(former);
         Ok(id)
@@ -94,6 +95,8 @@ impl Communicator {
         let wish = grow::wish(size, grow::Meeting::of(place.as_ref()));
         let wishes = core.gatherer("grow", config)("wishes", &wish)?;
         let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
+        let deadline = clock::now() + config.settings.bootstrap_timeout;
+        id.await_way(&config.settings, deadline).inspect_err(|error| core.fail(error))?;
         let tied = core.control.tie();
         let joined = Self::join(&id, core.rank, size, config, Some(&tied));
         joined.map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))

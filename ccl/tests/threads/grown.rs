@@ -11,13 +11,6 @@ fn words(communicator: &Communicator, word: u32) -> Vec<u32> {
     words
 }
 
-/// A configuration with a bootstrap timeout.
-fn patient(bootstrap_timeout: Duration) -> Config {
-    let mut config = config();
-    config.settings.bootstrap_timeout = bootstrap_timeout;
-    config
-}
-
 /// A new rank, which says ten times its number.
 fn newcomer(id: UniqueId, rank: u32, size: u32) -> thread::JoinHandle<Result<Vec<u32>, Error>> {
     thread::spawn(move || {
@@ -162,17 +155,42 @@ fn a_number_that_is_taken_is_told_to_all() {
     }
 }
 
+/// Whether it is finalized, with its handle still there, or dropped.
 #[test]
 fn new_ranks_hear_of_a_communicator_that_goes() {
+    for is_kept in [true, false] {
+        let results = ranks(2, &config(), move |communicator| {
+            let id = (communicator.rank() == Rank(1)).then(|| communicator.growth_id().unwrap());
+            let newcomer = id.map(|id| newcomer(id, 2, 3));
+            communicator.barrier().unwrap();
+            let _kept = is_kept.then(|| communicator.clone());
+            communicator.finalize().unwrap();
+            drop(communicator);
+            newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err())
+        });
+        let error = results[1].as_ref().unwrap();
+        assert!(error.to_string().contains("gave up before it joined"), "{error}");
+    }
+}
+
+/// What a rank lacks that has joined the others is told to all, the new rank too; the old communicator remains.
+#[test]
+fn a_rank_without_rails_for_the_larger_group_says_so() {
     let results = ranks(2, &config(), |communicator| {
-        let id = (communicator.rank() == Rank(1)).then(|| communicator.growth_id().unwrap());
+        let mut impossible = config();
+        if communicator.rank() == Rank(1) {
+            let settings = Settings::parse([("R2CCL_NIC", "nowhere0")]).unwrap().settings;
+            impossible.settings.interfaces = settings.interfaces;
+        }
+        let id = (communicator.rank() == Rank(0)).then(|| communicator.growth_id().unwrap());
         let newcomer = id.map(|id| newcomer(id, 2, 3));
+        let error = communicator.grow(3, Some(&impossible)).unwrap_err();
         communicator.barrier().unwrap();
-        drop(communicator);
-        newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err())
+        [Some(error), newcomer.map(|newcomer| newcomer.join().unwrap().unwrap_err())]
     });
-    let error = results[1].as_ref().unwrap();
-    assert!(error.to_string().contains("gave up before it joined"), "{error}");
+    let errors: Vec<Error> = results.into_iter().flatten().flatten().collect();
+    assert!(errors.iter().all(|error| error.to_string().contains("nowhere0")), "{errors:?}");
+    assert_eq!(errors.len(), 3);
 }
 
 /// The new rank, which waits already, is told.

@@ -36,6 +36,13 @@ fn config() -> Config {
     config
 }
 
+/// A configuration with a bootstrap timeout.
+fn patient(bootstrap_timeout: Duration) -> Config {
+    let mut config = config();
+    config.settings.bootstrap_timeout = bootstrap_timeout;
+    config
+}
+
 /// Runs `body` as every rank of a group and returns the results in order of rank.
 fn ranks<T: Send + 'static>(
     size: u32,

@@ -116,13 +116,6 @@ fn await_loss(communicator: &Communicator, of: &[Rank]) {
     }
 }
 
-/// A configuration with a bootstrap timeout.
-fn patient(bootstrap_timeout: Duration) -> Config {
-    let mut config = config();
-    config.settings.bootstrap_timeout = bootstrap_timeout;
-    config
-}
-
 /// Nobody waits for who has gone, whichever rank that is; those who are left try again.
 #[test]
 fn another_rank_may_go_meanwhile() {
