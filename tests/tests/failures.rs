@@ -44,13 +44,18 @@ fn underway(job: Job, size: usize) -> Job {
     job
 }
 
-/// Ends the endless sequence and expects that all was well.
-fn stop(mut job: Job, size: usize) {
-    job.tell(0);
-    for ending in job.endings(&all_of(size)) {
+/// Ends what these do, and expects that all was well.
+fn stop_these(mut job: Job, numbers: &[usize]) {
+    job.tell(numbers[0]);
+    for ending in job.endings(numbers) {
         assert_eq!(ending, Ending::Done("all results exact".into()));
     }
     job.finish();
+}
+
+/// Ends the endless sequence and expects that all was well.
+fn stop(job: Job, size: usize) {
+    stop_these(job, &all_of(size));
 }
 
 /// Each rank on a host of its own: all data goes over two rails of TCP.
@@ -76,13 +81,17 @@ fn a_killed_rank_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless"));
 }
 
+/// Four ranks in the middle of an endless sequence, with a host for each if they are apart.
+fn four_underway(role: &str, are_apart: bool) -> Job {
+    let job = Job::of(4, role);
+    underway(if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job }, 4)
+}
+
 /// Rank 0 takes the place with it at which all ranks have met.
 #[test]
 fn who_is_left_goes_on_whichever_rank_is_killed() {
     for (victim, are_apart) in [(0, false), (2, false), (0, true)] {
-        let job = Job::of(4, "endless without who is lost");
-        let job = if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job };
-        let mut job = underway(job, 4);
+        let mut job = four_underway("endless without who is lost", are_apart);
         let start = Instant::now();
         job.kill(victim);
         job.underway(&all_but(4, victim)).expect("nothing that a host may refuse");
@@ -90,11 +99,7 @@ fn who_is_left_goes_on_whichever_rank_is_killed() {
             "rank {victim} was killed; the others were at it after {:?}",
             start.elapsed()
         ));
-        job.tell(all_but(4, victim)[0]);
-        for ending in job.endings(&all_but(4, victim)) {
-            assert_eq!(ending, Ending::Done("all results exact".into()));
-        }
-        job.finish();
+        stop_these(job, &all_but(4, victim));
     }
 }
 
@@ -102,9 +107,7 @@ fn who_is_left_goes_on_whichever_rank_is_killed() {
 #[test]
 fn a_killed_rank_is_replaced_by_another_process() {
     for (victim, are_apart) in [(0, false), (2, false), (3, true)] {
-        let job = Job::of(4, "endless with a rank in its place");
-        let job = if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job };
-        let mut job = underway(job, 4);
+        let mut job = four_underway("endless with a rank in its place", are_apart);
         let start = Instant::now();
         job.kill(victim);
         let left = all_but(4, victim);
@@ -116,11 +119,7 @@ fn a_killed_rank_is_replaced_by_another_process() {
             "rank {victim} was killed; the others and a new one were at it after {:?}",
             start.elapsed()
         ));
-        job.tell(left[0]);
-        for ending in job.endings(&all) {
-            assert_eq!(ending, Ending::Done("all results exact".into()));
-        }
-        job.finish();
+        stop_these(job, &all);
     }
 }
 
