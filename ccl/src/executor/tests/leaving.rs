@@ -85,14 +85,17 @@ impl Link for Owing {
     }
 }
 
-/// Whether a rank that leaves, with a patience of a minute, has stayed until its peer, which may have left, had everything,
-/// which it has after so long.
+/// Whether a rank that leaves, with all the patience there is, has stayed until its peer, which may have left, had everything,
+/// which it has after so long. It does leave.
 fn stays(is_delivered: bool, settled_after: Option<Duration>, has_peer_left: bool) -> bool {
     let (ring, _peer) = memory::pair(SHAPES[0]);
     let settled_at = settled_after.map(|after| clock::now() + after);
     let link = Owing { ring, is_delivered, settled_at };
     let mut executor = Executor::new(Rank(0), vec![None, Some(Box::new(link)), None, None]);
-    executor.settle(Duration::from_secs(60), || false, |peer| has_peer_left && peer == Rank(1));
+    let deadline = clock::now() + Duration::from_secs(30);
+    let is_too_late = || clock::now() >= deadline;
+    executor.settle(Duration::MAX, is_too_late, |peer| has_peer_left && peer == Rank(1));
+    assert!(!is_too_late(), "it does not leave");
     executor.tend()
 }
 
