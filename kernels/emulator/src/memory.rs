@@ -36,13 +36,15 @@ pub struct Memory {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Range {
+struct Range {
     start: u64,
     end: u64,
     rights: Rights,
 }
 
 impl Range {
+    const NONE: Self = Self { start: 0, end: 0, rights: Rights::Read };
+
     #[inline]
     fn permits(&self, address: u64, bytes: usize, writes: bool) -> bool {
         address >= self.start
@@ -96,9 +98,32 @@ impl Memory {
     }
 
     /// The ranges as they are now.
-    pub(crate) fn ranges(&self) -> Arc<Vec<Range>> {
+    pub(crate) fn ranges(self: &Arc<Self>) -> Ranges {
+        Ranges { seen: self.now(), memory: Arc::clone(self) }
+    }
+
+    fn now(&self) -> Arc<Vec<Range>> {
         let ranges = self.ranges.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         Arc::clone(&ranges)
+    }
+}
+
+/// The ranges that there were at some time, and where later ones are found: a kernel that waits may be told of memory that was
+/// registered since it began.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    seen: Arc<Vec<Range>>,
+    memory: Arc<Memory>,
+}
+
+impl Ranges {
+    /// The one that has all of these bytes.
+    fn find(&self, address: u64, bytes: usize, writes: bool) -> Option<Range> {
+        let find = |ranges: &[Range]| {
+            let place = ranges.partition_point(|range| range.start <= address).checked_sub(1)?;
+            Some(ranges[place]).filter(|range| range.permits(address, bytes, writes))
+        };
+        find(&self.seen).or_else(|| find(&self.memory.now()))
     }
 }
 
@@ -243,9 +268,15 @@ impl Words {
 /// What the threads of one warp reach.
 #[derive(Debug)]
 pub(crate) struct Reach<'a> {
-    pub(crate) ranges: &'a [Range],
-    /// Where the last access was found.
-    pub(crate) last: usize,
+    ranges: &'a Ranges,
+    /// What the last access to registered memory was to.
+    last: Range,
+    pub(crate) own: Own<'a>,
+}
+
+/// Memory that is not registered.
+#[derive(Debug)]
+pub(crate) struct Own<'a> {
     pub(crate) shared: &'a Words,
     pub(crate) parameters: &'a Words,
     /// The private memory of all threads of the warp, and how much of it a thread has.
@@ -254,9 +285,13 @@ pub(crate) struct Reach<'a> {
 }
 
 impl<'a> Reach<'a> {
+    pub(crate) fn new(ranges: &'a Ranges, own: Own<'a>) -> Self {
+        Self { ranges, last: Range::NONE, own }
+    }
+
     /// Registered memory only.
-    pub(crate) fn registered(ranges: &'a [Range], none: &'a Words) -> Self {
-        Self { ranges, last: 0, shared: none, parameters: none, local: none, local_bytes: 0 }
+    pub(crate) fn registered(ranges: &'a Ranges, none: &'a Words) -> Self {
+        Self::new(ranges, Own { shared: none, parameters: none, local: none, local_bytes: 0 })
     }
 
     /// Whether a thread may touch so many bytes.
@@ -268,39 +303,22 @@ impl<'a> Reach<'a> {
         bytes: usize,
         writes: bool,
     ) -> bool {
-        if let Some(range) = self.ranges.get(self.last)
-            && range.permits(address, bytes, writes)
-        {
-            return true;
-        }
-        self.search(lane, address, bytes, writes)
+        self.last.permits(address, bytes, writes) || self.search(lane, address, bytes, writes)
     }
 
     fn search(&mut self, lane: usize, address: u64, bytes: usize, writes: bool) -> bool {
-        if self.is_own(lane, address, bytes, writes) {
+        if self.own.permits(lane, address, bytes, writes) {
             return true;
         }
-        let place = self.ranges.partition_point(|range| range.start <= address);
-        let Some(index) = place.checked_sub(1) else { return false };
-        let is_permitted = self.ranges[index].permits(address, bytes, writes);
-        if is_permitted {
-            self.last = index;
-        }
-        is_permitted
-    }
-
-    /// Whether it is in memory of the thread, of its block, or in the arguments.
-    fn is_own(&self, lane: usize, address: u64, bytes: usize, writes: bool) -> bool {
-        let local = self.local.part(lane * self.local_bytes, self.local_bytes, Rights::ReadWrite);
-        let shared = self.shared.part(0, self.shared.bytes(), Rights::ReadWrite);
-        let parameters = self.parameters.part(0, self.parameters.bytes(), Rights::Read);
-        [local, shared, parameters].iter().any(|range| range.permits(address, bytes, writes))
+        let found = self.ranges.find(address, bytes, writes);
+        self.last = found.unwrap_or(self.last);
+        found.is_some()
     }
 
     /// Whether memory that was found permitted is registered, and not the block's own.
     #[inline]
     pub(crate) fn is_registered(&self, address: u64) -> bool {
-        self.ranges.get(self.last).is_some_and(|range| range.permits(address, 1, false))
+        self.last.permits(address, 1, false)
     }
 
     /// Reads 1, 2, 4 or 8 aligned bytes; `None` if the thread may not.
@@ -333,6 +351,16 @@ impl<'a> Reach<'a> {
     ) -> Option<u64> {
         // SAFETY: in a registered range or in memory that `self` borrows, with the right to write.
         self.permits(lane, address, bytes, true).then(|| unsafe { update(address, bytes, new) })
+    }
+}
+
+impl Own<'_> {
+    /// Whether it is in memory of the thread, of its block, or in the arguments.
+    fn permits(&self, lane: usize, address: u64, bytes: usize, writes: bool) -> bool {
+        let local = self.local.part(lane * self.local_bytes, self.local_bytes, Rights::ReadWrite);
+        let shared = self.shared.part(0, self.shared.bytes(), Rights::ReadWrite);
+        let parameters = self.parameters.part(0, self.parameters.bytes(), Rights::Read);
+        [local, shared, parameters].iter().any(|range| range.permits(address, bytes, writes))
     }
 }
 
@@ -418,14 +446,8 @@ mod tests {
         let none = Words::new(0);
         let local = Words::new(32 * 8);
         let ranges = memory.ranges();
-        let mut reach = Reach {
-            ranges: &ranges,
-            last: 0,
-            shared: &none,
-            parameters: &none,
-            local: &local,
-            local_bytes: 8,
-        };
+        let own = Own { shared: &none, parameters: &none, local: &local, local_bytes: 8 };
+        let mut reach = Reach::new(&ranges, own);
         let start = buffer.address();
         assert_eq!(reach.load(0, start + 6, 1), Some(7));
         assert_eq!(reach.load(0, start + 7, 1), None);

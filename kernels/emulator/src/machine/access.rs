@@ -8,13 +8,13 @@ use crate::program::{Address, Atomic, Change, Scope, Vector, Window};
 impl Turn<'_> {
     /// What an address in a window lacks to a generic one.
     pub(super) fn window(&self, lane: usize, window: Window) -> u64 {
-        let local = || self.reach.local.start() + (lane * self.reach.local_bytes) as u64;
+        let local = || self.reach.own.local.start() + (lane * self.reach.own.local_bytes) as u64;
         match window {
             Window::Generic => 0,
-            Window::Shared => self.reach.shared.start(),
+            Window::Shared => self.reach.own.shared.start(),
             Window::Local => local(),
             Window::Frame => local() + u64::from(self.warp.frames[lane]),
-            Window::Parameter => self.reach.parameters.start(),
+            Window::Parameter => self.reach.own.parameters.start(),
         }
     }
 
@@ -25,7 +25,7 @@ impl Turn<'_> {
         let value = value.wrapping_add_signed(address.offset);
         match address.window {
             Window::Generic => value,
-            Window::Shared => self.reach.shared.start() + u64::from(value as u32),
+            Window::Shared => self.reach.own.shared.start() + u64::from(value as u32),
             window @ (Window::Local | Window::Frame | Window::Parameter) => {
                 self.window(lane, window).wrapping_add(value)
             }

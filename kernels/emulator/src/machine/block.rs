@@ -9,7 +9,7 @@ use super::turn::{Stop, Surroundings, Trouble, Turn};
 use super::warp::{Mask, Warp, lanes};
 use crate::arithmetic::WIDTH;
 use crate::error::Reason;
-use crate::memory::{Range, Reach, Words};
+use crate::memory::{Own, Ranges, Reach, Words};
 use crate::program::{Barrier, Kernel, Motion, Operation, Place, Tally};
 
 /// Barriers of a block.
@@ -63,7 +63,7 @@ pub(crate) struct Block {
 /// How warps are run.
 #[derive(Debug)]
 pub(crate) struct Means<'a> {
-    pub(crate) ranges: &'a [Range],
+    pub(crate) ranges: &'a Ranges,
     pub(crate) random: &'a mut Random,
     /// Stores that other devices do not see yet.
     pub(crate) device: &'a mut Pending,
@@ -113,8 +113,9 @@ impl Block {
             living: threads,
         };
         let (mut random, mut device) = (Random::new(0), Pending::default());
+        let none = Ranges::default();
         let mut means = Means {
-            ranges: &[],
+            ranges: &none,
             random: &mut random,
             device: &mut device,
             torn: false,
@@ -157,14 +158,15 @@ impl Block {
             module: &grid.kernel.module,
             kernel: function,
             warp: &mut self.warps[warp],
-            reach: Reach {
-                ranges: means.ranges,
-                last: 0,
-                shared: &self.shared,
-                parameters: &grid.parameters,
-                local: &self.locals[warp],
-                local_bytes: function.local_bytes(),
-            },
+            reach: Reach::new(
+                means.ranges,
+                Own {
+                    shared: &self.shared,
+                    parameters: &grid.parameters,
+                    local: &self.locals[warp],
+                    local_bytes: function.local_bytes(),
+                },
+            ),
             surroundings: &self.surroundings,
             number: warp as u32,
             random: &mut *means.random,

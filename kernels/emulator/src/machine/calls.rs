@@ -27,7 +27,7 @@ impl<'a> Turn<'a> {
         for lane in lanes(active) {
             let frame = self.warp.frames[lane];
             let callee_frame = (frame + caller_frame_bytes).next_multiple_of(16);
-            if callee_frame as usize + callee.frame_bytes > self.reach.local_bytes {
+            if callee_frame as usize + callee.frame_bytes > self.reach.own.local_bytes {
                 return Err(wrong(Reason::StackOverflow));
             }
             for [from, to, bytes] in &call.arguments {
@@ -56,8 +56,8 @@ impl<'a> Turn<'a> {
     }
 
     fn copy(&self, lane: usize, from: u32, to: u32, bytes: u32) {
-        let own = lane * self.reach.local_bytes;
-        self.reach.local.copy(own + from as usize, own + to as usize, bytes as usize);
+        let own = lane * self.reach.own.local_bytes;
+        self.reach.own.local.copy(own + from as usize, own + to as usize, bytes as usize);
     }
 
     pub(super) fn return_to_callers(&mut self, group: Group, active: Mask) {

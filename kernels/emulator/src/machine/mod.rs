@@ -19,7 +19,7 @@ use ccl_core::random::Random;
 use thiserror::Error;
 
 use crate::error::{Fault, Reason};
-use crate::memory::{Memory, Range, Reach, Words};
+use crate::memory::{Memory, Ranges, Reach, Words};
 use crate::program::{Kernel, Scope};
 use block::{Block, Grid, Means};
 use pending::{Pending, Unseen};
@@ -297,7 +297,7 @@ impl Machine {
         }
     }
 
-    fn turn(&mut self, place: (usize, usize), ranges: &[Range]) -> Result<(), Fault> {
+    fn turn(&mut self, place: (usize, usize), ranges: &Ranges) -> Result<(), Fault> {
         let (index, warp) = place;
         let budget = match self.options.schedule {
             Schedule::InOrder => TURN,
@@ -340,7 +340,7 @@ impl Machine {
         Ok(())
     }
 
-    fn end_block(&mut self, index: usize, ranges: &[Range]) {
+    fn end_block(&mut self, index: usize, ranges: &Ranges) {
         let Some((stream, block)) = self.blocks[index].take() else { return };
         self.resident -= block.threads();
         let Some(running) = self.running.get_mut(&stream) else { return };
@@ -359,7 +359,7 @@ impl Machine {
     }
 
     /// Some stores arrive: those of blocks that have ended at other blocks, those of devices at others.
-    fn drift(&mut self, ranges: &[Range]) {
+    fn drift(&mut self, ranges: &Ranges) {
         let none = Words::new(0);
         let mut reach = Reach::registered(ranges, &none);
         for Running { late, device, .. } in self.running.values_mut() {

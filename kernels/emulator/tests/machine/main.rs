@@ -4,7 +4,9 @@ mod mistakes;
 mod order;
 mod world;
 
-use ccl_emulator::{Memory, Module, Options};
+use std::thread;
+
+use ccl_emulator::{Buffer, Memory, Module, Options, Progress};
 
 use world::{World, kernel, result};
 
@@ -78,6 +80,36 @@ fn who_spins_starves_nobody() {
         $END: ret;",
     );
     assert_eq!(result(&source, 1, 96, 1), [2]);
+}
+
+/// Other processes tell a kernel that waits for them of memory that was opened for it since.
+#[test]
+fn memory_that_is_registered_while_a_kernel_waits_is_found() {
+    let source = kernel(
+        "",
+        "mov.u32 %r1, 1; st.volatile.global.u32 [%d0], %r1;
+        $AGAIN: ld.acquire.sys.global.u32 %r2, [%d0+4]; setp.eq.u32 %p1, %r2, 0; @%p1 bra $AGAIN;
+        ld.global.u64 %d2, [%d0+8]; ld.global.u32 %r3, [%d2]; add.u32 %r3, %r3, 1;
+        st.global.u32 [%d2+4], %r3; st.global.u32 [%d0+16], %r3;",
+    );
+    for weak in [false, true] {
+        let world = World::new(5);
+        let options = Options { weak, patience: Some(1_000_000_000), ..Options::default() };
+        let mut machine = world.launch(&[&source], 1, 1, options);
+        thread::scope(|scope| {
+            // In one step, as long as it may take.
+            let running = scope.spawn(|| machine.step(u64::MAX / 2));
+            while world.words()[0] == 0 && !running.is_finished() {
+                thread::yield_now();
+            }
+            let late = Buffer::of(&world.memory, &[41, 0, 0, 0, 0, 0, 0, 0], 0);
+            world.buffer.write(8, &late.address().to_le_bytes());
+            world.buffer.write(4, &[1]);
+            let ended = running.join().expect("no panic");
+            assert!(matches!(ended, Ok(Progress::Idle)), "{ended:?}");
+            assert_eq!((late.read()[4], world.words()[4]), (42, 42));
+        });
+    }
 }
 
 #[test]

@@ -22,8 +22,8 @@ add.s64 %d1, %d0, %d1;
 
 /// Memory of some words, zeroed.
 pub(crate) struct World {
-    memory: Arc<Memory>,
-    buffer: Buffer,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) buffer: Buffer,
 }
 
 impl World {
@@ -51,6 +51,17 @@ impl World {
         block: u32,
         options: Options,
     ) -> Result<u64, Fault> {
+        self.launch(sources, grid, block, options).run()
+    }
+
+    /// The kernel of each text, on a stream of its own.
+    pub(crate) fn launch(
+        &self,
+        sources: &[&str],
+        grid: u32,
+        block: u32,
+        options: Options,
+    ) -> Machine {
         let mut machine = Machine::new(&self.memory, options);
         for (stream, source) in (0..).zip(sources) {
             let module = Module::load(source, &self.memory);
@@ -64,7 +75,7 @@ impl World {
             };
             machine.launch(stream, launch).expect("it can be launched");
         }
-        machine.run()
+        machine
     }
 
     pub(crate) fn words(&self) -> Vec<u32> {
