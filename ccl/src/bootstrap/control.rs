@@ -385,7 +385,20 @@ impl Control {
 
     /// Who has not contributed to `name`, as the store says if it says so soon.
     pub(super) fn missing(&self, name: &str) -> Result<Vec<u32>, Error> {
-        let request = Request::Missing { name: name.to_owned() };
+        self.ask_who(Request::Missing { name: name.to_owned() })
+    }
+
+    /// Those for whom [`Self::await_others`] waits.
+    pub(super) fn unjoined(&self) -> Result<Vec<u32>, Error> {
+        self.ask_who(Request::Awaited)
+    }
+
+    /// Ends [`Self::await_others`] on all who have joined if one of these ranks has not.
+    pub(super) fn lose(&self, ranks: &BTreeSet<Rank>) -> Result<(), Error> {
+        self.send(Request::Gone { ranks: ranks.iter().map(|rank| rank.0).collect() })
+    }
+
+    fn ask_who(&self, request: Request) -> Result<Vec<u32>, Error> {
         match self.ask(request, "asking who is missing", clock::now() + GRACE)? {
             Reply::Missing(ranks) => Ok(ranks),
             other @ (Reply::Done | Reply::Value(_) | Reply::Refused(_)) => {

@@ -141,6 +141,11 @@ impl Group {
         match request {
             Request::Join { .. } => {}
             Request::GiveUp { seconds } => self.give_up(seconds, out),
+            Request::Awaited => {
+                let reply = Reply::Missing(self.unjoined().collect());
+                out.push(Output { to: vec![peer], push: Push::Reply { number, reply } });
+            }
+            Request::Gone { ranks } => self.lose(&ranks, out),
             Request::Set { key, value } => self.set(peer, number, key, value, out),
             Request::Get { key } => self.get(peer, number, key, out),
             Request::Gather { name, value } => self.gather(peer, rank, name, value, out)?,
@@ -288,10 +293,17 @@ impl Group {
         if !self.is_gathering() {
             return;
         }
-        let missing: Vec<u32> =
-            self.awaited().filter(|rank| !self.members.contains_key(rank)).collect();
+        let missing = self.unjoined().collect();
         let call = "joining the communicator".to_owned();
         self.fail(Failure::Deadline { call, seconds, missing }, None, out);
+    }
+
+    /// A member has found that nobody is left in these ranks.
+    fn lose(&mut self, ranks: &BTreeSet<u32>, out: &mut Vec<Output>) {
+        let ranks: BTreeSet<u32> = self.unjoined().filter(|rank| ranks.contains(rank)).collect();
+        if self.is_gathering() && !ranks.is_empty() {
+            self.fail(Failure::Gone { ranks }, None, out);
+        }
     }
 
     fn set(&mut self, peer: Peer, number: u64, key: String, value: Vec<u8>, out: &mut Vec<Output>) {
@@ -420,6 +432,10 @@ impl Group {
 
     fn awaited(&self) -> impl Iterator<Item = u32> {
         (0..self.size).filter(|rank| !self.founder.absent.contains(rank))
+    }
+
+    fn unjoined(&self) -> impl Iterator<Item = u32> {
+        self.awaited().filter(|rank| !self.members.contains_key(rank))
     }
 
     /// How many members there are when all have come.

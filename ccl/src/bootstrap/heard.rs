@@ -271,7 +271,9 @@ impl Heard {
             Push::Failed(failure) => {
                 let lost: Vec<u32> = match &failure {
                     Failure::Deadline { missing, .. } => missing.clone(),
-                    Failure::Apart { absent, .. } => absent.iter().copied().collect(),
+                    Failure::Apart { absent: ranks, .. } | Failure::Gone { ranks } => {
+                        ranks.iter().copied().collect()
+                    }
                     Failure::Usage(_)
                     | Failure::Aborted { .. }
                     | Failure::Lost { .. }

@@ -79,6 +79,10 @@ pub(super) enum Request {
     Join { size: u32, absent: BTreeSet<u32>, process: Process },
     /// The rank waits no longer for the others to join.
     GiveUp { seconds: f64 },
+    /// Who has not joined; answered by [`Reply::Missing`].
+    Awaited,
+    /// The processes of these ranks have ended: if they have not joined, they never will.
+    Gone { ranks: BTreeSet<u32> },
     /// Answered by [`Reply::Done`].
     Set { key: String, value: Vec<u8> },
     /// Answered by [`Reply::Value`] once there is one.
@@ -307,6 +311,10 @@ pub(super) enum Failure {
         rank: u32,
         reason: String,
     },
+    /// These ranks never came, and will not.
+    Gone {
+        ranks: BTreeSet<u32>,
+    },
     Deadline {
         call: String,
         seconds: f64,
@@ -324,6 +332,13 @@ impl From<Failure> for Error {
             Failure::Usage(text) | Failure::Apart { text, .. } => Self::InvalidUsage(text),
             Failure::Aborted { rank, reason } => Self::Aborted { rank: Rank(rank), reason },
             Failure::Lost { rank, reason } => Self::PeerLost { rank: Rank(rank), reason },
+            Failure::Gone { ranks } => Self::PeerLost {
+                rank: Rank(ranks.first().copied().unwrap_or_default()),
+                reason: format!(
+                    "nobody is left at the door of {}: its process has ended, or destroyed the communicator",
+                    name_ranks(&ranks.into_iter().collect::<Vec<_>>())
+                ),
+            },
             Failure::Deadline { call, seconds, missing } => {
                 let waiting = format!("{} did not come", name_ranks(&missing));
                 Self::Deadline { call, seconds, waiting }

@@ -11,7 +11,8 @@
 //! server     its thread: sockets, poll(2), back-pressure; newcomers, who is not known to be a rank
 //! session    a conversation that survives its connections
 //! control    a rank's end; watcher, its thread; heard, what that thread leaves for the others
-//! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher; reunion, to those that are left
+//! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher; reunion, to those that are left;
+//!            vacant, which of those have ended since
 //! ```
 //!
 //! The end of a connection and its silence are different things. When a process ends its kernel closes
@@ -34,6 +35,7 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod unique_id;
+mod vacant;
 mod watcher;
 
 pub(crate) use control::Tied;

@@ -4,8 +4,10 @@
 //! takes to tell each other the id of the communicator with which they go on.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ccl_core::Error;
 use ccl_core::ids::Rank;
@@ -18,9 +20,12 @@ use super::heard::{Heard, lock};
 use super::message::ControlEvent;
 use super::rendezvous::Place;
 use super::unique_id::{Door, UNIQUE_ID_BYTES, UniqueId};
+use super::vacant::vacant;
 
 /// What the first rank tells the others.
 const NEXT: &str = "where to go on";
+/// When the first rank looks whether those still live that have not come: the first time, and at the longest after the last one.
+const LOOKS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The doors of all ranks of a communicator, as one of them sees them.
 #[derive(Debug)]
@@ -90,10 +95,15 @@ impl Reunion {
         let _begun = (first == me).then(|| Place::behind(&self.own, founder())).transpose()?;
         let start = clock::now();
         let door = &self.all[first.index()];
-        let control = Control::return_to(door, first, heard, size, deadline)
-            .inspect_err(|error| self.note(error, None, (me, first)))?;
+        let control =
+            Control::return_to(door, first, heard, size, deadline).inspect_err(|error| {
+                self.note(error, None, (me, first));
+                self.look_behind(first, me, absent);
+            })?;
         let told = || control.fault().map(|_| control.lost());
-        let next = match control.await_others(absent.clone(), start, deadline) {
+        let wait = || control.await_others(absent.clone(), start, deadline);
+        let come = if first == me { self.watching(&control, wait) } else { wait() };
+        let next = match come {
             Ok(()) => agree(&control, first, settings, deadline).map_err(|error| {
                 let missing = || control.missing(NEXT).ok();
                 (error, told().or_else(|| Some(missing()?.into_iter().map(Rank).collect())))
@@ -108,6 +118,50 @@ impl Reunion {
         lock(&self.lost).extend(control.lost());
         control.leave(0);
         next
+    }
+
+    /// Rank `first`, where `me` was to meet others, is not there: notes which of the next ones are not either, up to the one that is.
+    fn look_behind(&self, first: Rank, me: Rank, absent: &BTreeSet<u32>) {
+        if !self.lost().contains(&first) {
+            return;
+        }
+        for rank in (first.0 + 1..me.0).filter(|rank| !absent.contains(rank)).map(Rank) {
+            match vacant(&[(rank, &self.all[rank.index()])]) {
+                Ok(gone) if !gone.is_empty() => self.lose(rank),
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Does what waits for others at this rank's door, and ends their waiting for ranks whose processes have ended.
+    fn watching<T>(&self, control: &Control, wait: impl FnOnce() -> T) -> T {
+        let (waiting, is_over) = channel();
+        thread::scope(|scope| {
+            let look = move || self.look_for_others(control, &is_over);
+            let named = thread::Builder::new().name("r2ccl-doors".to_owned());
+            if let Err(cause) = named.spawn_scoped(scope, look) {
+                tracing::warn!(%cause, "nobody looks whether the other ranks still live");
+            }
+            let waited = wait();
+            drop(waiting);
+            waited
+        })
+    }
+
+    fn look_for_others(&self, control: &Control, is_over: &Receiver<()>) {
+        let mut pause = LOOKS.0;
+        while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            pause = (2 * pause).min(LOOKS.1);
+            let looked = control.unjoined().and_then(|ranks| {
+                let door = |rank: u32| Some((Rank(rank), self.all.get(rank as usize)?));
+                let doors = ranks.into_iter().filter_map(door);
+                let gone = vacant(&doors.collect::<Vec<_>>())?;
+                if gone.is_empty() { Ok(()) } else { control.lose(&gone) }
+            });
+            if let Err(cause) = looked {
+                tracing::debug!(%cause, "it was not found out who still lives");
+            }
+        }
     }
 
     /// Ends the meeting that is under way, for all who have come.

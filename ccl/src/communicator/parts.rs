@@ -146,7 +146,8 @@ impl Communicator {
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
     /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power
-    /// any more are known when the network has given them up; when the process is gone in which all had met, nobody is told of others.
+    /// any more are known when the network has given them up; when the process is gone in which all had met, nobody is told of others
+    /// before a [`Self::shrink`] has looked for them.
     #[must_use]
     pub fn lost_ranks(&self) -> Vec<Rank> {
         let core = self.core();

@@ -60,6 +60,23 @@ fn sizes_must_agree() {
 }
 
 #[test]
+fn who_has_ended_is_not_awaited_unless_it_has_come() {
+    let mut group = new_group(1, 0, &[3]);
+    let gone = |ranks: &[u32]| Request::Gone { ranks: ranks.iter().copied().collect() };
+    let join = |rank| join_without(&[3], 5, rank);
+    say(&mut group, 0, join(0));
+    say(&mut group, 2, join(2));
+    let push = Push::Reply { number: 7, reply: Reply::Missing(vec![1, 4]) };
+    assert_eq!(say(&mut group, 0, Request::Awaited), [Output { to: peers(&[0]), push }]);
+    assert_eq!(say(&mut group, 0, gone(&[2, 3])), [], "one has come, and one is not to come");
+    let ranks = [1, 4].into();
+    let push = Push::Failed(Failure::Gone { ranks });
+    assert_eq!(say(&mut group, 0, gone(&[1, 2, 4])), [Output { to: peers(&[0, 2]), push }]);
+    assert_eq!(say(&mut group, 2, gone(&[1])), [], "it is over");
+    assert_eq!(say(&mut formed(2), 0, gone(&[1])), []);
+}
+
+#[test]
 fn who_is_absent_is_not_awaited() {
     let mut group = new_group(9, 1, &[0, 2]);
     assert_eq!(say(&mut group, 3, join_without(&[0, 2], 4, 3)), []);
