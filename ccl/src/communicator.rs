@@ -8,7 +8,7 @@ mod parts;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ccl_core::collective::Request;
 use ccl_core::error::Error;
@@ -24,7 +24,7 @@ use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
 pub use self::parts::Shrink;
-use crate::bootstrap::{Control, Listener, Tied, UniqueId, rendezvous};
+use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
 use crate::config::Config;
 use crate::driver::{Pending, Queue, Work, lock};
@@ -67,25 +67,22 @@ impl Communicator {
             let text = format!("rank {rank} is not a rank of a group of {size}");
             return Err(Error::InvalidArgument(text));
         }
-        Self::join(id, Rank(rank), size, config, None).map_err(|error| config.named(error))
+        let join = |deadline| Control::join(id, Rank(rank), size, deadline);
+        Self::of(id, config, join).map_err(|error| config.named(error))
     }
 
-    /// [`Self::create`]; what ends another communicator ends this, too, if it is `tied` to that.
-    fn join(
+    /// That of the ranks that `join` the group of `id` before a deadline.
+    fn of(
         id: &UniqueId,
-        rank: Rank,
-        size: u32,
         config: &Config,
-        tied: Option<&Tied<'_>>,
+        join: impl FnOnce(Instant) -> Result<Control, Error>,
     ) -> Result<Self, Error> {
         plans::check(&config.settings)?;
         let began = clock::now();
         let deadline = began + config.settings.bootstrap_timeout;
         id.await_way(&config.settings, deadline)?;
-        let control = match tied {
-            None => Control::join(id, rank, size, deadline),
-            Some(tied) => tied.join(id, size, deadline),
-        }?;
+        let control = join(deadline)?;
+        let (rank, size) = (control.rank(), control.size());
         let (settings, key) = (&config.settings, id.key());
         let connected = setup::connect(&control, rank, id.communicator(), &key, settings, deadline)
             .inspect_err(|error| {

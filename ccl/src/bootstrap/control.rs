@@ -50,7 +50,7 @@ pub(crate) struct Tied<'a> {
 }
 
 impl Tied<'_> {
-    /// As [`Control::join`], by the same rank.
+    /// As [`Control::join`], by the rank that it was made for.
     ///
     /// # Errors
     /// Those, and the fault of the group that it is tied to.
@@ -289,10 +289,10 @@ impl Control {
         sent
     }
 
-    /// A membership of this rank in another group that is to begin as long as nothing ends this one.
+    /// A membership of this rank, as `rank`, in another group that is to begin as long as nothing ends this one.
     #[must_use]
-    pub(crate) fn tie(&self) -> Tied<'_> {
-        let heard = Arc::new(Heard::new(self.rank));
+    pub(crate) fn tie(&self, rank: Rank) -> Tied<'_> {
+        let heard = Arc::new(Heard::new(rank));
         self.heard.tie(Some(Arc::clone(&heard)));
         Tied { heard, to: &self.heard }
     }

@@ -294,6 +294,10 @@ mod rank_or_nobody {
     }
 }
 
+/// How it is known that a rank will not come.
+const GONE: &str =
+    "it has ended, or destroyed the communicator: nobody listens at its port any more";
+
 /// Why the store cannot do what was asked; the part of [`Error`] that travels.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum Failure {
@@ -334,10 +338,10 @@ impl From<Failure> for Error {
             Failure::Lost { rank, reason } => Self::PeerLost { rank: Rank(rank), reason },
             Failure::Gone { ranks } => Self::PeerLost {
                 rank: Rank(ranks.first().copied().unwrap_or_default()),
-                reason: format!(
-                    "nobody is left at the door of {}: its process has ended, or destroyed the communicator",
-                    name_ranks(&ranks.into_iter().collect::<Vec<_>>())
-                ),
+                reason: match ranks.len() {
+                    0 | 1 => GONE.to_owned(),
+                    several => format!("{GONE}, and so of {} others", several - 1),
+                },
             },
             Failure::Deadline { call, seconds, missing } => {
                 let waiting = format!("{} did not come", name_ranks(&missing));

@@ -38,7 +38,6 @@ mod unique_id;
 mod vacant;
 mod watcher;
 
-pub(crate) use control::Tied;
 pub use control::{Control, Letters};
 pub use heard::Listener;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};

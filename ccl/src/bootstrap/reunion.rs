@@ -101,8 +101,9 @@ impl Reunion {
                 self.look_behind(first, me, absent);
             })?;
         let told = || control.fault().map(|_| control.lost());
+        let all: Vec<Rank> = (0..size).map(Rank).collect();
         let wait = || control.await_others(absent.clone(), start, deadline);
-        let come = if first == me { self.watching(&control, wait) } else { wait() };
+        let come = if first == me { self.watching(&control, &all, wait) } else { wait() };
         let next = match come {
             Ok(()) => agree(&control, first, settings, deadline).map_err(|error| {
                 let missing = || control.missing(NEXT).ok();
@@ -120,6 +121,26 @@ impl Reunion {
         next
     }
 
+    /// Joins the group of `id`, where the ranks go on that are `left`, as rank `me` of those. All have heard it of the first of them, whose
+    /// process it is in.
+    ///
+    /// # Errors
+    /// Those of [`Control::join`]; [`Error::PeerLost`] if one of these ranks has ended since.
+    pub(crate) fn join(
+        &self,
+        id: &UniqueId,
+        me: Rank,
+        left: &[Rank],
+        deadline: Instant,
+    ) -> Result<Control, Error> {
+        let (first, size) = (Rank(0), u32::try_from(left.len()).unwrap_or(u32::MAX));
+        let start = clock::now();
+        let control = Control::return_to(id, first, Arc::new(Heard::new(me)), size, deadline)?;
+        let wait = || control.await_others(BTreeSet::new(), start, deadline);
+        if me == first { self.watching(&control, left, wait) } else { wait() }?;
+        Ok(control)
+    }
+
     /// Rank `first`, where `me` was to meet others, is not there: notes which of the next ones are not either, up to the one that is.
     fn look_behind(&self, first: Rank, me: Rank, absent: &BTreeSet<u32>) {
         if !self.lost().contains(&first) {
@@ -133,11 +154,12 @@ impl Reunion {
         }
     }
 
-    /// Does what waits for others at this rank's door, and ends their waiting for ranks whose processes have ended.
-    fn watching<T>(&self, control: &Control, wait: impl FnOnce() -> T) -> T {
+    /// Does what waits for `others`, as they are numbered there, in this process, and ends all waiting for those whose processes have
+    /// ended.
+    fn watching<T>(&self, control: &Control, others: &[Rank], wait: impl FnOnce() -> T) -> T {
         let (waiting, is_over) = channel();
         thread::scope(|scope| {
-            let look = move || self.look_for_others(control, &is_over);
+            let look = move || self.look_for(others, control, &is_over);
             let named = thread::Builder::new().name("r2ccl-doors".to_owned());
             if let Err(cause) = named.spawn_scoped(scope, look) {
                 tracing::warn!(%cause, "nobody looks whether the other ranks still live");
@@ -148,12 +170,15 @@ impl Reunion {
         })
     }
 
-    fn look_for_others(&self, control: &Control, is_over: &Receiver<()>) {
+    fn look_for(&self, others: &[Rank], control: &Control, is_over: &Receiver<()>) {
         let mut pause = LOOKS.0;
         while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             pause = (2 * pause).min(LOOKS.1);
             let looked = control.unjoined().and_then(|ranks| {
-                let door = |rank: u32| Some((Rank(rank), self.all.get(rank as usize)?));
+                let door = |number: u32| {
+                    let rank = others.get(number as usize)?;
+                    Some((Rank(number), self.all.get(rank.index())?))
+                };
                 let doors = ranks.into_iter().filter_map(door);
                 let gone = vacant(&doors.collect::<Vec<_>>())?;
                 if gone.is_empty() { Ok(()) } else { control.lose(&gone) }

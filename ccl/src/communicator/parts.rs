@@ -8,7 +8,7 @@ use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
 use super::Communicator;
-use crate::bootstrap::{Call, Place, Reunion, UniqueId};
+use crate::bootstrap::{Call, Control, Place, Reunion, UniqueId};
 use crate::config::Config;
 use crate::driver::lock;
 use crate::grow;
@@ -50,7 +50,10 @@ impl Communicator {
             Error::Internal(format!("rank {first} announced no id for its part of the split"))
         })?;
         let id = UniqueId::from_bytes(id)?;
-        Self::create(&id, number(place), number(members.len()), config).map(Some)
+        let tied = core.control.tie(Rank(number(place)));
+        let join = |deadline| tied.join(&id, number(members.len()), deadline);
+        let created = Self::of(&id, config, join);
+        created.map(Some).map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))
     }
 
     /// An id for ranks that are to join those of this communicator when they [grow](Self::grow). One rank asks for it, once for each time, and
@@ -97,8 +100,8 @@ impl Communicator {
         let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         id.await_way(&config.settings, deadline).inspect_err(|error| core.fail(error))?;
-        let tied = core.control.tie();
-        let joined = Self::join(&id, core.rank, size, config, Some(&tied));
+        let tied = core.control.tie(core.rank);
+        let joined = Self::of(&id, config, |deadline| tied.join(&id, size, deadline));
         joined.map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))
     }
 
@@ -186,10 +189,13 @@ impl Shrink {
         let place = place.map_err(|error| core.config.named(error))?;
         let left: Vec<Rank> =
             (0..core.size).filter(|rank| !absent.contains(rank)).map(Rank).collect();
-        let rank = core.rank.0 - number(absent.range(..core.rank.0).count());
-        let created = Communicator::create(place.id(), rank, number(left.len()), config);
+        let me = Rank(core.rank.0 - number(absent.range(..core.rank.0).count()));
+        let created = Communicator::of(place.id(), config, |deadline| match &core.reunion {
+            Some(reunion) => reunion.join(place.id(), me, &left, deadline),
+            None => Control::join(place.id(), me, number(left.len()), deadline),
+        });
         created.map_err(|error| {
-            let error = shrink::renumbered(error, &left);
+            let error = config.named(shrink::renumbered(error, &left));
             if let (Error::PeerLost { rank, .. }, Some(reunion)) = (&error, &core.reunion) {
                 reunion.lose(*rank);
             }
