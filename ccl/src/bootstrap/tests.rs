@@ -1,5 +1,6 @@
 //! Store, control and rendezvous over real sockets, with threads as ranks.
 
+mod going_on;
 mod meeting;
 mod resumption;
 
