@@ -28,8 +28,8 @@ pub(crate) const NO_SUCH_ROLE: i32 = 2;
 pub(crate) enum Line {
     /// The unique id of the group, in hexadecimal digits.
     Id(String),
-    /// It is in the middle of what it does.
-    Underway,
+    /// It is in the middle of what it does, as one of so many ranks.
+    Underway { of: u32 },
     /// Something ended, in the way that the role documents.
     Ended(Ending),
     /// This host does not allow what the role needs.

@@ -137,7 +137,7 @@ impl Job {
             match self.next_line(number) {
                 Line::Id(id) => self.id = Some(id),
                 Line::Skipped(reason) => self.refusal = Some(reason),
-                other @ (Line::Underway | Line::Ended(_)) => {
+                other @ (Line::Underway { .. } | Line::Ended(_)) => {
                     panic!("rank {rank} has no id but {other:?}")
                 }
             }
@@ -149,7 +149,7 @@ impl Job {
     pub(crate) fn await_id(&mut self, number: usize) {
         match self.next_line(number) {
             Line::Id(id) => self.id = Some(id),
-            other @ (Line::Underway | Line::Ended(_) | Line::Skipped(_)) => {
+            other @ (Line::Underway { .. } | Line::Ended(_) | Line::Skipped(_)) => {
                 panic!("process {number} has no id but {other:?}")
             }
         }
@@ -189,21 +189,25 @@ impl Job {
         command
     }
 
-    /// Waits until each of these processes says that it is in the middle of its work, or reports why
+    /// Waits until each of these processes says that it is in the middle of its work with just these, or reports why
     /// this host does not allow it.
     pub(crate) fn underway(&mut self, numbers: &[usize]) -> Result<(), String> {
         if let Some(reason) = self.refusal.take() {
             return Err(reason);
         }
         let mut refusal = Ok(());
+        let with_these = |of: u32| of as usize == numbers.len();
         for number in numbers {
-            match self.next_line(*number) {
-                Line::Underway => {}
-                Line::Skipped(reason) => refusal = Err(reason),
-                other @ (Line::Id(_) | Line::Ended(_)) => {
-                    panic!("process {number} is not under way: {other:?}")
+            refusal = refusal.and(loop {
+                match self.next_line(*number) {
+                    Line::Underway { of } if with_these(of) => break Ok(()),
+                    Line::Underway { .. } => {}
+                    Line::Skipped(reason) => break Err(reason),
+                    other @ (Line::Id(_) | Line::Ended(_)) => {
+                        panic!("process {number} is not under way: {other:?}")
+                    }
                 }
-            }
+            });
         }
         self.observe();
         refusal
@@ -237,7 +241,7 @@ impl Job {
     pub(crate) fn endings(&mut self, numbers: &[usize]) -> Vec<Ending> {
         let ending = |number: &usize| match self.next_line(*number) {
             Line::Ended(ending) => ending,
-            other @ (Line::Id(_) | Line::Underway | Line::Skipped(_)) => {
+            other @ (Line::Id(_) | Line::Underway { .. } | Line::Skipped(_)) => {
                 panic!("process {number} has not ended: {other:?}")
             }
         };

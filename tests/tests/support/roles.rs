@@ -117,7 +117,7 @@ fn sums_until_told(
         let wrong = data[1..].iter().zip(1..).find(|(value, place)| **value != expected(*place));
         assert_eq!(wrong, None, "call {call} on rank {me}");
         if call == CALLS_UNTIL_UNDERWAY {
-            child.report(&Line::Underway);
+            child.report(&Line::Underway { of: communicator.size() });
         }
         if data[0] > 0 {
             break;
@@ -150,7 +150,7 @@ fn endless_copies_by_the_system(child: &Child) {
             let wrong = sums.iter().enumerate().find(|(place, value)| **value != sum(*place));
             assert_eq!(wrong, None, "sum of call {call} on rank {me}");
             if call == CALLS_UNTIL_UNDERWAY {
-                child.report(&Line::Underway);
+                child.report(&Line::Underway { of: communicator.size() });
             }
             if stops > 0 {
                 break;
@@ -376,7 +376,7 @@ fn mismatches(child: &Child) {
 fn abort(child: &Child) {
     child.as_member(|communicator| {
         let call = || communicator.all_reduce_in_place(&mut vec![1f32; MEBIBYTE], ReduceOp::Sum);
-        child.report(&Line::Underway);
+        child.report(&Line::Underway { of: communicator.size() });
         let result = match child.rank {
             2 => thread::scope(|scope| {
                 let inside = scope.spawn(call);
