@@ -290,20 +290,25 @@ impl Group<'_> {
             tile_bytes: self.settings.net_tile_bytes,
             slots: sizes::net_slots(self.settings.net_slots, rails),
         };
-        let fault = || self.control.fault();
-        let is_over = || fault().is_some();
+        let is_over = || self.control.fault().is_some();
         let (me, deadline) = (self.me, self.deadline);
         let connected = endpoint
             .connect_unless(me, self.communicator, &peers, shape, (deadline, &is_over))
-            .map_err(|cause| match fault() {
-                Some(fault) => Error::clone(fault),
-                None => unconnected(cause, self.settings.bootstrap_timeout),
-            })?;
+            .map_err(|cause| self.unconnected(cause))?;
         let ranks = links.len() / 2;
         for (rank, link) in connected {
             links[Port::Pair(rank).index(ranks)] = Some(link);
         }
         Ok(())
+    }
+
+    fn unconnected(&self, cause: TransportError) -> Error {
+        let error = unconnected(cause, self.settings.bootstrap_timeout);
+        match (&error, self.control.fault()) {
+            (_, Some(fault)) => Error::clone(fault),
+            (Error::Deadline { .. }, None) => error,
+            _ => self.control.fault_soon().unwrap_or(error),
+        }
     }
 
     fn link_host(
@@ -324,7 +329,7 @@ impl Group<'_> {
             let address = SegmentAddress { pid, descriptor, cookie };
             let failed = |cause| {
                 let call = format!("shared memory of rank {peer} (R2CCL_SHM=0 avoids it)");
-                Error::system(call, cause)
+                self.control.fault_soon().unwrap_or_else(|| Error::system(call, cause))
             };
             let neighbour = segment.open(index_of(peer), &address).map_err(failed)?;
             links[Port::Pair(peer).index(ranks)] = Some(segment.link(me, &neighbour));

@@ -149,6 +149,24 @@ fn a_killed_rank_is_replaced_by_another_process() {
     }
 }
 
+/// Wherever they have come to: telling each other what they want, meeting, or connecting.
+#[test]
+fn a_rank_killed_while_all_split_is_lost_to_all_others() {
+    let cases = [(2, false), (0, false), (2, true), (0, true)];
+    for (pause, (victim, are_apart)) in (0..12).zip(cases.into_iter().cycle()) {
+        let mut job = four_underway("endless splits", are_apart);
+        thread::sleep(Duration::from_millis(pause * 3));
+        let start = Instant::now();
+        job.kill(victim);
+        for ending in job.endings(&all_but(4, victim)) {
+            let Ending::Lost { rank, text } = &ending else { panic!("{ending:?}") };
+            assert_eq!(*rank as usize, victim, "{text}");
+        }
+        note(&format!("rank {victim} was killed; all others knew after {:?}", start.elapsed()));
+        job.finish();
+    }
+}
+
 #[test]
 fn a_rank_killed_while_all_work_in_its_memory_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless in memory of the library"));

@@ -319,7 +319,7 @@ impl Endpoint {
         self.connect_unless(me, communicator, peers, shape, (deadline, &|| false))
     }
 
-    /// As [`Self::connect`], but whoever has met all peers does not wait for what they say when `is_over`.
+    /// As [`Self::connect`], but nobody waits any more when `is_over`.
     ///
     /// # Errors
     /// As [`Self::connect`]; `PeerGone` when `is_over`.
@@ -339,7 +339,7 @@ impl Endpoint {
         let plans = peers.iter().map(|peer| self.plan(me, peer)).collect::<Result<Vec<_>, _>>()?;
         let is_repaired = self.terms.enabled;
         let meeting = Meeting::new(me, communicator, &self.key, &plans, deadline);
-        let mut met = meeting.completely(!is_repaired).hold(&self.listeners)?;
+        let mut met = meeting.completely(!is_repaired).hold(&self.listeners, is_over)?;
         let identity = Identity { me, communicator, key: self.key.clone() };
         let depth = |rails| Geometry { rails, shape }.depth();
         let mut keeper = RailKeeper::new(identity, plans.clone(), depth)?;

@@ -22,6 +22,8 @@ use super::watcher::{Post, Watcher};
 
 /// How long after a deadline the store may take to say who is missing.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long the store may take to tell that a rank is lost whose kernel has closed its connections.
+const NEWS_TIME: Duration = Duration::from_secs(1);
 /// How long the store may take to note that a rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 /// Most bytes of requests that the store has not confirmed; the blobs of a few calls at once.
@@ -315,6 +317,16 @@ impl Control {
     #[inline]
     pub fn fault(&self) -> Option<&Arc<Error>> {
         self.heard.fault()
+    }
+
+    /// The same, if it comes in a moment: what a rank meets with may be the end of another one, of which the store tells.
+    #[must_use]
+    pub(crate) fn fault_soon(&self) -> Option<Error> {
+        let end = clock::now() + NEWS_TIME;
+        while self.fault().is_none() && clock::now() < end {
+            clock::sleep(Duration::from_millis(1));
+        }
+        self.fault().map(|fault| Error::clone(fault))
     }
 
     /// A rank that left after fewer than `calls` calls, which therefore never makes the call that is

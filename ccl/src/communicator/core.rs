@@ -113,6 +113,27 @@ impl Core {
         self.control.fault().map(|fault| named(&self.config, fault))
     }
 
+    /// Why ranks of this communicator did not come to be in another one, of this `config`, which ended with `error` for them: what has
+    /// ended this one, if that is known in a moment.
+    #[cold]
+    pub(super) fn cause_of(&self, error: Error, config: &Config) -> Error {
+        let may_be_of_this_one = match &error {
+            Error::PeerLost { rank, .. } | Error::Aborted { rank, .. } => rank.0 < self.size,
+            Error::System { .. } => true,
+            Error::Deadline { .. }
+            | Error::Disagreement { .. }
+            | Error::InvalidArgument(_)
+            | Error::InvalidUsage(_)
+            | Error::Cuda(_)
+            | Error::Internal(_) => false,
+        };
+        if may_be_of_this_one {
+            // It is kept.
+            let _ = self.control.fault_soon();
+        }
+        self.fault().unwrap_or_else(|| config.named(error))
+    }
+
     /// What the driver thread does for one call.
     pub(super) fn work(&self, work: Work) -> Result<(), Error> {
         #[cfg(feature = "cuda")]

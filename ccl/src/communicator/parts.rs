@@ -53,7 +53,7 @@ impl Communicator {
         let tied = core.control.tie(Rank(number(place)));
         let join = |deadline| tied.join(&id, number(members.len()), deadline);
         let created = Self::of(&id, config, join);
-        created.map(Some).map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))
+        created.map(Some).map_err(|error| core.cause_of(error, config))
     }
 
     /// An id for ranks that are to join those of this communicator when they [grow](Self::grow). One rank asks for it, once for each time, and
@@ -102,7 +102,7 @@ impl Communicator {
         id.await_way(&config.settings, deadline).inspect_err(|error| core.fail(error))?;
         let tied = core.control.tie(core.rank);
         let joined = Self::of(&id, config, |deadline| tied.join(&id, size, deadline));
-        joined.map_err(|error| core.fault().unwrap_or_else(|| config.named(error)))
+        joined.map_err(|error| core.cause_of(error, config))
     }
 
     /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all

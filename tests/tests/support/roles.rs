@@ -22,6 +22,7 @@ pub(crate) const ROLES: &[(&str, Role)] = &[
     ("endless with a rank in its place", endless_with_a_replacement),
     ("endless copies by the system", endless_copies_by_the_system),
     ("endless without /dev/shm", endless_without_named_memory),
+    ("endless splits", endless_splits),
     ("every collective", every_collective),
     ("misuse", misuse),
     ("mismatches", mismatches),
@@ -124,6 +125,20 @@ fn sums_until_told(
         }
     }
     Ok("all results exact".to_owned())
+}
+
+/// Splits without an end, into one part with all.
+fn endless_splits(child: &Child) {
+    child.as_member(|communicator| {
+        for call in 0.. {
+            let part = communicator.split(Some(0), 0, None)?.expect("every rank has the colour");
+            assert_eq!(part.size(), communicator.size());
+            if call == 2 {
+                child.report(&Line::Underway { of: communicator.size() });
+            }
+        }
+        unreachable!("it has no end")
+    });
 }
 
 /// As [`endless`], but AllGathers that read the memory of all processes.

@@ -142,8 +142,12 @@ impl<'a> Meeting<'a> {
         Self { settled: self.settled.filter(|_| !are_needed), ..self }
     }
 
-    /// Returns the connections, one with every peer at least, or says which did not come.
-    pub(super) fn hold(self, listeners: &[TcpListener]) -> Result<Met, TransportError> {
+    /// Returns the connections, one with every peer at least, or says which did not come; nobody is waited for when `is_over`.
+    pub(super) fn hold(
+        self,
+        listeners: &[TcpListener],
+        is_over: &dyn Fn() -> bool,
+    ) -> Result<Met, TransportError> {
         if self.expected().count() >= MANY {
             descriptors::raise_limit();
         }
@@ -154,7 +158,7 @@ impl<'a> Meeting<'a> {
             let mut dialled = meeting.peers.iter().filter(|peer| peer.dials);
             let held = dialled
                 .try_for_each(|peer| start(scope, move || meeting.dial(peer)))
-                .and_then(|()| meeting.receive(listeners, scope));
+                .and_then(|()| meeting.receive(listeners, is_over, scope));
             if let Err(failure) = held {
                 meeting.progress().failure.get_or_insert(failure);
             }
@@ -261,12 +265,16 @@ impl<'a> Meeting<'a> {
     fn receive<'scope>(
         &'scope self,
         listeners: &[TcpListener],
+        is_over: &dyn Fn() -> bool,
         scope: &'scope Scope<'scope, '_>,
     ) -> Result<(), TransportError> {
         let dialling = self.peers.iter().filter(|peer| !peer.dials);
         let guests: usize = dialling.map(|peer| peer.connections.len()).sum();
         let mut visitors = Visitors::new(guests + visitors::FEW, HANDSHAKE_LIMIT);
         while !self.is_complete() && clock::now() < self.deadline {
+            if is_over() {
+                return Err(TransportError::PeerGone("ranks do not meet any more".into()));
+            }
             let room = MAX_HANDSHAKES.saturating_sub(self.guests());
             if room == 0 {
                 clock::sleep(RETRY_PAUSE);

@@ -46,6 +46,10 @@ fn soon() -> Instant {
     clock::now() + Duration::from_secs(60)
 }
 
+fn never() -> bool {
+    false
+}
+
 #[test]
 fn more_peers_come_at_once_than_can_be_heard() {
     let peers = u32::try_from(MAX_HANDSHAKES + 2 * visitors::FEW).unwrap();
@@ -55,15 +59,16 @@ fn more_peers_come_at_once_than_can_be_heard() {
         let peers = [plan(0, true, &addresses)];
         Meeting::new(Rank(rank), 7, &key, &peers, deadline)
             .completely(true)
-            .hold(&[])
+            .hold(&[], &never)
             .map(|met| met.streams.len())
     };
     let plans: Vec<PeerPlan> = (1..=peers).map(|rank| plan(rank, false, &addresses)).collect();
     std::thread::scope(|scope| {
         let come = &come;
         let coming: Vec<_> = (1..=peers).map(|rank| scope.spawn(move || come(rank))).collect();
-        let met =
-            Meeting::new(Rank(0), 7, &key, &plans, deadline).completely(true).hold(&listeners);
+        let met = Meeting::new(Rank(0), 7, &key, &plans, deadline)
+            .completely(true)
+            .hold(&listeners, &never);
         assert_eq!(met.unwrap().streams.len(), 3 * plans.len());
         assert!(coming.into_iter().all(|peer| peer.join().unwrap() == Ok(3)));
     });
@@ -90,7 +95,7 @@ fn a_rail_that_says_nothing_does_not_hold_up_the_others() {
         let peers = [plan(0, true, &addresses)];
         let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
         meeting.hearing = Duration::from_millis(20);
-        assert_eq!(meeting.hold(&[]).unwrap().streams.len(), 2);
+        assert_eq!(meeting.hold(&[], &never).unwrap().streams.len(), 2);
         assert!(accepting.join().unwrap());
     });
 }
@@ -117,7 +122,7 @@ fn a_peer_that_is_slow_is_waited_for_longer_and_longer() {
         let peers = [plan(0, true, &addresses)];
         let mut meeting = Meeting::new(Rank(1), 7, &key, &peers, deadline);
         meeting.hearing = Duration::from_millis(5);
-        assert_eq!(meeting.hold(&[]).unwrap().streams.len(), 1);
+        assert_eq!(meeting.hold(&[], &never).unwrap().streams.len(), 1);
         assert!(accepting.join().unwrap());
     });
 }
@@ -148,7 +153,7 @@ fn a_rail_that_is_known_to_be_broken_is_not_waited_for() {
         let mut peers = [plan(peer, rank > peer, &addresses)];
         peers[0].connections[1].is_broken = true;
         let meeting = Meeting::new(Rank(rank), 7, &key, &peers, deadline).completely(true);
-        meeting.hold(listeners).unwrap().streams.into_keys().collect::<Vec<_>>()
+        meeting.hold(listeners, &never).unwrap().streams.into_keys().collect::<Vec<_>>()
     };
     std::thread::scope(|scope| {
         let coming = scope.spawn(|| of(1, 0, &[]));
@@ -193,7 +198,7 @@ fn rails_that_are_silent_do_not_keep_those_after_them_from_being_tried() {
         std::thread::scope(|scope| {
             let accepting = scope.spawn(accept);
             let peers = [plan(0, true, &addresses)];
-            let met = Meeting::new(Rank(1), 7, &key, &peers, deadline).hold(&[]).unwrap();
+            let met = Meeting::new(Rank(1), 7, &key, &peers, deadline).hold(&[], &never).unwrap();
             assert_eq!(met.streams.into_keys().collect::<Vec<_>>(), [(Rank(0), 0), (Rank(0), 8)]);
             accepting.join().unwrap();
         });
@@ -254,6 +259,22 @@ fn a_door_that_the_kernel_keeps_shut_is_the_reason() {
     // A socket that does not listen is readable and accepts nobody.
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
     let meeting = Meeting::new(Rank(0), 7, &key, &peers, deadline);
-    let error = meeting.hold(&[socket.unwrap().into()]).unwrap_err();
+    let error = meeting.hold(&[socket.unwrap().into()], &never).unwrap_err();
     assert!(error.to_string().contains("rank 0 cannot accept it"), "{error}");
+}
+
+/// Whichever end connects: one that is there over some rails is not waited for either.
+#[test]
+fn nobody_is_waited_for_when_all_is_over() {
+    // Connections are made, and nobody takes them.
+    let (_listeners, addresses) = listeners::<2>();
+    for dials in [false, true] {
+        let peers = [plan(1, dials, &addresses)];
+        let key = key();
+        let begin = clock::now();
+        let is_over = || clock::now() > begin + Duration::from_millis(100);
+        let meeting = Meeting::new(Rank(0), 7, &key, &peers, soon());
+        let error = meeting.hold(&[], &is_over).unwrap_err();
+        assert!(matches!(error, TransportError::PeerGone(_)), "{error}");
+    }
 }
