@@ -107,6 +107,28 @@ fn who_is_left_goes_on_whichever_ranks_are_killed() {
     }
 }
 
+/// Wherever they have come to: finding out, meeting, or joining where they go on.
+#[test]
+fn who_is_left_goes_on_when_another_one_is_killed_meanwhile() {
+    let pauses = [0, 2, 5, 10, 15, 20, 30, 40, 60].map(Duration::from_millis);
+    for (pause, victims) in pauses.iter().zip([[0, 1], [2, 0], [3, 1]].iter().cycle()) {
+        let mut job = four_underway("endless without who is lost", false);
+        job.kill(victims[0]);
+        thread::sleep(*pause);
+        job.kill(victims[1]);
+        let start = Instant::now();
+        let left: Vec<usize> = (0..4).filter(|number| !victims.contains(number)).collect();
+        job.underway(&left).expect("nothing that a host may refuse");
+        note(&format!(
+            "rank {} was killed {pause:?} after rank {}; the others were at it after {:?}",
+            victims[1],
+            victims[0],
+            start.elapsed()
+        ));
+        stop_these(job, &left);
+    }
+}
+
 /// The others grow to as many as before.
 #[test]
 fn a_killed_rank_is_replaced_by_another_process() {
