@@ -137,6 +137,7 @@ impl Control {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
+        heard.expect_store_of(first);
         Self::speak(id, heard, size, (Vacancy::Late, deadline), |failure| match failure {
             NoConnection::Unreachable(waiting) => too_late(
                 start,

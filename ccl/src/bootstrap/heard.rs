@@ -102,6 +102,11 @@ impl Heard {
         }
     }
 
+    /// The store is in the process of this rank, which is known before all have come.
+    pub(super) fn expect_store_of(&self, rank: Rank) {
+        self.host_rank.get_or_init(|| Some(rank));
+    }
+
     /// The first fatal event.
     #[inline]
     pub(super) fn fault(&self) -> Option<&Arc<Error>> {

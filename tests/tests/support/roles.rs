@@ -73,12 +73,13 @@ fn sums_of_who_is_left(
     }
 }
 
-/// Tries again as long as more turn out to be lost.
+/// Tries again: others may have known of fewer that are lost, or of more.
 fn without_who_is_lost(communicator: &Communicator) -> Result<Communicator, Error> {
+    let mut attempts = 2 * communicator.size();
     loop {
-        let lost = communicator.lost_ranks();
-        match communicator.shrink(&lost, Ongoing::Finish, None) {
-            Err(_) if communicator.lost_ranks() != lost => {}
+        attempts -= 1;
+        match communicator.shrink(&communicator.lost_ranks(), Ongoing::Finish, None) {
+            Err(_) if attempts > 0 => {}
             outcome => return outcome,
         }
     }

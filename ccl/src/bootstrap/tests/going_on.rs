@@ -78,6 +78,25 @@ fn of_ranks_that_are_gone_all_are_known_up_to_the_first_that_is_not() {
     }
 }
 
+/// It has let another one in, and ends before all have come.
+#[test]
+fn who_ends_while_others_meet_behind_its_door_is_lost_to_them() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let id = UniqueId::at_fixed_port(&[[127, 0, 0, 1].into()], port, "j", &Settings::default());
+    let ended = thread::scope(|scope| {
+        scope.spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            auth::accept(&stream, &id.key(), deadline()).unwrap();
+            drop(listener);
+        });
+        let heard = Arc::new(Heard::new(Rank(3)));
+        let control = Control::return_to(&id, Rank(1), heard, 4, deadline()).unwrap();
+        control.await_others(BTreeSet::new(), clock::now(), deadline())
+    });
+    assert!(is_loss(&ended, 1), "{ended:?}");
+}
+
 #[test]
 fn a_place_whose_process_is_gone_is_the_loss_of_that() {
     let doors = doors::<2>();
