@@ -14,8 +14,9 @@ use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
 use super::connect::{NoConnection, Vacancy, connect};
-use super::heard::{Answer, Awaited, Heard, Listener, lock};
-use super::message::{self, ControlEvent, Envelope, Numbered, Reply, Request, name_ranks};
+use super::heard::{Answer, Awaited, Heard, Listener};
+use super::letters::{self, Letters};
+use super::message::{self, ControlEvent, Reply, Request, name_ranks};
 use super::server::this_process;
 use super::unique_id::UniqueId;
 use super::watcher::{Post, Watcher};
@@ -26,8 +27,6 @@ const GRACE: Duration = Duration::from_secs(1);
 const NEWS_TIME: Duration = Duration::from_secs(1);
 /// How long the store may take to note that a rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
-/// Most bytes of requests that the store has not confirmed; the blobs of a few calls at once.
-const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 /// What a communicator keeps of the bootstrap: blobs are gathered through it, and the death, the abort or
 /// the departure of any rank arrives on it.
@@ -309,7 +308,7 @@ impl Control {
     /// What the listener needs of this connection.
     #[must_use]
     pub fn letters(&self) -> Letters {
-        Letters { heard: Arc::clone(&self.heard), post: Arc::clone(&self.post) }
+        Letters::new(Arc::clone(&self.heard), Arc::clone(&self.post))
     }
 
     /// The first fatal event, once there is one. Costs one atomic load, so that a waiting loop can
@@ -426,7 +425,7 @@ impl Control {
     }
 
     fn write(&self, number: u64, request: Request) -> Result<(), Error> {
-        write(&self.post, &self.heard, number, request)
+        letters::write(&self.post, &self.heard, number, request)
     }
 }
 
@@ -441,53 +440,6 @@ impl Drop for Control {
         }
         self.heard.stop_listening();
     }
-}
-
-/// Writes letters to other ranks. Never waits.
-#[derive(Clone, Debug)]
-pub struct Letters {
-    heard: Arc<Heard>,
-    post: Arc<Post>,
-}
-
-impl Letters {
-    /// Sends `letter` to these ranks. If that is impossible the communicator has failed, and its fault
-    /// says why.
-    pub fn send(&self, to: &[Rank], letter: Vec<u8>) {
-        let to = to.iter().map(|rank| rank.0).collect();
-        if let Err(cause) = write(&self.post, &self.heard, 0, Request::Relay { to, letter }) {
-            tracing::debug!(%cause, "a letter was not sent");
-        }
-    }
-
-    /// Calls [`Listener::wake`] soon.
-    pub fn wake(&self) {
-        self.post.wake();
-    }
-
-    /// A NIC has failed: the connection to the store is worth a look.
-    pub fn doubt(&self) {
-        self.post.doubt();
-    }
-}
-
-/// Leaves a request for the watcher to send.
-fn write(post: &Post, heard: &Heard, number: u64, request: Request) -> Result<(), Error> {
-    let envelope = Envelope::Message(Numbered { number, request });
-    let frame = message::encode(&envelope).map_err(Error::Internal)?;
-    let mut outbox = lock(&post.outbox);
-    let full = outbox.kept_bytes() > MAX_QUEUED_BYTES;
-    if full || post.is_closed() {
-        let cause = if full { "it does not take them" } else { "the connection has ended" };
-        return Err(heard.fault().map_or_else(
-            || Error::system("send to the store of the communicator", cause),
-            |fault| Error::clone(fault),
-        ));
-    }
-    outbox.push(frame.into());
-    drop(outbox);
-    post.wake();
-    Ok(())
 }
 
 /// What arrives before `deadline`.

@@ -10,7 +10,7 @@
 //! group      what the store decides: a pure machine, requests in, pushes out
 //! server     its thread: sockets, poll(2), back-pressure; newcomers, who is not known to be a rank
 //! session    a conversation that survives its connections
-//! control    a rank's end; watcher, its thread; heard, what that thread leaves for the others
+//! control    a rank's end; letters, what it writes; watcher, its thread; heard, what that thread leaves for the others
 //! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher; reunion, to those that are left;
 //!            vacant, which of those have ended since
 //! ```
@@ -25,6 +25,7 @@ mod connection;
 mod control;
 mod group;
 mod heard;
+mod letters;
 mod message;
 mod newcomers;
 mod private_file;
@@ -38,8 +39,9 @@ mod unique_id;
 mod vacant;
 mod watcher;
 
-pub use control::{Control, Letters};
+pub use control::Control;
 pub use heard::Listener;
+pub use letters::Letters;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
 pub use rendezvous::{Place, meet, rendezvous};
 pub(crate) use reunion::{Call, Reunion};
