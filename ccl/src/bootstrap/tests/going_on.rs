@@ -105,6 +105,8 @@ fn a_place_whose_process_is_gone_is_the_loss_of_that() {
     drop(listener);
     let id = UniqueId::at_fixed_port(&[[127, 0, 0, 1].into()], port, "j", &Settings::default());
     let [Some(_), Some(door)] = &doors else { unreachable!("all are there") };
-    let joined = door.join(&id, Rank(1), &[Rank(0), Rank(1)], deadline());
+    let deadline = deadline();
+    let joined = door.join(&id, Rank(1), &[Rank(0), Rank(1)], deadline);
     assert!(is_loss(&joined, 0), "{joined:?}");
+    assert!(clock::now() < deadline, "it is not waited for");
 }
