@@ -82,9 +82,10 @@ fn a_killed_rank_is_lost_to_all_others() {
     killing_is_the_loss_of(2, Job::of(4, "endless"));
 }
 
-/// Four ranks in the middle of an endless sequence, with a host for each if they are apart.
+/// Four ranks in the middle of an endless sequence, with a host for each if they are apart. Who waits for the others as long as it may when
+/// communicators are made waits longer than the test.
 fn four_underway(role: &str, are_apart: bool) -> Job {
-    let job = Job::of(4, role);
+    let job = Job::of(4, role).with("R2CCL_BOOTSTRAP_TIMEOUT", "300");
     underway(if are_apart { job.on_hosts(2, |rank| rank + 1) } else { job }, 4)
 }
 
