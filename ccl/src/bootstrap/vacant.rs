@@ -137,7 +137,7 @@ fn left(end: Instant) -> Option<Timespec> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{IpAddr, TcpListener};
+    use std::net::{TcpListener, TcpStream};
 
     use ccl_core::settings::Settings;
 
@@ -159,18 +159,29 @@ mod tests {
         assert_eq!(vacant(&ids), Ok([Rank(1), Rank(70), Rank(99)].into()));
     }
 
+    /// Somewhere from where nothing comes back: more connections than the listener wants are waiting.
+    fn silent_place() -> (SocketAddr, Socket, Vec<TcpStream>) {
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        listener.listen(0).unwrap();
+        let place = listener.local_addr().unwrap().as_socket().unwrap();
+        let soon = Duration::from_millis(100);
+        let waiting = (0..100).map_while(|_| TcpStream::connect_timeout(&place, soon).ok());
+        let waiting: Vec<TcpStream> = waiting.collect();
+        assert!(waiting.len() < 100, "it is silent");
+        (place, listener, waiting)
+    }
+
     #[test]
     fn who_is_not_reached_may_be_there() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let at = |addresses: &[[u8; 4]]| {
-            let addresses: Vec<IpAddr> = addresses.iter().copied().map(IpAddr::from).collect();
-            UniqueId::at_fixed_port(&addresses, port, "job", &Settings::default())
-        };
-        // No network leads there.
-        let silent = at(&[[240, 0, 0, 1]]);
-        let (open, closed) = (at(&[[127, 0, 0, 1]]), at(&[[127, 0, 0, 9]]));
-        let all: Vec<(Rank, &UniqueId)> = (0..).map(Rank).zip([&silent, &open, &closed]).collect();
+        let open = listener.local_addr().unwrap();
+        let closed = SocketAddr::from(([127, 0, 0, 9], open.port()));
+        let (silent, _listener, _waiting) = silent_place();
+        let places = [silent, open, closed].map(|place| {
+            UniqueId::at_fixed_port(&[place.ip()], place.port(), "job", &Settings::default())
+        });
+        let all: Vec<(Rank, &UniqueId)> = (0..).map(Rank).zip(&places).collect();
         assert_eq!(vacant(&all), Ok([Rank(2)].into()));
     }
 }
