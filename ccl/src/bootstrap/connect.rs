@@ -20,6 +20,8 @@ const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 const PROOF_TIME: Duration = Duration::from_secs(10);
 /// How long a rank that lost the store tries one address.
 const RETURN_TIME: Duration = Duration::from_millis(500);
+/// How long the way to a store may refuse connections, as one that is forwarded does until it is, before that counts as an answer.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// First and longest pause between rounds of attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
@@ -60,8 +62,22 @@ pub(super) enum NoConnection {
 pub(super) enum Vacancy {
     /// The process has not come so far: somebody will.
     Early,
-    /// The process, which has listened since before, is gone.
-    Late,
+    /// The process, which has listened since before, is gone, if that lasts for so long.
+    Late(Duration),
+}
+
+impl Vacancy {
+    /// What it means at the place of an id that somebody has told this rank.
+    pub(super) fn at(id: &UniqueId) -> Self {
+        if id.is_fixed() { Self::Early } else { Self::Late(REFUSAL_TIME) }
+    }
+
+    fn may_end(self, since: Instant) -> bool {
+        match self {
+            Self::Early => true,
+            Self::Late(patience) => clock::now() < since + patience,
+        }
+    }
 }
 
 /// A connection to the store of `id` on which both sides have proved the key. Tries until the deadline, or until there is a fault.
@@ -73,10 +89,12 @@ pub(super) fn connect(
 ) -> Result<TcpStream, NoConnection> {
     let mut pauses = Pauses::until(deadline);
     let mut again = || pauses.pause() && heard.fault().is_none();
+    let mut vacant_since = None;
     loop {
         match attempt(id, heard, deadline) {
-            Err(NoConnection::Unreachable(_)) if again() => {}
-            Err(NoConnection::Vacant(_)) if vacancy == Vacancy::Early && again() => {}
+            Err(NoConnection::Unreachable(_)) if again() => vacant_since = None,
+            Err(NoConnection::Vacant(_))
+                if vacancy.may_end(*vacant_since.get_or_insert_with(clock::now)) && again() => {}
             settled => return settled,
         }
     }

@@ -102,8 +102,14 @@ impl Control {
         deadline: Instant,
     ) -> Result<Self, Error> {
         let start = clock::now();
-        Self::speak(id, heard, size, (Vacancy::Early, deadline), |failure| match failure {
+        Self::speak(id, heard, size, (Vacancy::at(id), deadline), |failure| match failure {
             NoConnection::Refused(error) => error,
+            NoConnection::Vacant(cause) if !id.is_fixed() => Error::system(
+                "look for the store",
+                format!(
+                    "{cause}: the process that made the unique id has ended, or waits for nobody any more"
+                ),
+            ),
             NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
                 start,
                 deadline,
@@ -137,14 +143,16 @@ impl Control {
     ) -> Result<Self, Error> {
         let start = clock::now();
         heard.expect_store_of(first);
-        Self::speak(id, heard, size, (Vacancy::Late, deadline), |failure| match failure {
-            NoConnection::Unreachable(waiting) => too_late(
-                start,
-                deadline,
-                format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
-            ),
-            NoConnection::Vacant(cause) => has_gone(first, &cause),
-            NoConnection::Refused(cause) => has_gone(first, &cause),
+        Self::speak(id, heard, size, (Vacancy::Late(Duration::ZERO), deadline), |failure| {
+            match failure {
+                NoConnection::Unreachable(waiting) => too_late(
+                    start,
+                    deadline,
+                    format!("rank {first}, where the ranks meet, does not answer ({waiting})"),
+                ),
+                NoConnection::Vacant(cause) => has_gone(first, &cause),
+                NoConnection::Refused(cause) => has_gone(first, &cause),
+            }
         })
     }
 

@@ -243,6 +243,23 @@ fn who_does_not_reach_the_store_says_why() {
 }
 
 #[test]
+fn a_store_that_is_gone_is_not_waited_for() {
+    let id = new_id();
+    join_all(&id, &[0], 1, deadline()).remove(0).unwrap();
+    let error = Control::join(&id, Rank(1), 2, deadline()).unwrap_err();
+    assert!(
+        matches!(&error, Error::System { call, .. } if call == "look for the store"),
+        "{error:?}"
+    );
+    // Where it was not known before, one may come.
+    let here = Ipv4Addr::LOCALHOST.into();
+    let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
+    let id = UniqueId::at_fixed_port(&[here], port, "job", &Settings::default());
+    let error = Control::join(&id, Rank(1), 2, soon()).unwrap_err();
+    assert!(matches!(error, Error::Deadline { .. }), "{error:?}");
+}
+
+#[test]
 fn limits_are_the_callers_error() {
     let controls = formed(1);
     let blob = vec![0; message::MAX_BLOB_BYTES + 1];
