@@ -31,6 +31,8 @@ pub(crate) enum Turn {
 ///
 /// Calls with new buffers are slow whichever way they go, and those that go another way than the calls before: what they need
 /// is not where they would have left it. None of them counts. The usual way is measured last, so that nothing is new to it.
+///
+/// The next trial of the same calls has no calls at first: what they need has been used before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Course {
     /// Calls that go the usual way at first.
@@ -44,12 +46,14 @@ pub(crate) struct Course {
     /// A verdict holds for so many times as many calls where one way takes more than half as long again as the other: chance does not
     /// explain that, and trying it again is expensive.
     clear: u32,
+    /// Calls for which the first verdict holds if it is not clear: few, where a trial is cheap and early calls say little of later ones.
+    holds: u32,
 }
 
 impl Course {
     /// For calls that take milliseconds, of which a few tell how long they all take.
     pub(crate) const OF_MILLISECONDS: Self =
-        Self { cold: 2, settling: 3, counted: 3, gain: 10, clear: 8 };
+        Self { cold: 2, settling: 3, counted: 3, gain: 10, clear: 8, holds: 128 };
 
     /// How results are stored is tried like that. What is clear there may be so because of what the buffers hold: some processors
     /// store zeros past their caches in half the time.
@@ -57,12 +61,19 @@ impl Course {
 
     /// For shorter ones.
     pub(crate) const OF_MICROSECONDS: Self =
-        Self { cold: 3, settling: 3, counted: 4, gain: 10, clear: 8 };
+        Self { cold: 3, settling: 3, counted: 4, gain: 10, clear: 32, holds: 32 };
 
     /// For those of ranks that share processors. Each in turn has what it needs from the call before: a call takes 30 µs, the
     /// next three 180. And the first dozen calls take longer than those that follow.
     pub(crate) const OF_THE_CROWDED: Self =
-        Self { cold: 8, settling: 4, counted: 8, gain: 20, clear: 8 };
+        Self { cold: 8, settling: 4, counted: 8, gain: 20, clear: 8, holds: 128 };
+
+    /// Counts none of so many calls of the usual way: these are the first that touch what it needs.
+    pub(crate) const fn after_first_touch(self, calls: u32) -> Self {
+        let calls = if calls < MOST_COLD { calls } else { MOST_COLD };
+        let cold = calls.saturating_sub(self.settling);
+        Self { cold: if cold > self.cold { cold } else { self.cold }, ..self }
+    }
 
     /// Begins when another trial of the same calls has ended: how well the usual way does may depend on what that finds.
     pub(crate) const fn after(self, other: Self) -> Self {
@@ -115,8 +126,11 @@ pub(crate) const TRIED: [bool; Course::OF_MILLISECONDS.calls() as usize] = {
     tried
 };
 
-/// Calls that go the way that was found, the first time and at most.
-const CALLS: (u32, u32) = (128, 8192);
+/// Calls at first, however long it takes to touch everything: the other way may be much faster.
+const MOST_COLD: u32 = 64;
+
+/// Calls for which a verdict holds at most.
+const MOST_HELD: u32 = 8192;
 
 /// Of so many calls that go as usual, ranks meet in one, to make sure that they still know what calls these are.
 const SURE: u32 = 16;
@@ -172,7 +186,7 @@ pub(crate) struct Trial {
 impl Trial {
     pub(crate) const fn new(course: Course) -> Self {
         let state = State::Trying { calls: 0 };
-        Self { course, state, times: Times::NONE, holds: CALLS.0 }
+        Self { course, state, times: Times::NONE, holds: course.holds }
     }
 
     /// What the next call does.
@@ -185,8 +199,8 @@ impl Trial {
             }
             State::Settled { left: 0, .. } => {
                 self.times = Times::NONE;
-                self.state = State::Trying { calls: 1 };
-                self.course.turn(0)
+                self.state = State::Trying { calls: self.course.cold + 1 };
+                self.course.turn(self.course.cold)
             }
             State::Settled { way, left } => {
                 self.state = State::Settled { way, left: left - 1 };
@@ -259,8 +273,8 @@ impl Trial {
     }
 
     fn settle(&mut self, way: Way, times: u32) {
-        self.state = State::Settled { way, left: (times * self.holds).min(CALLS.1) };
-        self.holds = (2 * self.holds).min(CALLS.1);
+        self.state = State::Settled { way, left: (times * self.holds).min(MOST_HELD) };
+        self.holds = (2 * self.holds).min(MOST_HELD);
     }
 }
 
@@ -283,14 +297,13 @@ mod tests {
             let turns = |trial: &mut Trial, calls: u32| -> Vec<Turn> {
                 (0..calls).map(|_| trial.turn()).collect()
             };
-            let ways = [vec![USUAL; cold], vec![OTHER; compared], vec![USUAL; compared]].concat();
-            let all = [ways, vec![Turn::Decide]].concat();
-            let length = course.calls() + 1;
+            let both = [vec![OTHER; compared], vec![USUAL; compared], vec![Turn::Decide]].concat();
             let mut trial = Trial::new(course);
-            assert_eq!(turns(&mut trial, length), all);
+            let all = [vec![USUAL; cold], both.clone()].concat();
+            assert_eq!(turns(&mut trial, course.calls() + 1), all);
             assert_eq!(trial.decide([times(100, 70)]), Way::Other);
-            assert!((0..CALLS.0).all(|_| trial.turn() == OTHER && trial.is_settled()));
-            assert_eq!(turns(&mut trial, length), all, "and again");
+            assert!((0..course.holds).all(|_| trial.turn() == OTHER && trial.is_settled()));
+            assert_eq!(turns(&mut trial, course.calls() + 1 - course.cold), both, "and again");
             assert!(!trial.is_settled());
             assert_eq!(trial.turn(), Turn::Decide, "the last call failed");
         }
@@ -324,7 +337,7 @@ mod tests {
         trial.record(Way::Usual, Duration::from_nanos(1));
         assert_eq!(trial.times(), times(37, 25), "none that comes when it is decided");
         trial.decide([trial.times()]);
-        for _ in 0..CALLS.0 {
+        for _ in 0..Course::OF_MILLISECONDS.holds {
             let Turn::Go(way) = trial.turn() else { unreachable!("it has been decided") };
             trial.record(way, Duration::from_nanos(1));
         }
@@ -343,6 +356,21 @@ mod tests {
             trial.record(way, Duration::from_nanos(if is_warm { 1 } else { 1000 }));
         }
         assert_eq!(trial.times(), times(8, 8));
+    }
+
+    #[test]
+    fn nothing_counts_until_what_the_usual_way_needs_has_been_touched() {
+        for (first, course, cold) in [
+            (4, Course::OF_MICROSECONDS, 3),
+            (16, Course::OF_MICROSECONDS, 13),
+            (u32::MAX, Course::OF_MICROSECONDS, 61),
+            (12, Course::OF_THE_CROWDED, 8),
+            (16, Course::OF_THE_CROWDED, 12),
+            (0, Course::OF_MILLISECONDS, 2),
+        ] {
+            let mut trial = Trial::new(course.after_first_touch(first));
+            assert_eq!((0..).find(|_| trial.turn() != USUAL), Some(cold), "{first} {course:?}");
+        }
     }
 
     #[test]
@@ -371,8 +399,7 @@ mod tests {
         let mut trial = Trial::new(Course::OF_MILLISECONDS);
         let lengths = [(); 9].map(|()| {
             trial.fail();
-            let usual = (0..).find(|_| trial.turn() != USUAL);
-            usual.map(|calls: u32| calls - Course::OF_MILLISECONDS.cold)
+            (0..).find(|_| trial.turn() != USUAL)
         });
         let expected = [128, 256, 512, 1024, 2048, 4096, 8192, 8192, 8192];
         assert_eq!(lengths, expected.map(Some));
@@ -399,7 +426,7 @@ mod tests {
             assert_eq!(calls(Course::OF_STORES, told, 1), Some(128));
         }
         for told in [times(150, 100), times(100, 150)] {
-            assert_eq!(calls(course, told, 1), Some(128));
+            assert_eq!(calls(course, told, 1), Some(32));
         }
     }
 }

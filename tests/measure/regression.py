@@ -41,7 +41,7 @@ TCP_BYTES = 1 << 20
 NAMES = {SMALL: "8B", MIDDLE: "64K", LARGE: "16M"}
 CALLS = {SMALL: 4000, MIDDLE: 400, LARGE: 6, TCP_BYTES: 20}
 # Calls before: more than the longest of the library's trials takes, so that none is timed. One more is added by the programs.
-UNTIMED = 40
+UNTIMED = {SMALL: 80, MIDDLE: 80, LARGE: 40, TCP_BYTES: 40}
 # So many multiplications, one after the other, take about as long as the instructions of a small call.
 MULTIPLICATIONS = 300
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall"]
@@ -149,7 +149,7 @@ class Programs:
             report = Path(folder) / "report.json"
             command = [
                 self.paths[f"{case.operation}_perf"], "--ranks", str(case.ranks), "-b", size, "-e", size,
-                "-n", str(CALLS[case.bytes]), "-w", str(UNTIMED), "--warm-up-form", place, "-c", "1", "-J", str(report),
+                "-n", str(CALLS[case.bytes]), "-w", str(UNTIMED[case.bytes]), "--warm-up-form", place, "-c", "1", "-J", str(report),
                 *case.flags, *(["--hosts", str(case.hosts)] if case.hosts > 1 else []),
             ]
             text_of(command)

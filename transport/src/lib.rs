@@ -55,6 +55,7 @@ use crate::window::Writing;
 pub use ccl_core::wire::{EncodedStamp, Stamp};
 
 pub use origin::{Origin, Stretch};
+pub use ring::FLOORS_BYTES;
 
 /// Bytes in front of the payload of every tile, on the wire and in shared memory.
 pub const HEADER_BYTES: usize = 64;

@@ -39,6 +39,7 @@ use ccl_core::wire::STAMP_BYTES;
 
 use self::atomics::{AtomicU32, AtomicU64};
 use self::distance::Distance;
+pub use self::floor::FLOORS_BYTES;
 use self::floor::Floor;
 use self::reader::Reader;
 use self::writer::Writer;

@@ -30,7 +30,7 @@ use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
-use ccl_transport::clock;
+use ccl_transport::{FLOORS_BYTES, clock};
 
 use self::alike::Alike;
 use self::answers::{Answer, Answers, decide, of_read};
@@ -372,11 +372,13 @@ fn is_long(bytes: usize, are_crowded: impl FnOnce() -> bool) -> bool {
 
 /// The trial of calls with about so many bytes.
 fn course(bytes: usize, are_crowded: bool) -> Course {
-    match bytes {
+    let course = match bytes {
         LONG_BYTES.. => Course::OF_MILLISECONDS,
         _ if are_crowded => Course::OF_THE_CROWDED,
         _ => Course::OF_MICROSECONDS,
-    }
+    };
+    // So many fill the floors once: each rank fills its part of them with its part of the bytes.
+    course.after_first_touch(u32::try_from(FLOORS_BYTES / bytes).unwrap_or(u32::MAX))
 }
 
 fn rank(index: usize) -> Rank {
@@ -405,5 +407,8 @@ mod tests {
         assert_eq!(course(LONG_BYTES - 1, false), Course::OF_MICROSECONDS);
         assert_eq!(course(LONG_BYTES - 1, true), Course::OF_THE_CROWDED);
         assert_eq!([false, true].map(|are| course(LONG_BYTES, are)), [Course::OF_MILLISECONDS; 2]);
+        let calls = |bytes| course(bytes, false).calls() - Course::OF_MICROSECONDS.calls();
+        // Four calls fill floors of 4 MiB with 1 MiB each, sixteen with 256 KiB.
+        assert_eq!([1 << 20, 256 << 10].map(calls), [0, 10]);
     }
 }
