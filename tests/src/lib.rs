@@ -13,7 +13,8 @@
 //! | [`faults`], `timeline` | what broke meanwhile, and what did the ranks do about it? |
 //! | [`table`], [`number`], [`report`], [`progress`] | what does the reader see? |
 //!
-//! Beside them is [`testbed`], which runs any of them, or anything else, on networks that break.
+//! Beside them are [`testbed`], which runs any of them, or anything else, on networks that break, and [`churn`], which
+//! kills processes and starts others.
 //!
 //! Expected results are computed here, element by element, with code that shares nothing with the
 //! library: a wrong kernel cannot agree with itself.
@@ -23,6 +24,7 @@ pub mod benchmark;
 pub mod buffers;
 pub mod catalogue;
 pub mod check;
+pub mod churn;
 pub mod data;
 pub mod element;
 pub mod engine;
