@@ -216,7 +216,10 @@ impl Group<'_> {
             self.link_network(endpoint, peers, &mut links)?;
         }
         // Nobody goes on before all are connected.
-        let doors = |own: &Vec<u8>| self.exchange("connected", own);
+        let doors = |own: &Vec<u8>| {
+            self.control.stand_alone()?;
+            self.exchange("connected", own)
+        };
         let reunion = match topology.ranks() {
             1 => None,
             _ => Some(Reunion::prepare(self.settings, doors)?),

@@ -11,7 +11,7 @@ use support::note;
 use support::program::Running;
 
 /// Far longer than anybody takes to go on.
-const PATIENCE: &str = "60s";
+const PATIENCE: &str = "40s";
 
 /// Has members killed for some seconds, and returns what was told in the end.
 fn survived(flags: &[&str]) -> String {

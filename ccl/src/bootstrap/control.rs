@@ -307,6 +307,15 @@ impl Control {
         Tied { heard, to: &self.heard }
     }
 
+    /// From now on nothing ends this membership that ends the group to which it was [tied](Self::tie). Whoever has told the
+    /// others that it goes on in the new group cannot take that back: they may have gone on already.
+    ///
+    /// # Errors
+    /// What has ended it before.
+    pub(crate) fn stand_alone(&self) -> Result<(), Error> {
+        self.heard.stand_alone()
+    }
+
     /// From now on `listener` gets the letters of other ranks, from the thread that speaks with the store.
     pub fn listen(&self, listener: &Arc<dyn Listener>) {
         self.heard.listen(listener);

@@ -80,6 +80,8 @@ pub(super) struct Heard {
     knocking: Mutex<Option<TcpStream>>,
     /// What this rank waits for elsewhere, as long as nothing ends what it hears here.
     tied: Mutex<Option<Arc<Self>>>,
+    /// Nothing to which this was tied ends it any more.
+    stands_alone: Mutex<bool>,
     /// This rank has left; the end of the connection is no news.
     pub(super) leaving: AtomicBool,
 }
@@ -98,6 +100,7 @@ impl Heard {
             mail: Mutex::new(Mail::Early(Vec::new())),
             knocking: Mutex::default(),
             tied: Mutex::default(),
+            stands_alone: Mutex::default(),
             leaving: AtomicBool::new(false),
         }
     }
@@ -160,8 +163,23 @@ impl Heard {
     fn end_tied(&self) {
         let Some(fault) = self.fault() else { return };
         if let Some(other) = lock(&self.tied).take() {
-            other.end(Error::clone(fault));
+            other.end_with(fault);
         }
+    }
+
+    /// What this was tied to has ended.
+    fn end_with(&self, fault: &Error) {
+        let stands_alone = lock(&self.stands_alone);
+        if !*stands_alone {
+            self.end(fault.clone());
+        }
+    }
+
+    /// Is tied to nothing any more, unless it has ended with that.
+    pub(super) fn stand_alone(&self) -> Result<(), Error> {
+        let mut stands_alone = lock(&self.stands_alone);
+        *stands_alone = true;
+        self.fault().map_or(Ok(()), |fault| Err(Error::clone(fault)))
     }
 
     /// Waits to be admitted on a connection, until this rank [does not wait](Self::withdraw) any more.

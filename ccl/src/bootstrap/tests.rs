@@ -20,6 +20,7 @@ use ccl_core::settings::{Endpoint, Settings};
 use ccl_transport::{auth, clock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use socket2::{Domain, Socket, Type};
 
 use super::connect::{NoConnection, Return, Vacancy, return_to};
 use super::heard::Heard;
@@ -244,8 +245,13 @@ fn who_does_not_reach_the_store_says_why() {
 
 #[test]
 fn a_store_that_is_gone_is_not_waited_for() {
-    let id = new_id();
-    join_all(&id, &[0], 1, deadline()).remove(0).unwrap();
+    // Bound, so that nobody else gets the port, and not listening.
+    let taken = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    taken.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into()).unwrap();
+    let port = taken.local_addr().unwrap().as_socket().unwrap().port();
+    let mut bytes = new_id().to_bytes();
+    bytes[12..14].copy_from_slice(&port.to_le_bytes());
+    let id = UniqueId::from_bytes(&bytes).unwrap();
     let error = Control::join(&id, Rank(1), 2, deadline()).unwrap_err();
     assert!(
         matches!(&error, Error::System { call, .. } if call == "look for the store"),
@@ -253,7 +259,6 @@ fn a_store_that_is_gone_is_not_waited_for() {
     );
     // Where it was not known before, one may come.
     let here = Ipv4Addr::LOCALHOST.into();
-    let port = TcpListener::bind((here, 0)).unwrap().local_addr().unwrap().port();
     let id = UniqueId::at_fixed_port(&[here], port, "job", &Settings::default());
     let error = Control::join(&id, Rank(1), 2, soon()).unwrap_err();
     assert!(matches!(error, Error::Deadline { .. }), "{error:?}");

@@ -1,7 +1,6 @@
 //! The command line of `churn`.
 
 use std::num::NonZeroUsize;
-use std::time::Duration;
 
 use ccl_launcher::Member;
 use clap::error::ErrorKind;
@@ -28,7 +27,7 @@ pub struct Arguments {
     /// Pretend that they are on so many hosts
     #[arg(long, value_name = "N")]
     pub hosts: Option<NonZeroUsize>,
-    /// After so long whoever has not gone on hangs
+    /// After so long whoever has not gone on hangs; half of it is the bootstrap timeout of members
     #[arg(long, value_name = "TIME", default_value = "30s")]
     pub patience: humantime::Duration,
     /// Tell of each time that somebody was killed or came
@@ -54,12 +53,6 @@ impl Arguments {
             }
             arguments => Ok(arguments),
         }
-    }
-
-    /// After how long whoever has not gone on hangs.
-    #[must_use]
-    pub fn patience(&self) -> Duration {
-        self.patience.into()
     }
 }
 

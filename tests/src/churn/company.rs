@@ -22,6 +22,10 @@ pub struct Company {
     /// The number of the next one.
     next: Serial,
     hosts: Option<NonZeroUsize>,
+    /// After so long whoever has not gone on hangs.
+    patience: Duration,
+    /// Somebody was killed who may not have come to where the others wait, who know that when their time is over only.
+    may_be_awaited: bool,
     heard: Receiver<Heard>,
     ears: Sender<Heard>,
     /// What has become of all of them.
@@ -54,10 +58,15 @@ impl Drop for Member {
 impl Company {
     /// Nobody yet.
     #[must_use]
-    pub fn new(hosts: Option<NonZeroUsize>) -> Self {
+    pub fn new(hosts: Option<NonZeroUsize>, patience: Duration) -> Self {
         let (ears, heard) = channel();
-        let (members, account) = (BTreeMap::new(), Account::default());
-        Self { members, next: 0, hosts, heard, ears, account }
+        let (members, account, may_be_awaited) = (BTreeMap::new(), Account::default(), false);
+        Self { members, next: 0, hosts, patience, may_be_awaited, heard, ears, account }
+    }
+
+    /// So long ranks wait for each other.
+    fn bootstrap_timeout(&self) -> Duration {
+        (self.patience / 2).max(Duration::from_secs(1))
     }
 
     /// The numbers of those that live.
@@ -94,6 +103,7 @@ impl Company {
     /// Kills a member.
     pub fn kill(&mut self, serial: Serial) {
         if let Some(member) = self.members.remove(&serial) {
+            self.may_be_awaited |= member.group.is_none();
             self.account.killed += 1;
             self.account.checked += member.checked;
         }
@@ -111,8 +121,11 @@ impl Company {
     ///
     /// # Errors
     /// As [`Self::listen`], or they are not in time: who is where, and what each has said last.
-    pub fn unite(&mut self, patience: Duration) -> Outcome<()> {
+    pub fn unite(&mut self) -> Outcome<()> {
         self.found_if_empty()?;
+        let is_long = std::mem::take(&mut self.may_be_awaited);
+        let patience =
+            if is_long { self.patience } else { self.patience.min(self.bootstrap_timeout()) };
         if self.listen_until(Instant::now() + patience, Self::is_united)? {
             return Ok(());
         }
@@ -128,7 +141,8 @@ impl Company {
     ///
     /// # Errors
     /// As [`Self::unite`].
-    pub fn await_newcomers(&mut self, newcomers: u32, patience: Duration) -> Outcome<()> {
+    pub fn await_newcomers(&mut self, newcomers: u32) -> Outcome<()> {
+        let patience = self.patience;
         let size = self.size() + newcomers;
         if self.listen_until(Instant::now() + patience, |company| company.size() == size)? {
             return Ok(());
@@ -206,6 +220,7 @@ impl Company {
         let mut process = Command::new(program)
             .arg(format!("--member={member}"))
             .envs(pretended((serial as usize % hosts, hosts), self.hosts, None))
+            .env("R2CCL_BOOTSTRAP_TIMEOUT", self.bootstrap_timeout().as_secs_f64().to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

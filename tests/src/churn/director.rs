@@ -22,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 /// # Errors
 /// Somebody has not gone on, or a result was wrong.
 pub fn run(arguments: &Arguments) -> Outcome<()> {
-    let mut company = Company::new(arguments.hosts);
+    let mut company = Company::new(arguments.hosts, arguments.patience.into());
     let outcome = direct(&mut company, arguments);
     company.account.print(arguments);
     outcome
@@ -31,8 +31,8 @@ pub fn run(arguments: &Arguments) -> Outcome<()> {
 fn direct(company: &mut Company, arguments: &Arguments) -> Outcome<()> {
     let mut dice = StdRng::seed_from_u64(arguments.seed);
     company.found(arguments.members)?;
-    company.await_newcomers(arguments.members - 1, arguments.patience())?;
-    company.unite(arguments.patience())?;
+    company.await_newcomers(arguments.members - 1)?;
+    company.unite()?;
     let began = Instant::now();
     while began.elapsed() < arguments.time.into() {
         company.listen(dice.random_range(Duration::ZERO..LONGEST_PEACE))?;
@@ -54,13 +54,13 @@ fn happen(company: &mut Company, arguments: &Arguments, dice: &mut StdRng) -> Ou
     if come && die {
         company.listen(dice.random_range(Duration::ZERO..LONGEST_COMING))?;
     } else if come {
-        company.await_newcomers(newcomers, arguments.patience())?;
+        company.await_newcomers(newcomers)?;
     }
     let began = Instant::now();
     if die {
         kill(company, dice)?;
     }
-    company.unite(arguments.patience())?;
+    company.unite()?;
     company.account.united(die, began.elapsed());
     if arguments.verbose {
         company.account.tell(before, newcomers, company.size());

@@ -110,3 +110,22 @@ fn a_place_whose_process_is_gone_is_the_loss_of_that() {
     assert!(is_loss(&joined, 0), "{joined:?}");
     assert!(clock::now() < deadline, "it is not waited for");
 }
+
+#[test]
+fn what_ends_a_group_ends_what_is_tied_to_it_unless_that_stands_alone() {
+    let abort = || ControlEvent::Aborted { rank: Rank(0), reason: "enough".into() };
+    for stands_alone in [false, true] {
+        let group = formed(1).remove(0);
+        let tied = group.tie(Rank(0));
+        let new = tied.join(&new_id(), 1, deadline()).unwrap();
+        if stands_alone {
+            new.stand_alone().unwrap();
+        }
+        group.announce(&abort()).unwrap();
+        assert_eq!(new.fault().is_none(), stands_alone);
+        // Those who have been told that this rank goes on are not told otherwise.
+        assert_eq!(new.stand_alone().is_ok(), stands_alone);
+        new.leave(0);
+        group.leave(0);
+    }
+}
