@@ -14,6 +14,9 @@ use crate::error::Failure;
 /// Elements of the calls, which take turns: one, some lines of a cache, several tiles.
 const COUNTS: [usize; 4] = [1, 1_000, 20_000, 250_000];
 
+/// Every so many calls are made in the halves of a communicator, which are split for that.
+const CALLS_PER_SPLIT: u32 = 50;
+
 /// Why a member stops calling collectives.
 enum Stop {
     /// So many are to be let in.
@@ -137,6 +140,9 @@ impl Member {
         }
         let count = COUNTS[call as usize / 3 % COUNTS.len()];
         let is_right = match call % 3 {
+            _ if call % CALLS_PER_SPLIT == CALLS_PER_SPLIT - 1 => {
+                sum_of_part_is_right(communicator, call, count)?
+            }
             0 => sum_is_right(communicator, call, count)?,
             1 => exchange_is_right(communicator, call, count)?,
             _ => broadcast_is_right(communicator, call, count)?,
@@ -194,6 +200,19 @@ fn sum_is_right(communicator: &Communicator, call: u32, count: usize) -> Result<
     let sum =
         |place| (0..size).fold(0, |sum: u32, rank| sum.wrapping_add(value(rank, place, call)));
     Ok(data.iter().enumerate().all(|(place, found)| *found == sum(place)))
+}
+
+/// In one of two parts, of ranks with even and with odd numbers.
+fn sum_of_part_is_right(
+    communicator: &Communicator,
+    call: u32,
+    count: usize,
+) -> Result<bool, Error> {
+    let color = communicator.rank().0 % 2;
+    match communicator.split(Some(color), 0, None)? {
+        Some(part) => sum_is_right(&part, call, count),
+        None => Ok(false),
+    }
 }
 
 fn exchange_is_right(communicator: &Communicator, call: u32, count: usize) -> Result<bool, Error> {
