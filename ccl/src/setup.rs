@@ -215,11 +215,9 @@ impl Group<'_> {
             let peers = (most_rails, remote.iter().map(peer).collect());
             self.link_network(endpoint, peers, &mut links)?;
         }
-        // Nobody goes on before all are connected.
-        let doors = |own: &Vec<u8>| {
-            self.control.stand_alone()?;
-            self.exchange("connected", own)
-        };
+        // Nobody goes on before all are connected, and nobody who has told so stays behind.
+        self.control.stand_alone()?;
+        let doors = |own: &Vec<u8>| self.exchange("connected", own);
         let reunion = match topology.ranks() {
             1 => None,
             _ => Some(Reunion::prepare(self.settings, doors)?),
@@ -437,7 +435,10 @@ fn from_transport(cause: TransportError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use ccl_transport::clock;
+
     use super::*;
+    use crate::bootstrap::{ControlEvent, UniqueId};
 
     #[test]
     fn who_is_waited_for_until_the_deadline_is_no_fault_of_the_system() {
@@ -447,6 +448,21 @@ mod tests {
         assert_eq!(error, Error::Deadline { call, seconds: 7.0, waiting: waiting.into() });
         let refused = TransportError::Refused("another key".into());
         assert!(matches!(unconnected(refused, Duration::ZERO), Error::System { .. }));
+    }
+
+    #[test]
+    fn who_is_connected_stands_alone() {
+        let settings = Settings::default();
+        let deadline = clock::now() + Duration::from_secs(60);
+        let ids = [(); 2].map(|()| UniqueId::create(&settings).unwrap());
+        let group = Control::join(&ids[0], Rank(0), 1, deadline).unwrap();
+        let part = group.tie(Rank(0));
+        let control = part.join(&ids[1], 1, deadline).unwrap();
+        let (number, key) = (ids[1].communicator(), ids[1].key());
+        connect(&control, Rank(0), number, &key, &settings, deadline).unwrap();
+        let abort = ControlEvent::Aborted { rank: Rank(0), reason: "enough".into() };
+        group.announce(&abort).unwrap();
+        assert!(group.fault().is_some() && control.fault().is_none());
     }
 
     #[test]

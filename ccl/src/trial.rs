@@ -32,10 +32,12 @@ pub(crate) enum Turn {
 /// Calls with new buffers are slow whichever way they go, and those that go another way than the calls before: what they need
 /// is not where they would have left it. None of them counts. The usual way is measured last, so that nothing is new to it.
 ///
-/// The next trial of the same calls has no calls at first: what they need has been used before.
+/// Before the first trial of these calls there may be [more](Self::after_first_touch), which no later one needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Course {
-    /// Calls that go the usual way at first.
+    /// Calls that go the usual way before the first trial.
+    first: u32,
+    /// Calls that go the usual way at first in each trial.
     cold: u32,
     /// Calls of each way then, before any counts.
     settling: u32,
@@ -53,7 +55,7 @@ pub(crate) struct Course {
 impl Course {
     /// For calls that take milliseconds, of which a few tell how long they all take.
     pub(crate) const OF_MILLISECONDS: Self =
-        Self { cold: 2, settling: 3, counted: 3, gain: 10, clear: 8, holds: 128 };
+        Self { first: 0, cold: 2, settling: 3, counted: 3, gain: 10, clear: 8, holds: 128 };
 
     /// How results are stored is tried like that. What is clear there may be so because of what the buffers hold: some processors
     /// store zeros past their caches in half the time.
@@ -61,18 +63,17 @@ impl Course {
 
     /// For shorter ones.
     pub(crate) const OF_MICROSECONDS: Self =
-        Self { cold: 3, settling: 3, counted: 4, gain: 10, clear: 32, holds: 32 };
+        Self { first: 0, cold: 3, settling: 3, counted: 4, gain: 10, clear: 32, holds: 32 };
 
     /// For those of ranks that share processors. Each in turn has what it needs from the call before: a call takes 30 µs, the
     /// next three 180. And the first dozen calls take longer than those that follow.
     pub(crate) const OF_THE_CROWDED: Self =
-        Self { cold: 8, settling: 4, counted: 8, gain: 20, clear: 8, holds: 128 };
+        Self { first: 0, cold: 8, settling: 4, counted: 8, gain: 20, clear: 8, holds: 128 };
 
-    /// Counts none of so many calls of the usual way: these are the first that touch what it needs.
+    /// None of so many calls of the usual way count: they are the first that touch what it needs.
     pub(crate) const fn after_first_touch(self, calls: u32) -> Self {
-        let calls = if calls < MOST_COLD { calls } else { MOST_COLD };
-        let cold = calls.saturating_sub(self.settling);
-        Self { cold: if cold > self.cold { cold } else { self.cold }, ..self }
+        let calls = if calls < MOST_FIRST { calls } else { MOST_FIRST };
+        Self { first: calls.saturating_sub(self.cold + self.settling), ..self }
     }
 
     /// Begins when another trial of the same calls has ended: how well the usual way does may depend on what that finds.
@@ -85,14 +86,19 @@ impl Course {
         self.settling + self.counted
     }
 
-    /// Calls before it is decided.
+    /// Calls before any goes the other way.
+    const fn before(self) -> u32 {
+        self.first + self.cold
+    }
+
+    /// Calls before it is decided, the first time.
     pub(crate) const fn calls(self) -> u32 {
-        self.cold + 2 * self.compared()
+        self.before() + 2 * self.compared()
     }
 
     /// The way of the call before which so many were done, if it is not decided by then.
     const fn way(self, calls: u32) -> Way {
-        if calls >= self.cold && calls < self.cold + self.compared() {
+        if calls >= self.before() && calls < self.before() + self.compared() {
             Way::Other
         } else {
             Way::Usual
@@ -106,9 +112,9 @@ impl Course {
 
     /// Whether that call counts.
     const fn counts(self, calls: u32) -> bool {
-        calls >= self.cold
+        calls >= self.before()
             && calls < self.calls()
-            && (calls - self.cold) % self.compared() >= self.settling
+            && (calls - self.before()) % self.compared() >= self.settling
     }
 }
 
@@ -126,8 +132,8 @@ pub(crate) const TRIED: [bool; Course::OF_MILLISECONDS.calls() as usize] = {
     tried
 };
 
-/// Calls at first, however long it takes to touch everything: the other way may be much faster.
-const MOST_COLD: u32 = 64;
+/// Calls of the usual way before one counts, however long it takes to touch everything: the other way may be much faster.
+const MOST_FIRST: u32 = 64;
 
 /// Calls for which a verdict holds at most.
 const MOST_HELD: u32 = 8192;
@@ -199,8 +205,8 @@ impl Trial {
             }
             State::Settled { left: 0, .. } => {
                 self.times = Times::NONE;
-                self.state = State::Trying { calls: self.course.cold + 1 };
-                self.course.turn(self.course.cold)
+                self.state = State::Trying { calls: self.course.first + 1 };
+                self.course.turn(self.course.first)
             }
             State::Settled { way, left } => {
                 self.state = State::Settled { way, left: left - 1 };
@@ -216,7 +222,7 @@ impl Trial {
 
     /// Whether the call whose turn it was last is one of those that are compared: nothing else may be tried in it.
     pub(crate) fn compares(&self) -> bool {
-        matches!(self.state, State::Trying { calls } if calls > self.course.cold)
+        matches!(self.state, State::Trying { calls } if calls > self.course.before())
     }
 
     /// What was found, while that holds.
@@ -297,13 +303,14 @@ mod tests {
             let turns = |trial: &mut Trial, calls: u32| -> Vec<Turn> {
                 (0..calls).map(|_| trial.turn()).collect()
             };
-            let both = [vec![OTHER; compared], vec![USUAL; compared], vec![Turn::Decide]].concat();
+            let ways = [vec![USUAL; cold], vec![OTHER; compared], vec![USUAL; compared]].concat();
+            let all = [ways, vec![Turn::Decide]].concat();
+            let length = course.calls() + 1;
             let mut trial = Trial::new(course);
-            let all = [vec![USUAL; cold], both.clone()].concat();
-            assert_eq!(turns(&mut trial, course.calls() + 1), all);
+            assert_eq!(turns(&mut trial, length), all);
             assert_eq!(trial.decide([times(100, 70)]), Way::Other);
             assert!((0..course.holds).all(|_| trial.turn() == OTHER && trial.is_settled()));
-            assert_eq!(turns(&mut trial, course.calls() + 1 - course.cold), both, "and again");
+            assert_eq!(turns(&mut trial, length), all, "and again");
             assert!(!trial.is_settled());
             assert_eq!(trial.turn(), Turn::Decide, "the last call failed");
         }
@@ -369,7 +376,15 @@ mod tests {
             (0, Course::OF_MILLISECONDS, 2),
         ] {
             let mut trial = Trial::new(course.after_first_touch(first));
-            assert_eq!((0..).find(|_| trial.turn() != USUAL), Some(cold), "{first} {course:?}");
+            let mut until_tried = || (0..).find(|_| trial.turn() != USUAL);
+            assert_eq!(until_tried(), Some(cold), "{first} {course:?}");
+            trial.fail();
+            let again = (0..).find(|_| trial.turn() != USUAL);
+            assert_eq!(
+                again,
+                Some(course.holds + course.cold),
+                "they have been touched: {course:?}"
+            );
         }
     }
 
@@ -399,7 +414,8 @@ mod tests {
         let mut trial = Trial::new(Course::OF_MILLISECONDS);
         let lengths = [(); 9].map(|()| {
             trial.fail();
-            (0..).find(|_| trial.turn() != USUAL)
+            let usual = (0..).find(|_| trial.turn() != USUAL);
+            usual.map(|calls: u32| calls - Course::OF_MILLISECONDS.cold)
         });
         let expected = [128, 256, 512, 1024, 2048, 4096, 8192, 8192, 8192];
         assert_eq!(lengths, expected.map(Some));

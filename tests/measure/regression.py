@@ -40,8 +40,9 @@ SMALL, MIDDLE, LARGE = 8, 64 << 10, 16 << 20
 TCP_BYTES = 1 << 20
 NAMES = {SMALL: "8B", MIDDLE: "64K", LARGE: "16M"}
 CALLS = {SMALL: 4000, MIDDLE: 400, LARGE: 6, TCP_BYTES: 20}
-# Calls before: more than the longest of the library's trials takes, so that none is timed. One more is added by the programs.
-UNTIMED = {SMALL: 80, MIDDLE: 80, LARGE: 40, TCP_BYTES: 40}
+# Calls before: more than the longest of the library's first trials takes; what later ones find out does not count much. One more
+# is added by the programs.
+UNTIMED = {SMALL: 90, MIDDLE: 90, LARGE: 40, TCP_BYTES: 40}
 # So many multiplications, one after the other, take about as long as the instructions of a small call.
 MULTIPLICATIONS = 300
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "alltoall"]

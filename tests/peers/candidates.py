@@ -80,7 +80,7 @@ def iterations(size):
 def untimed(size):
     """Calls before the timed ones, in which a library uses memory for the first time and tries what is faster."""
     if size < 1 << 20:
-        return 80
+        return 90
     return 40 if size <= 64 << 20 else 30
 
 

@@ -11,12 +11,12 @@ use support::note;
 use support::program::Running;
 
 /// Far longer than anybody takes to go on.
-const PATIENCE: &str = "40s";
+const PATIENCE: &str = "30s";
 
-/// Has members killed for some seconds, and returns what was told in the end.
+/// Has members killed some times, and returns what was told in the end.
 fn survived(flags: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_churn"));
-    command.args(["--time", "5s", "--patience", PATIENCE]).args(flags);
+    command.args(["--rounds", "25", "--time", "10m", "--patience", PATIENCE]).args(flags);
     let finished = Running::start(&mut command).finish();
     assert!(finished.status.success(), "{flags:?}: {}{}", finished.output, finished.errors);
     note(&finished.output.replace('\n', " "));
@@ -32,11 +32,12 @@ fn number_of(what: &str, told: &str) -> u32 {
 
 #[test]
 fn who_is_left_goes_on_and_others_join() {
+    let members = 5;
     for flags in [["--seed", "1", "--members", "5"], ["--seed", "2", "--hosts", "3"]] {
         let told = survived(&flags);
-        let [started, killed] = ["started", "killed"].map(|what| number_of(what, &told));
-        assert!(killed >= 2 && started > killed, "{told}");
-        assert!(number_of("collectives", &told) > killed, "{told}");
+        let [joined, killed] = ["joined", "killed"].map(|what| number_of(what, &told));
+        assert!(killed > members && joined > members + 1, "{told}");
+        assert!(number_of("collectives", &told) > 0, "{told}");
     }
 }
 

@@ -55,7 +55,7 @@ use crate::window::Writing;
 pub use ccl_core::wire::{EncodedStamp, Stamp};
 
 pub use origin::{Origin, Stretch};
-pub use ring::FLOORS_BYTES;
+pub use ring::floors_bytes;
 
 /// Bytes in front of the payload of every tile, on the wire and in shared memory.
 pub const HEADER_BYTES: usize = 64;

@@ -39,8 +39,8 @@ use ccl_core::wire::STAMP_BYTES;
 
 use self::atomics::{AtomicU32, AtomicU64};
 use self::distance::Distance;
-pub use self::floor::FLOORS_BYTES;
 use self::floor::Floor;
+pub use self::floor::floors_bytes;
 use self::reader::Reader;
 use self::writer::Writer;
 use crate::bell::Bell;

@@ -20,8 +20,9 @@ const ATTEMPT_TIME: Duration = Duration::from_secs(2);
 const PROOF_TIME: Duration = Duration::from_secs(10);
 /// How long a rank that lost the store tries one address.
 const RETURN_TIME: Duration = Duration::from_millis(500);
-/// How long the way to a store may refuse connections, as one that is forwarded does until it is, before that counts as an answer.
-const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// How long the way to a store may refuse connections before that counts as an answer: proxies and firewalls do so until they know
+/// this process.
+const REFUSAL_TIME: Duration = Duration::from_secs(5);
 /// First and longest pause between rounds of attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 

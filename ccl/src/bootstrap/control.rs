@@ -299,7 +299,8 @@ impl Control {
         sent
     }
 
-    /// A membership of this rank, as `rank`, in another group that is to begin as long as nothing ends this one.
+    /// A membership of this rank, as `rank`, in another group that is to begin as long as nothing ends this one, until it
+    /// [stands alone](Self::stand_alone).
     #[must_use]
     pub(crate) fn tie(&self, rank: Rank) -> Tied<'_> {
         let heard = Arc::new(Heard::new(rank));

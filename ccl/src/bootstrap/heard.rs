@@ -154,7 +154,7 @@ impl Heard {
         }
     }
 
-    /// From now on what ends this ends `other`, and nothing else does that was tied to it.
+    /// From now on what ends this ends `other`, unless that [stands alone](Self::stand_alone), and nothing else that was tied to it.
     pub(super) fn tie(&self, other: Option<Arc<Self>>) {
         *lock(&self.tied) = other;
         self.end_tied();

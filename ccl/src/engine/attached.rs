@@ -30,7 +30,7 @@ use ccl_core::ids::Rank;
 use ccl_core::wire::Stamp;
 use ccl_kernels::{Region, Scratch, copy, copy_streaming, fill};
 use ccl_transport::attach::{Process, Testimony, Witness};
-use ccl_transport::{FLOORS_BYTES, clock};
+use ccl_transport::{clock, floors_bytes};
 
 use self::alike::Alike;
 use self::answers::{Answer, Answers, decide, of_read};
@@ -162,7 +162,7 @@ impl Engine {
         let calls = (request.collective, size);
         let known = self.attached.trials.iter().position(|(known, _)| *known == calls);
         let index = known.unwrap_or_else(|| {
-            let course = course(1 << size, self.is_crowded());
+            let course = course(1 << size, self.ranks as usize, self.is_crowded());
             let before = self.attached.peers.tries_stores(1 << size).then_some(Course::OF_STORES);
             self.attached.trials.push((calls, Alike::new(course, before)));
             self.attached.trials.len() - 1
@@ -370,15 +370,15 @@ fn is_long(bytes: usize, are_crowded: impl FnOnce() -> bool) -> bool {
     bytes >= LEAST_CROWDED_BYTES || bytes >= LEAST_BYTES && !are_crowded()
 }
 
-/// The trial of calls with about so many bytes.
-fn course(bytes: usize, are_crowded: bool) -> Course {
+/// The trial of calls of so many ranks with about so many bytes.
+fn course(bytes: usize, ranks: usize, are_crowded: bool) -> Course {
     let course = match bytes {
         LONG_BYTES.. => Course::OF_MILLISECONDS,
         _ if are_crowded => Course::OF_THE_CROWDED,
         _ => Course::OF_MICROSECONDS,
     };
     // So many fill the floors once: each rank fills its part of them with its part of the bytes.
-    course.after_first_touch(u32::try_from(FLOORS_BYTES / bytes).unwrap_or(u32::MAX))
+    course.after_first_touch(u32::try_from(floors_bytes(ranks) / bytes).unwrap_or(u32::MAX))
 }
 
 fn rank(index: usize) -> Rank {
@@ -404,11 +404,17 @@ mod tests {
 
     #[test]
     fn the_shorter_calls_are_and_the_more_ranks_disturb_each_other_the_more_are_counted() {
-        assert_eq!(course(LONG_BYTES - 1, false), Course::OF_MICROSECONDS);
-        assert_eq!(course(LONG_BYTES - 1, true), Course::OF_THE_CROWDED);
-        assert_eq!([false, true].map(|are| course(LONG_BYTES, are)), [Course::OF_MILLISECONDS; 2]);
-        let calls = |bytes| course(bytes, false).calls() - Course::OF_MICROSECONDS.calls();
-        // Four calls fill floors of 4 MiB with 1 MiB each, sixteen with 256 KiB.
-        assert_eq!([1 << 20, 256 << 10].map(calls), [0, 10]);
+        assert_eq!(course(LONG_BYTES - 1, 2, false), Course::OF_MICROSECONDS);
+        assert_eq!(course(LONG_BYTES - 1, 4, true), Course::OF_THE_CROWDED);
+        let long = [(2, false), (8, true)].map(|(ranks, are)| course(LONG_BYTES, ranks, are));
+        assert_eq!(long, [Course::OF_MILLISECONDS; 2]);
+    }
+
+    #[test]
+    fn nothing_is_tried_until_the_floors_have_been_filled() {
+        let calls =
+            |(bytes, ranks)| course(bytes, ranks, false).calls() - Course::OF_MICROSECONDS.calls();
+        // Four calls fill floors of 4 MiB with 1 MiB each, sixteen with 256 KiB; those of 16 ranks have 8 MiB.
+        assert_eq!([(1 << 20, 2), (256 << 10, 2), (512 << 10, 16)].map(calls), [0, 10, 10]);
     }
 }

@@ -12,9 +12,11 @@ pub struct Account {
     pub started: u32,
     /// Those that were killed.
     pub killed: u32,
+    /// Those that got into a communicator.
+    pub joined: u32,
     /// Those that never got into a communicator, because others were killed.
     pub outside: u32,
-    /// Errors that those have seen who lived.
+    /// Errors that members have told.
     pub failures: u32,
     /// Collectives that those have checked who were killed.
     pub checked: u64,
@@ -40,10 +42,12 @@ impl Account {
     /// Tells of everything.
     #[allow(clippy::print_stdout, reason = "its result is what it prints")]
     pub fn print(&self, arguments: &Arguments) {
-        let Self { started, killed, outside, failures, checked, .. } = self;
+        let Self { started, killed, joined, outside, failures, checked, .. } = self;
         let hosts = arguments.hosts.map_or(1, std::num::NonZeroUsize::get);
         println!("# churn: seed {}, {hosts} hosts, {}", arguments.seed, arguments.time);
-        println!("# {started} started, {killed} killed, {outside} of no communicator");
+        println!(
+            "# {started} started, {joined} joined, {killed} killed, {outside} told that nothing comes of it"
+        );
         println!(
             "# {failures} errors seen, {checked} collectives checked by those who were killed"
         );

@@ -21,6 +21,9 @@ pub struct Arguments {
     /// When nobody is killed any more
     #[arg(long, value_name = "TIME", default_value = "60s")]
     pub time: humantime::Duration,
+    /// How often something happens, if the time is not over before
+    #[arg(long, value_name = "N")]
+    pub rounds: Option<u64>,
     /// Processes at most
     #[arg(long, value_name = "N", default_value_t = 6)]
     pub members: u32,

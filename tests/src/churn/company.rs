@@ -24,7 +24,9 @@ pub struct Company {
     hosts: Option<NonZeroUsize>,
     /// After so long whoever has not gone on hangs.
     patience: Duration,
-    /// Somebody was killed who may not have come to where the others wait, who know that when their time is over only.
+    /// Somebody was killed since all were together last.
+    is_disturbed: bool,
+    /// And may not have come to where the others wait, who know that when their time is over only.
     may_be_awaited: bool,
     heard: Receiver<Heard>,
     ears: Sender<Heard>,
@@ -39,7 +41,9 @@ type Heard = (Serial, Option<Said>);
 struct Member {
     process: Child,
     orders: ChildStdin,
-    /// With whom it is in a communicator, if it has been in one.
+    /// It has been in a communicator.
+    has_joined: bool,
+    /// With whom it has come into a communicator since something happened last.
     group: Option<Vec<Serial>>,
     /// Collectives that it has checked.
     checked: u64,
@@ -60,8 +64,17 @@ impl Company {
     #[must_use]
     pub fn new(hosts: Option<NonZeroUsize>, patience: Duration) -> Self {
         let (ears, heard) = channel();
-        let (members, account, may_be_awaited) = (BTreeMap::new(), Account::default(), false);
-        Self { members, next: 0, hosts, patience, may_be_awaited, heard, ears, account }
+        Self {
+            members: BTreeMap::new(),
+            next: 0,
+            hosts,
+            patience,
+            is_disturbed: false,
+            may_be_awaited: false,
+            heard,
+            ears,
+            account: Account::default(),
+        }
     }
 
     /// So long ranks wait for each other.
@@ -89,10 +102,14 @@ impl Company {
         self.start((0, size), None)
     }
 
-    /// Asks whoever is rank 0 to let in so many more.
-    pub fn ask_to_admit(&mut self, newcomers: u32) {
-        let group = self.members.values().find_map(|member| member.group.clone());
-        let with = group.unwrap_or_default();
+    /// Something is about to happen to those who are together: all will tell anew with whom they are. Returns who is with whom.
+    pub fn disperse(&mut self) -> Vec<Serial> {
+        let groups = self.members.values_mut().map(|member| member.group.take());
+        groups.last().flatten().unwrap_or_default()
+    }
+
+    /// Asks the first of those who are `with` each other to let in so many more.
+    pub fn ask_to_admit(&mut self, newcomers: u32, with: Vec<Serial>) {
         let first = with.first().and_then(|first| self.members.get_mut(first));
         if let Some(member) = first {
             // If it is gone, that is heard elsewhere.
@@ -103,7 +120,8 @@ impl Company {
     /// Kills a member.
     pub fn kill(&mut self, serial: Serial) {
         if let Some(member) = self.members.remove(&serial) {
-            self.may_be_awaited |= member.group.is_none();
+            self.is_disturbed = true;
+            self.may_be_awaited |= !member.has_joined;
             self.account.killed += 1;
             self.account.checked += member.checked;
         }
@@ -127,6 +145,7 @@ impl Company {
         let patience =
             if is_long { self.patience } else { self.patience.min(self.bootstrap_timeout()) };
         if self.listen_until(Instant::now() + patience, Self::is_united)? {
+            self.is_disturbed = false;
             return Ok(());
         }
         let state = |(serial, member): (&Serial, &Member)| {
@@ -180,10 +199,16 @@ impl Company {
     fn hear(&mut self, serial: Serial, said: Option<Said>) -> Outcome<()> {
         // What the dead have said.
         let Some(member) = self.members.get_mut(&serial) else { return Ok(()) };
+        let unasked = |what: &str| Err(Failure::Results(format!("{serial} {what}")));
         match said {
             Some(Said::Together { members, checked }) => {
+                self.account.joined += u32::from(!member.has_joined);
+                member.has_joined = true;
                 member.group = Some(members);
                 member.checked = checked;
+            }
+            Some(Said::Failed(text) | Said::Outside(text)) if !self.is_disturbed => {
+                return unasked(&format!("fails, though nobody was killed: {text}"));
             }
             Some(Said::Failed(text)) => {
                 self.account.failures += 1;
@@ -200,13 +225,9 @@ impl Company {
                 self.found_if_empty()?;
             }
             Some(Said::Wrong(text)) => {
-                return Err(Failure::Results(format!("wrong result of {serial}: {text}")));
+                return unasked(&format!("has a wrong result: {text}"));
             }
-            None => {
-                let complaint = &member.complaint;
-                let text = format!("{serial} has ended by itself; {complaint}");
-                return Err(Failure::Results(text));
-            }
+            None => return unasked(&format!("has ended by itself; {}", member.complaint)),
         }
         Ok(())
     }
@@ -232,8 +253,15 @@ impl Company {
         say(&mut orders, &Place { serial, rank, size, meeting }).map_err(failed)?;
         let ears = self.ears.clone();
         thread::spawn(move || pass_on(serial, output, &ears));
-        let (group, checked, complaint) = (None, 0, "it has not complained".to_owned());
-        self.members.insert(serial, Member { process, orders, group, checked, complaint });
+        let member = Member {
+            process,
+            orders,
+            has_joined: false,
+            group: None,
+            checked: 0,
+            complaint: "it has not complained".to_owned(),
+        };
+        self.members.insert(serial, member);
         self.next += 1;
         self.account.started += 1;
         Ok(())

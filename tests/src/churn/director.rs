@@ -34,7 +34,8 @@ fn direct(company: &mut Company, arguments: &Arguments) -> Outcome<()> {
     company.await_newcomers(arguments.members - 1)?;
     company.unite()?;
     let began = Instant::now();
-    while began.elapsed() < arguments.time.into() {
+    let rounds = arguments.rounds.unwrap_or(u64::MAX);
+    for _ in (0..rounds).take_while(|_| began.elapsed() < arguments.time.into()) {
         company.listen(dice.random_range(Duration::ZERO..LONGEST_PEACE))?;
         happen(company, arguments, &mut dice)?;
     }
@@ -48,8 +49,9 @@ fn happen(company: &mut Company, arguments: &Arguments, dice: &mut StdRng) -> Ou
     let newcomers = if come { dice.random_range(1..=room) } else { 0 };
     let die = company.size() > 1 && (!come || dice.random_bool(0.5));
     let before = company.size();
+    let together = company.disperse();
     if come {
-        company.ask_to_admit(newcomers);
+        company.ask_to_admit(newcomers, together);
     }
     if come && die {
         company.listen(dice.random_range(Duration::ZERO..LONGEST_COMING))?;

@@ -164,7 +164,8 @@ impl Member {
         if communicator.rank() == Rank(0) {
             match communicator.growth_id() {
                 Ok(id) => self.invite(&id, before, newcomers)?,
-                Err(error) => return Ok(Err(error)),
+                // All are told that there is none.
+                Err(error) => self.say(&Said::Failed(error.to_string()))?,
             }
         }
         Ok(communicator.grow(before + newcomers, None))

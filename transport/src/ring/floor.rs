@@ -6,14 +6,20 @@ use super::{LINE_BYTES, RingShape};
 /// filled again: of each of two twice what the cache of one core holds. With less, lines are filled again that a reader still
 /// has in its own cache, and take up to three times as long to store as those that have left it; with more, what all ranks of
 /// a host use of their floors does not stay in the cache that they share.
-pub const FLOORS_BYTES: usize = 4 << 20;
+const ALL_REUSED_BYTES: usize = 4 << 20;
 /// The least of one floor.
 const LEAST_REUSED_BYTES: usize = 512 << 10;
 
 /// How much of a floor is filled before its beginning is, while so many ranks fill theirs. A reader reads those of all others
 /// before it comes to a line again.
 pub(super) fn reused_bytes(writers: usize) -> usize {
-    (FLOORS_BYTES / writers.max(2)).max(LEAST_REUSED_BYTES)
+    (ALL_REUSED_BYTES / writers.max(2)).max(LEAST_REUSED_BYTES)
+}
+
+/// How much so many ranks of a host put on all of their floors before they use the first places again.
+#[must_use]
+pub fn floors_bytes(ranks: usize) -> usize {
+    ranks.max(2) * reused_bytes(ranks)
 }
 
 /// Where payloads are put.
