@@ -66,6 +66,8 @@ pub(super) struct Group {
     /// Where ranks whose connection broke find the store.
     places: Vec<SocketAddr>,
     founder: Founder,
+    /// It has joined, or was told that it cannot, or will not come.
+    has_founder_come: bool,
     phase: Phase,
     size: u32,
     members: BTreeMap<u32, Member>,
@@ -85,6 +87,7 @@ impl Group {
             host,
             places,
             founder,
+            has_founder_come: false,
             phase: Phase::Gathering,
             size: 0,
             members: BTreeMap::new(),
@@ -100,6 +103,15 @@ impl Group {
     /// Whether ranks may still join.
     pub(super) fn is_gathering(&self) -> bool {
         self.phase == Phase::Gathering
+    }
+
+    /// Whether nobody needs to come any more: it is complete, or has failed, and the founder knows.
+    pub(super) fn is_settled(&self) -> bool {
+        match self.phase {
+            Phase::Gathering => false,
+            Phase::Formed => true,
+            Phase::Failed(_) => self.has_founder_come,
+        }
     }
 
     /// Whether the group was complete once.
@@ -179,6 +191,7 @@ impl Group {
     }
 
     fn join(&mut self, peer: Peer, rank: u32, wish: Wish, out: &mut Vec<Output>) {
+        self.has_founder_come |= rank == self.founder.rank && wish.process == self.host;
         if self.founder.absent.contains(&rank) {
             let reason = format!("it goes on without rank {rank}");
             let failure = Failure::Aborted { rank: self.founder.rank, reason };
@@ -273,6 +286,7 @@ impl Group {
 
     /// The founder will not join, if it has not.
     pub(super) fn abandon(&mut self, out: &mut Vec<Output>) {
+        self.has_founder_come = true;
         let rank = self.founder.rank;
         let has_come = self.members.get(&rank).is_some_and(|member| member.process == self.host);
         if self.is_gathering() && !has_come {

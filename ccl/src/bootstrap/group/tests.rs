@@ -281,3 +281,23 @@ fn a_store_that_has_no_room_or_is_given_up_fails_who_waits() {
         assert_eq!(out, [Output { to: peers(&[u64::from(rank)]), push }]);
     }
 }
+
+#[test]
+fn a_group_is_settled_when_its_founder_knows() {
+    let failed = || {
+        let mut group = new_group(7, 0, &[]);
+        say(&mut group, 1, join(3, 8));
+        say(&mut group, 2, join(4, 9));
+        assert!(!group.is_gathering() && !group.is_settled());
+        group
+    };
+    let mut group = failed();
+    say(&mut group, 0, join(3, 8));
+    assert!(!group.is_settled(), "that is another process");
+    say(&mut group, 0, join(3, 7));
+    assert!(group.is_settled());
+    let mut group = failed();
+    group.abandon(&mut Vec::new());
+    assert!(group.is_settled(), "it will not come");
+    assert!(formed(2).is_settled());
+}

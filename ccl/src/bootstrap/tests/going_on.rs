@@ -2,9 +2,11 @@
 
 use std::sync::{Barrier, Mutex};
 
+use super::super::group::Founder;
 use super::super::heard::lock;
 use super::super::rendezvous::Place;
 use super::super::reunion::Reunion;
+use super::super::unique_id::Door;
 use super::*;
 
 /// The doors of so many ranks, each as its rank sees all of them.
@@ -128,4 +130,18 @@ fn what_ends_a_group_ends_what_is_tied_to_it_unless_that_stands_alone() {
         new.leave(0);
         group.leave(0);
     }
+}
+
+/// The others are at the door before there is a store behind it, and may have spoken before its founder has come in.
+#[test]
+fn a_founder_is_told_of_what_failed_before_it_has_come() {
+    let door = Door::open(&Settings::default()).unwrap();
+    let absent = BTreeSet::from([2]);
+    let _place = Place::behind(&door, Founder { rank: 0, absent: absent.clone() }).unwrap();
+    let objected = Control::join(&door.id, Rank(1), 3, deadline()).unwrap_err();
+    assert!(matches!(objected, Error::InvalidUsage(_)), "{objected:?}");
+    let (start, end) = (clock::now(), deadline());
+    let heard = Arc::new(Heard::new(Rank(0)));
+    let founder = Control::return_to(&door.id, Rank(0), heard, 3, end).unwrap();
+    assert_eq!(founder.await_others(absent, start, end), Err(objected));
 }
