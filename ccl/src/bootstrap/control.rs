@@ -25,6 +25,8 @@ use super::watcher::{Post, Watcher};
 const GRACE: Duration = Duration::from_secs(1);
 /// How long the store may take to tell that a rank is lost whose kernel has closed its connections.
 const NEWS_TIME: Duration = Duration::from_secs(1);
+/// What is said of an id at whose place nobody listens.
+const ID_IS_VOID: &str = "the process that made the unique id has ended or waits for nobody any more, or a firewall refuses connections to it";
 /// How long the store may take to note that a rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 
@@ -104,12 +106,10 @@ impl Control {
         let start = clock::now();
         Self::speak(id, heard, size, (Vacancy::at(id), deadline), |failure| match failure {
             NoConnection::Refused(error) => error,
-            NoConnection::Vacant(cause) if !id.is_fixed() => Error::system(
-                "look for the store",
-                format!(
-                    "{cause}: the process that made the unique id has ended, or waits for nobody any more"
-                ),
-            ),
+            // Before the deadline only what is not waited for comes here.
+            NoConnection::Vacant(cause) if clock::now() < deadline => {
+                Error::system("look for the store", format!("{cause}: {ID_IS_VOID}"))
+            }
             NoConnection::Unreachable(waiting) | NoConnection::Vacant(waiting) => too_late(
                 start,
                 deadline,
