@@ -187,7 +187,8 @@ impl Communicator {
         self.async_error().map_or(Ok(()), Err)
     }
 
-    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`], a [`Self::grow`] in which some have not come yet, too, and a [`Self::shrink`] that waits for others.
+    /// Ends all pending and future calls, on all ranks, with [`Error::Aborted`], a [`Self::grow`] in which some have not come yet,
+    /// too, and a [`Self::shrink`] that waits for others.
     pub fn abort(&self, reason: &str) {
         let core = self.core();
         if let Some(reunion) = &core.reunion {

@@ -26,7 +26,8 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How long the store may take to tell that a rank is lost whose kernel has closed its connections.
 const NEWS_TIME: Duration = Duration::from_secs(1);
 /// What is said of an id at whose place nobody listens.
-const ID_IS_VOID: &str = "the process that made the unique id has ended or waits for nobody any more, or a firewall refuses connections to it";
+const ID_IS_VOID: &str = "the process that made the unique id has ended or waits for nobody any more, or a firewall refuses \
+                          connections to it";
 /// How long the store may take to note that a rank leaves.
 const LEAVE_TIME: Duration = Duration::from_secs(2);
 

@@ -383,9 +383,9 @@ impl Server {
     }
 
     fn settle(&mut self) {
-        // Once this store has another port nobody finds it who has not been here.
-        let is_found = self.returns.is_some();
-        if self.group.is_gathering() || is_found && !self.group.is_settled() {
+        // Who has not been here does not find a store that has moved.
+        let moves = self.returns.is_some();
+        if self.group.is_gathering() || moves && !self.group.is_settled() {
             return;
         }
         if let Some(settled) = self.settled.take() {

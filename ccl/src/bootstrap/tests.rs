@@ -252,7 +252,9 @@ fn a_store_that_is_gone_is_not_waited_for() {
     let mut bytes = new_id().to_bytes();
     bytes[12..14].copy_from_slice(&port.to_le_bytes());
     let id = UniqueId::from_bytes(&bytes).unwrap();
-    let error = Control::join(&id, Rank(1), 2, deadline()).unwrap_err();
+    let end = deadline();
+    let error = Control::join(&id, Rank(1), 2, end).unwrap_err();
+    assert!(clock::now() < end, "{error:?}");
     assert!(
         matches!(&error, Error::System { call, .. } if call == "look for the store"),
         "{error:?}"

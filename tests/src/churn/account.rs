@@ -1,5 +1,6 @@
 //! What has happened, and how long it took.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use super::arguments::Arguments;
@@ -43,7 +44,7 @@ impl Account {
     #[allow(clippy::print_stdout, reason = "its result is what it prints")]
     pub fn print(&self, arguments: &Arguments) {
         let Self { started, killed, joined, outside, failures, checked, .. } = self;
-        let hosts = arguments.hosts.map_or(1, std::num::NonZeroUsize::get);
+        let hosts = arguments.hosts.map_or(1, NonZeroUsize::get);
         println!("# churn: seed {}, {hosts} hosts, {}", arguments.seed, arguments.time);
         println!(
             "# {started} started, {joined} joined, {killed} killed, {outside} told that nothing comes of it"

@@ -1,6 +1,6 @@
 //! The processes that are there, what they have said, and whether they are all in one communicator.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
 use std::num::NonZeroUsize;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -104,8 +104,11 @@ impl Company {
 
     /// Something is about to happen to those who are together: all will tell anew with whom they are. Returns who is with whom.
     pub fn disperse(&mut self) -> Vec<Serial> {
-        let groups = self.members.values_mut().map(|member| member.group.take());
-        groups.last().flatten().unwrap_or_default()
+        let mut together = None;
+        for member in self.members.values_mut() {
+            together = member.group.take();
+        }
+        together.unwrap_or_default()
     }
 
     /// Asks the first of those who are `with` each other to let in so many more.
@@ -150,7 +153,7 @@ impl Company {
         }
         let state = |(serial, member): (&Serial, &Member)| {
             let Member { process, group, complaint, .. } = member;
-            format!("\n  {serial} (process {}) is with {group:?}; {complaint}", process.id())
+            format!("\n  member {serial} (process {}) is with {group:?}; {complaint}", process.id())
         };
         let states: String = self.members.iter().map(state).collect();
         Err(Failure::Results(format!("not in one communicator after {patience:?}:{states}")))
@@ -177,7 +180,7 @@ impl Company {
     fn is_united(&self) -> bool {
         let is_with_all = |member: &Member| {
             let group = member.group.iter().flatten();
-            group.collect::<std::collections::BTreeSet<_>>().into_iter().eq(self.members.keys())
+            group.collect::<BTreeSet<_>>().into_iter().eq(self.members.keys())
         };
         !self.members.is_empty() && self.members.values().all(is_with_all)
     }
@@ -199,7 +202,7 @@ impl Company {
     fn hear(&mut self, serial: Serial, said: Option<Said>) -> Outcome<()> {
         // What the dead have said.
         let Some(member) = self.members.get_mut(&serial) else { return Ok(()) };
-        let unasked = |what: &str| Err(Failure::Results(format!("{serial} {what}")));
+        let unasked = |what: &str| Err(Failure::Results(format!("member {serial} {what}")));
         match said {
             Some(Said::Together { members, checked }) => {
                 self.account.joined += u32::from(!member.has_joined);
