@@ -3,6 +3,7 @@
 mod core;
 #[cfg(feature = "cuda")]
 mod correspondence;
+mod lineage;
 mod parts;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -23,6 +24,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
+use self::lineage::Origin;
 pub use self::parts::Shrink;
 use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
@@ -68,13 +70,14 @@ impl Communicator {
             return Err(Error::InvalidArgument(text));
         }
         let join = |deadline| Control::join(id, Rank(rank), size, deadline);
-        Self::of(id, config, join).map_err(|error| config.named(error))
+        Self::of(id, config, None, join).map_err(|error| config.named(error))
     }
 
-    /// That of the ranks that `join` the group of `id` before a deadline.
+    /// That of the ranks that `join` the group of `id` before a deadline, made of another one if it has an `origin`.
     fn of(
         id: &UniqueId,
         config: &Config,
+        origin: Option<Origin>,
         join: impl FnOnce(Instant) -> Result<Control, Error>,
     ) -> Result<Self, Error> {
         plans::check(&config.settings)?;
@@ -113,6 +116,7 @@ impl Communicator {
             children: AtomicU32::new(0),
             growth: Mutex::new(None),
             reunion: connected.reunion,
+            origin,
             #[cfg(feature = "cuda")]
             correspondences: AtomicU32::new(0),
             #[cfg(feature = "cuda")]
@@ -191,9 +195,8 @@ impl Communicator {
     /// too, and a [`Self::shrink`] that waits for others.
     pub fn abort(&self, reason: &str) {
         let core = self.core();
-        if let Some(reunion) = &core.reunion {
-            reunion.end(reason);
-        }
+        core.reunion.iter().for_each(|reunion| reunion.end(reason));
+        core.origin.iter().for_each(|origin| origin.end(reason));
         let error = Error::Aborted { rank: core.rank, reason: reason.to_owned() };
         core.fail(&error);
         drop(core.end_growth());

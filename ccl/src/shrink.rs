@@ -38,13 +38,18 @@ pub(crate) fn absent(excluded: &[Rank], me: Rank, size: u32) -> Result<BTreeSet<
 /// An error of the ranks that are `left`, of which the first is rank 0, in the numbers of the communicator that they have left.
 pub(crate) fn renumbered(error: Error, left: &[Rank]) -> Error {
     let old = |rank: Rank| left.get(rank.index()).copied().unwrap_or(rank);
-    let told = |rank, reason| format!("as rank {rank} of those that go on: {reason}");
+    told_as(error, old, "those that go on")
+}
+
+/// An error that names ranks by their numbers among `others`, in the numbers of this communicator.
+pub(crate) fn told_as(error: Error, here: impl FnOnce(Rank) -> Rank, others: &str) -> Error {
+    let told = |rank, reason| format!("as rank {rank} of {others}: {reason}");
     match error {
         Error::PeerLost { rank, reason } => {
-            Error::PeerLost { rank: old(rank), reason: told(rank, reason) }
+            Error::PeerLost { rank: here(rank), reason: told(rank, reason) }
         }
         Error::Aborted { rank, reason } => {
-            Error::Aborted { rank: old(rank), reason: told(rank, reason) }
+            Error::Aborted { rank: here(rank), reason: told(rank, reason) }
         }
         others @ (Error::InvalidArgument(_)
         | Error::InvalidUsage(_)

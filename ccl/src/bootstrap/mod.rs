@@ -45,4 +45,6 @@ pub use letters::Letters;
 pub use message::{ControlEvent, MAX_BLOB_BYTES, MAX_NAME_BYTES, MAX_RANKS};
 pub use rendezvous::{Place, meet, rendezvous};
 pub(crate) use reunion::{Call, Reunion};
+#[cfg(test)]
+pub(crate) use server::tests::end_next_stores;
 pub use unique_id::{UNIQUE_ID_BYTES, UniqueId};

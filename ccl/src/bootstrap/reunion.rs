@@ -30,14 +30,19 @@ const LOOKS: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// The doors of all ranks of a communicator, as one of them sees them.
 #[derive(Debug)]
 pub(crate) struct Reunion {
-    own: Door,
-    all: Vec<UniqueId>,
+    doors: Arc<Doors>,
     /// Who is lost, or did not come.
     lost: Mutex<BTreeSet<Rank>>,
-    /// Held while this rank meets others.
-    turn: Mutex<()>,
     /// What ends the meeting that is under way.
     current: Mutex<Option<Arc<Heard>>>,
+}
+
+#[derive(Debug)]
+struct Doors {
+    own: Door,
+    all: Vec<UniqueId>,
+    /// Held while this rank meets others.
+    turn: Mutex<()>,
 }
 
 /// A rank's intention to meet others; void once there is a later one.
@@ -60,8 +65,22 @@ impl Reunion {
             .zip(&all)
             .map(|(rank, id)| id_of(rank, id))
             .collect::<Result<_, _>>()?;
-        let (lost, turn, current) = Default::default();
-        Ok(Self { own, all, lost, turn, current })
+        Ok(Self::at(Arc::new(Doors { own, all, turn: Mutex::default() })))
+    }
+
+    fn at(doors: Arc<Doors>) -> Self {
+        let (lost, current) = Default::default();
+        Self { doors, lost, current }
+    }
+
+    /// Another one at the same doors, which stay for as long as one of both.
+    pub(crate) fn again(&self) -> Self {
+        Self::at(Arc::clone(&self.doors))
+    }
+
+    /// How many ranks have a door.
+    pub(crate) fn size(&self) -> u32 {
+        u32::try_from(self.doors.all.len()).unwrap_or(u32::MAX)
     }
 
     /// Rank `me` will [meet](Self::meet) others: the call before makes way, whether it has begun to wait or not.
@@ -88,13 +107,14 @@ impl Reunion {
         deadline: Instant,
     ) -> Result<Place, Error> {
         let me = heard.me();
-        let size = u32::try_from(self.all.len()).unwrap_or(u32::MAX);
+        let size = self.size();
         let first = (0..size).find(|rank| !absent.contains(rank)).map_or(me, Rank);
-        let _turn = lock(&self.turn);
+        let _turn = lock(&self.doors.turn);
         let founder = || Founder { rank: me.0, absent: absent.clone() };
-        let _begun = (first == me).then(|| Place::behind(&self.own, founder())).transpose()?;
+        let _begun =
+            (first == me).then(|| Place::behind(&self.doors.own, founder())).transpose()?;
         let start = clock::now();
-        let door = &self.all[first.index()];
+        let door = &self.doors.all[first.index()];
         let control =
             Control::return_to(door, first, heard, size, deadline).inspect_err(|error| {
                 self.note(error, None, (me, first));
@@ -147,11 +167,23 @@ impl Reunion {
             return;
         }
         for rank in (first.0 + 1..me.0).filter(|rank| !absent.contains(rank)).map(Rank) {
-            match vacant(&[(rank, &self.all[rank.index()])]) {
+            match self.vacant([rank]) {
                 Ok(gone) if !gone.is_empty() => self.lose(rank),
                 Ok(_) | Err(_) => return,
             }
         }
+    }
+
+    /// Those of the `ranks` whose doors are not there any more.
+    ///
+    /// # Errors
+    /// As [`vacant`].
+    pub(crate) fn vacant(
+        &self,
+        ranks: impl IntoIterator<Item = Rank>,
+    ) -> Result<BTreeSet<Rank>, Error> {
+        let door = |rank: Rank| Some((rank, self.doors.all.get(rank.index())?));
+        vacant(&ranks.into_iter().filter_map(door).collect::<Vec<_>>())
     }
 
     /// Does what waits for `others`, as they are numbered there, in this process, and ends all waiting for those whose processes have
@@ -177,7 +209,7 @@ impl Reunion {
             let looked = control.unjoined().and_then(|ranks| {
                 let door = |number: u32| {
                     let rank = others.get(number as usize)?;
-                    Some((Rank(number), self.all.get(rank.index())?))
+                    Some((Rank(number), self.doors.all.get(rank.index())?))
                 };
                 let doors = ranks.into_iter().filter_map(door);
                 let gone = vacant(&doors.collect::<Vec<_>>())?;
@@ -204,6 +236,11 @@ impl Reunion {
     /// A rank was lost after the others had met.
     pub(crate) fn lose(&self, rank: Rank) {
         lock(&self.lost).insert(rank);
+    }
+
+    /// These are not lost, as has turned out.
+    pub(crate) fn find(&self, ranks: &BTreeSet<Rank>) {
+        lock(&self.lost).retain(|rank| !ranks.contains(rank));
     }
 
     /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if that says nothing.

@@ -115,6 +115,9 @@ struct Server {
     connections: BTreeMap<Peer, Connection>,
     group: Group,
     beat_at: Instant,
+    /// Before it has told all others of what, and after whom, it ends as if its process were killed.
+    #[cfg(test)]
+    end: Option<tests::End>,
 }
 
 /// What poll(2) said.
@@ -145,6 +148,8 @@ impl Server {
             connections: BTreeMap::new(),
             group: Group::new(this_process(), founder, places),
             beat_at: clock::now() + BEAT,
+            #[cfg(test)]
+            end: tests::End::of_next_stores(),
         })
     }
 
@@ -366,6 +371,8 @@ impl Server {
     fn send(&mut self, outputs: Vec<Output>) {
         self.settle();
         for Output { to, push } in outputs {
+            #[cfg(test)]
+            let Some(to) = self.survived(to, &push) else { return };
             let frame = match message::encode(&Envelope::Message(push)) {
                 Ok(frame) => Arc::<[u8]>::from(frame),
                 Err(cause) => {
@@ -414,4 +421,4 @@ fn timespec(duration: Duration) -> Timespec {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -9,6 +9,7 @@ use ccl_core::ids::Rank;
 use ccl_transport::biased::{Biased, Guard};
 use ccl_transport::clock;
 
+use super::lineage::Origin;
 use crate::bootstrap::{Control, ControlEvent, Place, Reunion};
 use crate::config::Config;
 use crate::driver::{Queue, Work, lock};
@@ -37,6 +38,8 @@ pub(super) struct Core {
     /// Where new ranks meet those of this one, once this rank has been asked for the id.
     pub(super) growth: Mutex<Option<Place>>,
     pub(super) reunion: Option<Reunion>,
+    /// What this communicator was made of, if ranks of it may be left with that.
+    pub(super) origin: Option<Origin>,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
     /// What connections between the ranks prove.

@@ -8,7 +8,8 @@ use ccl_core::ids::Rank;
 use ccl_transport::clock;
 
 use super::Communicator;
-use crate::bootstrap::{Call, Control, Place, Reunion, UniqueId};
+use super::lineage::{Calls, Origin};
+use crate::bootstrap::{Control, Place, Reunion, UniqueId};
 use crate::config::Config;
 use crate::driver::lock;
 use crate::grow;
@@ -52,7 +53,7 @@ impl Communicator {
         let id = UniqueId::from_bytes(id)?;
         let tied = core.control.tie(Rank(number(place)));
         let join = |deadline| tied.join(&id, number(members.len()), deadline);
-        let created = Self::of(&id, config, join);
+        let created = Self::of(&id, config, None, join);
         created.map(Some).map_err(|error| core.cause_of(error, config))
     }
 
@@ -101,13 +102,16 @@ impl Communicator {
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         id.await_way(&config.settings, deadline).inspect_err(|error| core.fail(error))?;
         let tied = core.control.tie(core.rank);
-        let joined = Self::of(&id, config, |deadline| tied.join(&id, size, deadline));
+        let ranks = (0..core.size).map(Rank).collect();
+        let origin = core.reunion.as_ref().map(|reunion| Origin::new(reunion, ranks));
+        let joined = Self::of(&id, config, origin, |deadline| tied.join(&id, size, deadline));
         joined.map_err(|error| core.cause_of(error, config))
     }
 
     /// A communicator of the ranks that are not `excluded`, in their order: to go on without ranks that are lost, or with all
     /// of them after an error. Collective among these ranks, which exclude the same ones; the others take no part. This
-    /// communicator may have failed, but not been finalized, and may have lost the process in which its ranks met.
+    /// communicator may have failed, but not been finalized, and may have lost the process in which its ranks met. If that has
+    /// ended in the moment in which this communicator came to be, some ranks may not have it: these shrink the one before.
     /// `config` is that of the new communicator, `None`: that of this one.
     ///
     /// A call that fails because one of the others is lost as well leaves this communicator as it is, and can be made again
@@ -116,7 +120,8 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
     /// rank excludes others than the rest, or this communicator was finalized. [`Error::PeerLost`], [`Error::Deadline`]: one
-    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline.
+    /// of the ranks has ended or dropped this communicator and those that it has made of it, or does not call this before the
+    /// bootstrap deadline.
     /// [`Error::Aborted`]: one of them has [aborted](Self::abort) this communicator or called this anew meanwhile, or the lowest
     /// goes on without this rank. Then as [`Self::create`]. Fields of errors name ranks of this communicator; what keeps the
     /// new one from being created may be told in the numbers of that.
@@ -143,8 +148,7 @@ impl Communicator {
         if ongoing == Ongoing::Abort {
             self.abort("ranks go on in another communicator");
         }
-        let call = core.reunion.as_ref().map(|reunion| reunion.call(core.rank));
-        Ok(Shrink { of: self.clone(), absent, call })
+        Ok(Shrink { of: self.clone(), absent, calls: core.calls() })
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
@@ -157,6 +161,7 @@ impl Communicator {
         let mut lost = core.control.lost();
         lost.extend(core.control.departed());
         lost.extend(core.reunion.iter().flat_map(Reunion::lost));
+        lost.extend(core.origin.iter().flat_map(Origin::lost));
         lost.into_iter().collect()
     }
 }
@@ -167,7 +172,7 @@ impl Communicator {
 pub struct Shrink {
     of: Communicator,
     absent: BTreeSet<u32>,
-    call: Option<Call>,
+    calls: Option<Calls>,
 }
 
 impl Shrink {
@@ -176,31 +181,18 @@ impl Shrink {
     /// # Errors
     /// As [`Communicator::shrink`].
     pub fn finish(self, config: Option<&Config>) -> Result<Communicator, Error> {
-        let Self { of, absent, call } = self;
+        let Self { of, absent, calls } = self;
         let core = of.core();
         core.queue.drain();
         let config = config.unwrap_or(&core.config);
         plans::check(&config.settings)?;
         let deadline = clock::now() + config.settings.bootstrap_timeout;
-        let place = match (&core.reunion, call) {
-            (Some(reunion), Some(call)) => reunion.meet(call, &absent, &config.settings, deadline),
-            _ => Place::create(&config.settings),
-        };
-        let place = place.map_err(|error| core.config.named(error))?;
-        let left: Vec<Rank> =
-            (0..core.size).filter(|rank| !absent.contains(rank)).map(Rank).collect();
-        let me = Rank(core.rank.0 - number(absent.range(..core.rank.0).count()));
-        let created = Communicator::of(place.id(), config, |deadline| match &core.reunion {
-            Some(reunion) => reunion.join(place.id(), me, &left, deadline),
-            None => Control::join(place.id(), me, number(left.len()), deadline),
-        });
-        created.map_err(|error| {
-            let error = config.named(shrink::renumbered(error, &left));
-            if let (Error::PeerLost { rank, .. }, Some(reunion)) = (&error, &core.reunion) {
-                reunion.lose(*rank);
-            }
-            error
-        })
+        if let (Some(reunion), Some(calls)) = (&core.reunion, calls) {
+            return core.go_on(reunion, calls, absent, config, deadline);
+        }
+        let place = Place::create(&config.settings).map_err(|error| core.config.named(error))?;
+        let alone = |deadline| Control::join(place.id(), Rank(0), 1, deadline);
+        Communicator::of(place.id(), config, None, alone).map_err(|error| config.named(error))
     }
 }
 

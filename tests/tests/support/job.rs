@@ -201,7 +201,9 @@ impl Job {
             refusal = refusal.and(loop {
                 match self.next_line(*number) {
                     Line::Underway { of } if with_these(of) => break Ok(()),
-                    Line::Underway { .. } => {}
+                    Line::Underway { of } => {
+                        super::note(&format!("process {number} is under way with {of}"))
+                    }
                     Line::Skipped(reason) => break Err(reason),
                     other @ (Line::Id(_) | Line::Ended(_)) => {
                         panic!("process {number} is not under way: {other:?}")

@@ -1,5 +1,6 @@
 //! What the store does in one turn, without its thread.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,6 +10,45 @@ use ccl_transport::auth::JobKey;
 
 use super::super::message::{ControlEvent, LENGTH_BYTES, Numbered, Request};
 use super::*;
+
+thread_local! {
+    static NEXT_END: RefCell<Option<End>> = const { RefCell::new(None) };
+}
+
+/// How a store ends as if its process were killed: in the middle of what it tells its ranks.
+#[derive(Clone)]
+pub(super) struct End {
+    gathered: &'static str,
+    told: BTreeSet<u32>,
+}
+
+impl End {
+    pub(super) fn of_next_stores() -> Option<Self> {
+        NEXT_END.with_borrow(Option::clone)
+    }
+}
+
+/// Stores that this thread starts from now on end when they have told of `gathered` only these ranks.
+pub(crate) fn end_next_stores(gathered: &'static str, told: &[u32]) {
+    let end = End { gathered, told: told.iter().copied().collect() };
+    NEXT_END.set(Some(end));
+}
+
+impl Server {
+    /// Whom the store tells, unless it ends meanwhile.
+    pub(super) fn survived(&mut self, to: Vec<Peer>, push: &Push) -> Option<Vec<Peer>> {
+        let is_last =
+            |end: &mut End| matches!(push, Push::Gathered { name, .. } if name == end.gathered);
+        let Some(end) = self.end.take_if(is_last) else { return Some(to) };
+        let is_told = |peer: &Peer| {
+            self.connections.get(peer).is_some_and(|connection| end.told.contains(&connection.rank))
+        };
+        let to = to.into_iter().filter(is_told).collect();
+        self.send(vec![Output { to, push: push.clone() }]);
+        self.connections.clear();
+        None
+    }
+}
 
 fn server() -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

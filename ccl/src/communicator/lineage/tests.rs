@@ -1,0 +1,133 @@
+//! Stores that end while they tell their ranks that all are connected, between threads: each is a rank.
+
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+use crate::bootstrap::{UniqueId, end_next_stores};
+use crate::shrink::Ongoing;
+
+/// No test takes longer than this, or it hangs.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn config() -> Config {
+    let mut config = Config { timeout: Some(Duration::from_secs(20)), ..Config::default() };
+    config.settings.bootstrap_timeout = Duration::from_secs(20);
+    config
+}
+
+/// The ranks of a communicator, each of which says `word`: it works.
+fn words(communicator: &Communicator, word: u32) -> Vec<u32> {
+    let mut words = vec![0u32; communicator.size() as usize];
+    communicator.all_gather(&[word], &mut words).unwrap();
+    words
+}
+
+/// What all ranks of a communicator do, in order of rank.
+fn ranks<T: Send + 'static>(
+    size: u32,
+    body: impl Fn(Communicator) -> T + Send + Clone + 'static,
+) -> Vec<T> {
+    let id = UniqueId::create(&config().settings).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    for rank in 0..size {
+        let (body, sender) = (body.clone(), sender.clone());
+        thread::spawn(move || {
+            let communicator = Communicator::create(&id, rank, size, &config()).unwrap();
+            sender.send((rank, body(communicator))).unwrap();
+        });
+    }
+    drop(sender);
+    let mut results: Vec<(u32, T)> =
+        (0..size).map(|_| receiver.recv_timeout(DEADLINE).unwrap()).collect();
+    results.sort_by_key(|(rank, _)| *rank);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Goes on without whoever is lost, however often that takes.
+fn without_who_is_lost(communicator: &Communicator) -> Result<Communicator, Error> {
+    let once = || communicator.shrink(&communicator.lost_ranks(), Ongoing::Finish, None);
+    (0..communicator.size()).fold(once(), |next, _| next.or_else(|_| once()))
+}
+
+fn is_lost<T>(outcome: &Result<T, Error>, rank: u32) -> bool {
+    matches!(outcome, Err(Error::PeerLost { rank: lost, .. }) if *lost == Rank(rank))
+}
+
+/// All go on together with whoever is left of `communicator`, of whose process that store was.
+fn who_goes_on_from(communicator: &Communicator, next: Result<Communicator, Error>) -> Vec<u32> {
+    let me = communicator.rank().0;
+    let left = match &next {
+        Ok(next) => {
+            assert!(is_lost(&next.barrier(), 0));
+            without_who_is_lost(next).unwrap()
+        }
+        Err(error) => {
+            assert!(is_lost::<()>(&Err(error.clone()), 0), "{error}");
+            without_who_is_lost(communicator).unwrap()
+        }
+    };
+    words(&left, me)
+}
+
+#[test]
+fn who_has_the_new_communicator_and_who_has_not_find_each_other() {
+    // In the new one ranks 2 and 3 are 1 and 2.
+    for told in [2, 3] {
+        let results = ranks(4, move |communicator| {
+            let me = communicator.rank().0;
+            if me == 0 {
+                end_next_stores("connected", &[told - 1]);
+            }
+            if me == 1 {
+                return Vec::new();
+            }
+            let next = communicator.shrink(&[Rank(1)], Ongoing::Finish, None);
+            assert_eq!(next.is_ok(), me == told, "{next:?}");
+            if me == 0 { Vec::new() } else { who_goes_on_from(&communicator, next) }
+        });
+        assert_eq!(results, [vec![], vec![], vec![2, 3], vec![2, 3]], "rank {told} has it");
+    }
+}
+
+/// A new rank has nothing to go back to.
+#[test]
+fn who_has_grown_goes_back_to_those_who_have_not() {
+    for told in [&[1][..], &[2], &[1, 3], &[2, 3]] {
+        let results = ranks(3, move |communicator| {
+            let me = communicator.rank().0;
+            let newcomer = (me == 0).then(|| {
+                end_next_stores("connected", told);
+                let id = communicator.growth_id().unwrap();
+                thread::spawn(move || {
+                    let grown = Communicator::create(&id, 3, 4, &config());
+                    assert_eq!(grown.is_ok(), told.contains(&3));
+                    grown.map(|grown| words(&without_who_is_lost(&grown).unwrap(), 3))
+                })
+            });
+            let next = communicator.grow(4, None);
+            assert_eq!(next.is_ok(), told.contains(&me));
+            match newcomer {
+                Some(newcomer) => {
+                    drop((communicator, next));
+                    newcomer.join().unwrap().unwrap_or_default()
+                }
+                None => who_goes_on_from(&communicator, next),
+            }
+        });
+        let alone = if told.contains(&3) { vec![3] } else { vec![] };
+        assert_eq!(results, [alone, vec![1, 2], vec![1, 2]], "{told:?} have it");
+    }
+}
+
+/// There all may have it, and a rank that is lost is not waited for.
+#[test]
+fn who_is_lost_has_stayed_nowhere() {
+    let results = ranks(4, |communicator| {
+        let me = communicator.rank().0;
+        let next = communicator.shrink(&[], Ongoing::Finish, None).unwrap();
+        drop(communicator);
+        if me == 1 { Vec::new() } else { words(&without_who_is_lost(&next).unwrap(), me) }
+    });
+    assert_eq!(results, [vec![0, 2, 3], vec![], vec![0, 2, 3], vec![0, 2, 3]]);
+}
