@@ -60,7 +60,10 @@ fn who_goes_on_from(communicator: &Communicator, next: Result<Communicator, Erro
     let left = match &next {
         Ok(next) => {
             assert!(is_lost(&next.barrier(), 0));
-            without_who_is_lost(next).unwrap()
+            let left = without_who_is_lost(next).unwrap();
+            let lost = next.lost_ranks();
+            assert!(lost.iter().all(|rank| [0, 3].contains(&rank.0)), "those are there: {lost:?}");
+            left
         }
         Err(error) => {
             assert!(is_lost::<()>(&Err(error.clone()), 0), "{error}");
