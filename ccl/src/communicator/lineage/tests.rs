@@ -123,6 +123,20 @@ fn who_has_grown_goes_back_to_those_who_have_not() {
     }
 }
 
+#[test]
+fn who_is_lost_as_well_is_known_where_all_have_gone_back() {
+    let results = ranks(4, move |communicator| {
+        let me = communicator.rank().0;
+        if me == 0 {
+            end_next_stores("connected", &[2]);
+        }
+        let next = communicator.shrink(&[], Ongoing::Finish, None);
+        let is_left = [1, 2].contains(&me);
+        if is_left { who_goes_on_from(&communicator, next) } else { Vec::new() }
+    });
+    assert_eq!(results, [vec![], vec![1, 2], vec![1, 2], vec![]]);
+}
+
 /// There all may have it, and a rank that is lost is not waited for.
 #[test]
 fn who_is_lost_has_stayed_nowhere() {
