@@ -15,6 +15,7 @@ mod captures;
 mod columns;
 mod direct;
 mod endings;
+mod generations;
 mod kernels;
 mod late;
 #[path = "../../../kernels/tests/cuda/nvrtc.rs"]
@@ -65,10 +66,18 @@ impl Member {
         Self::on(rank as usize % 2, (rank, size), id, staging_bytes)
     }
 
-    fn on(device: usize, (rank, size): (u32, u32), id: &UniqueId, staging_bytes: usize) -> Self {
-        let host = Communicator::create(id, rank, size, &config(staging_bytes)).unwrap();
+    fn on(device: usize, place: (u32, u32), id: &UniqueId, staging_bytes: usize) -> Self {
+        Self::with(device, place, id, &config(staging_bytes))
+    }
+
+    fn with(device: usize, (rank, size): (u32, u32), id: &UniqueId, config: &Config) -> Self {
+        Self::over(&Communicator::create(id, rank, size, config).unwrap(), device)
+    }
+
+    /// With a communicator that is there.
+    fn over(host: &Communicator, device: usize) -> Self {
         let gpu = cuda::open(device).unwrap();
-        let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
+        let cuda = cuda::Communicator::new(host, &gpu).unwrap();
         Self { cuda, stream: gpu.stream().unwrap() }
     }
 

@@ -10,10 +10,10 @@ use ccl::cuda::{self, Buffer};
 use ccl::{Collective, DataType, Error, OperationOn, Rank, ReduceOp};
 use ccl_kernels::cuda::{Arithmetic, Operation};
 
-use super::{member, member_with, newest_kernels, prepared, quarrel_about_operations, request};
+use super::{config, member, newest_kernels, prepared, quarrel_about_operations, request};
 use crate::calls::{without_rank_one, without_the_last};
 use crate::ranks::{processes_with, threads_with};
-use crate::{all_reduce, words};
+use crate::{Member, all_reduce, words};
 
 fn a_rank_dies(test: &str, count: usize) {
     processes_with(test, 3, &[1], |rank, size, id| {
@@ -154,8 +154,9 @@ fn the_end_of_a_communicator_and_calls_of_other_threads_do_not_wait_for_each_oth
         let slow = folder.path().join(kernels.file_name().unwrap());
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU);
         rustix::fs::mknodat(rustix::fs::CWD, &slow, kind, mode, 0).unwrap();
-        let found = (rank == 0).then(|| folder.path().into());
-        let member = member_with(rank as usize, (rank, size), &id, "1", found);
+        let mut config = config("1");
+        config.settings.cuda_kernels = (rank == 0).then(|| folder.path().into());
+        let member = Member::with(rank as usize, (rank, size), &id, &config);
         let data = member.upload(&words([1; 100]));
         let call = |datatype| {
             let (input, output) = (Some(data.region()), Some(data.region()));

@@ -11,15 +11,14 @@ mod ways;
 use std::fs;
 use std::path::PathBuf;
 
-use ccl::cuda::{self, DeviceRegion, Paths};
+use ccl::cuda::{DeviceRegion, Paths};
 use ccl::{
-    Collective, Communicator, DataType, OperationOn, Rank, ReduceOp, Reduction, Region, Request,
-    UniqueId,
+    Collective, Config, DataType, OperationOn, Rank, ReduceOp, Reduction, Region, Request, UniqueId,
 };
 
 use super::nvrtc::ARCHITECTURE;
 use super::ranks::KERNELS;
-use super::{Member, config, download, shape};
+use super::{Member, download, shape};
 
 /// Staging memory: calls of up to a quarter have low latency, and larger ones than this go in pieces.
 const STAGING_BYTES: usize = 4096;
@@ -27,25 +26,15 @@ const GUARD: u8 = 0x5a;
 
 /// A rank for which `R2CCL_CUDA_P2P` has this value.
 pub(crate) fn member(device: usize, place: (u32, u32), id: &UniqueId, peers: &str) -> Member {
-    let kernels = std::env::var_os(KERNELS).map(Into::into);
-    member_with(device, place, id, peers, kernels)
+    Member::with(device, place, id, &config(peers))
 }
 
-/// As [`member`], with kernels from this folder.
-fn member_with(
-    device: usize,
-    (rank, size): (u32, u32),
-    id: &UniqueId,
-    peers: &str,
-    kernels: Option<PathBuf>,
-) -> Member {
-    let mut config = config(STAGING_BYTES);
+/// That of such a rank.
+pub(crate) fn config(peers: &str) -> Config {
+    let mut config = super::config(STAGING_BYTES);
     config.settings.cuda_peers = peers.parse().unwrap();
-    config.settings.cuda_kernels = kernels;
-    let host = Communicator::create(id, rank, size, &config).unwrap();
-    let gpu = cuda::open(device).unwrap();
-    let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
-    Member { cuda, stream: gpu.stream().unwrap() }
+    config.settings.cuda_kernels = std::env::var_os(KERNELS).map(Into::into);
+    config
 }
 
 /// How ranks hear that two of them have called different operations. The same bytes come, so nobody waits in vain: it is found out

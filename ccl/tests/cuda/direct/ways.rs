@@ -2,16 +2,16 @@
 
 use std::fs;
 
-use ccl::cuda::{self, Paths};
-use ccl::{Collective, Communicator, DataType, Error, OperationOn, ReduceOp};
+use ccl::cuda::Paths;
+use ccl::{Collective, DataType, Error, OperationOn, ReduceOp};
 
 use super::{
-    SOME, STAGING_BYTES, assert_direct, member, member_with, newest_kernels, prepared,
-    quarrel_about_operations, request,
+    SOME, assert_direct, config, member, newest_kernels, prepared, quarrel_about_operations,
+    request,
 };
 use crate::calls::changing;
-use crate::ranks::{KERNELS, processes_where, processes_with};
-use crate::{Member, all_reduce, config, download, skip, words};
+use crate::ranks::{processes_where, processes_with};
+use crate::{Member, all_reduce, download, skip, words};
 
 #[test]
 fn the_way_changes_between_calls_without_harm() {
@@ -157,13 +157,9 @@ fn kernels_that_one_rank_lacks_are_used_by_none() {
         2,
         &[],
         |rank, size, id| {
-            let mut config = config(STAGING_BYTES);
-            let folder = std::env::var_os(KERNELS).map(Into::into);
-            config.settings.cuda_kernels = folder.filter(|_| rank == 0);
-            let host = Communicator::create(&id, rank, size, &config).unwrap();
-            let gpu = cuda::open(0).unwrap();
-            let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
-            let member = prepared(Member { cuda, stream: gpu.stream().unwrap() }, &SOME, &[]);
+            let mut config = config("1");
+            config.settings.cuda_kernels = config.settings.cuda_kernels.filter(|_| rank == 0);
+            let member = prepared(Member::with(0, (rank, size), &id, &config), &SOME, &[]);
             let data = member.upload(&words([1; 900]));
             member.cuda.enqueue(all_reduce(&data), &member.stream).unwrap();
             member.stream.synchronise().unwrap();
@@ -186,9 +182,11 @@ fn kernels_that_one_rank_lacks_end_no_comparison_of_other_calls() {
     processes_with(TEST, 2, &[], |rank, size, id| {
         let (some, kernels) = (tempfile::tempdir().unwrap(), newest_kernels("int64"));
         fs::copy(&kernels, some.path().join(kernels.file_name().unwrap())).unwrap();
-        let found = (rank == 1).then(|| some.path().into());
-        let found = found.or_else(|| std::env::var_os(KERNELS).map(Into::into));
-        let member = member_with(rank as usize, (rank, size), &id, "1", found);
+        let mut config = config("1");
+        if rank == 1 {
+            config.settings.cuda_kernels = Some(some.path().into());
+        }
+        let member = Member::with(rank as usize, (rank, size), &id, &config);
         let member = prepared(member, &SOME, &[]);
         let data = member.upload(&words([1; 90]));
         let enqueue = |op| {

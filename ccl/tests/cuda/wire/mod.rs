@@ -7,8 +7,8 @@ mod faults;
 mod results;
 mod ways;
 
-use ccl::cuda::{self, Paths};
-use ccl::{Communicator, Config, DataType, Settings, UniqueId};
+use ccl::cuda::Paths;
+use ccl::{Config, DataType, Settings, UniqueId};
 
 pub(crate) use faults::{at_odds, repairs};
 pub(crate) use ways::three_sums;
@@ -23,6 +23,11 @@ pub(crate) const SMALL_BYTES: usize = 1024;
 
 /// A rank on a host of its own with two rails, and these settings besides.
 pub(crate) fn member(rank: u32, size: u32, id: &UniqueId, more: &[(&str, &str)]) -> Member {
+    Member::with(rank as usize % 2, (rank, size), id, &config(rank, more))
+}
+
+/// That of such a rank.
+pub(crate) fn config(rank: u32, more: &[(&str, &str)]) -> Config {
     let host = format!("wire {rank}");
     let kernels = std::env::var(KERNELS).unwrap();
     let variables = [
@@ -38,11 +43,7 @@ pub(crate) fn member(rank: u32, size: u32, id: &UniqueId, more: &[(&str, &str)])
     let variables = variables.iter().filter(is_new).chain(more);
     let mut settings = Settings::parse(variables.copied()).unwrap().settings;
     settings.bootstrap_timeout = TIMEOUT;
-    let config = Config { timeout: Some(TIMEOUT), settings, ..Config::default() };
-    let host = Communicator::create(id, rank, size, &config).unwrap();
-    let gpu = cuda::open(rank as usize % 2).unwrap();
-    let cuda = cuda::Communicator::new(&host, &gpu).unwrap();
-    Member { cuda, stream: gpu.stream().unwrap() }
+    Config { timeout: Some(TIMEOUT), settings, ..Config::default() }
 }
 
 /// One whose calls of these types go by kernels and NICs.
