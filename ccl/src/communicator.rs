@@ -7,7 +7,7 @@ mod lineage;
 mod parts;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ use ccl_transport::wait::Ladder;
 use self::core::{Core, announce, nanoseconds};
 #[cfg(feature = "cuda")]
 pub(crate) use self::correspondence::Correspondence;
-use self::lineage::Origin;
+use self::lineage::{Descent, Origin};
 pub use self::parts::Shrink;
 use crate::bootstrap::{Control, Listener, UniqueId, rendezvous};
 use crate::calibration;
@@ -116,7 +116,8 @@ impl Communicator {
             children: AtomicU32::new(0),
             growth: Mutex::new(None),
             reunion: connected.reunion,
-            origin,
+            descent: Descent::from(origin),
+            tried: OnceLock::new(),
             #[cfg(feature = "cuda")]
             correspondences: AtomicU32::new(0),
             #[cfg(feature = "cuda")]
@@ -134,6 +135,7 @@ impl Communicator {
         if let Some(part) = connected.part {
             part.drill().begin();
         }
+        communicator.core().descent.tell(&communicator.core().control);
         findings.tell(rank, config.name.as_deref(), began);
         Ok(communicator)
     }
@@ -196,7 +198,7 @@ impl Communicator {
     pub fn abort(&self, reason: &str) {
         let core = self.core();
         core.reunion.iter().for_each(|reunion| reunion.end(reason));
-        core.origin.iter().for_each(|origin| origin.end(reason));
+        core.descent.end_meeting(reason);
         let error = Error::Aborted { rank: core.rank, reason: reason.to_owned() };
         core.fail(&error);
         drop(core.end_growth());

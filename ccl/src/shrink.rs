@@ -51,13 +51,15 @@ pub(crate) fn told_as(error: Error, here: impl FnOnce(Rank) -> Rank, others: &st
         Error::Aborted { rank, reason } => {
             Error::Aborted { rank: here(rank), reason: told(rank, reason) }
         }
-        others @ (Error::InvalidArgument(_)
-        | Error::InvalidUsage(_)
+        Error::InvalidUsage(text) => Error::InvalidUsage(format!("as ranks of {others}: {text}")),
+        Error::Deadline { call, seconds, waiting } => {
+            Error::Deadline { call, seconds, waiting: format!("as ranks of {others}: {waiting}") }
+        }
+        same @ (Error::InvalidArgument(_)
         | Error::Disagreement { .. }
-        | Error::Deadline { .. }
         | Error::System { .. }
         | Error::Cuda(_)
-        | Error::Internal(_)) => others,
+        | Error::Internal(_)) => same,
     }
 }
 

@@ -39,46 +39,11 @@ const LEAVE_TIME: Duration = Duration::from_secs(2);
 pub struct Control {
     rank: Rank,
     size: u32,
-    heard: Arc<Heard>,
+    pub(super) heard: Arc<Heard>,
     post: Arc<Post>,
     /// The number of the next request.
     next: AtomicU64,
     watcher: Option<JoinHandle<()>>,
-}
-
-/// What ends one group keeps a rank of it from waiting to join another one, while this is there.
-#[derive(Debug)]
-pub(crate) struct Tied<'a> {
-    heard: Arc<Heard>,
-    to: &'a Heard,
-}
-
-impl Tied<'_> {
-    /// As [`Control::join`], by the rank that it was made for.
-    ///
-    /// # Errors
-    /// Those, and the fault of the group that it is tied to.
-    pub(crate) fn join(
-        &self,
-        id: &UniqueId,
-        size: u32,
-        deadline: Instant,
-    ) -> Result<Control, Error> {
-        let start = clock::now();
-        let control = Control::reach(id, Arc::clone(&self.heard), size, deadline)?;
-        control.await_others(BTreeSet::new(), start, deadline).inspect_err(|error| {
-            if self.to.fault().is_some() {
-                control.give_up(error);
-            }
-        })?;
-        Ok(control)
-    }
-}
-
-impl Drop for Tied<'_> {
-    fn drop(&mut self) {
-        self.to.tie(None);
-    }
 }
 
 impl Control {
@@ -98,7 +63,7 @@ impl Control {
 
     /// Speaks with the store of `id`, which may not be there yet, for a rank of `size` that has not [joined](Self::await_others)
     /// yet, and hears what is `heard`.
-    fn reach(
+    pub(super) fn reach(
         id: &UniqueId,
         heard: Arc<Heard>,
         size: u32,
@@ -120,14 +85,6 @@ impl Control {
                 ),
             ),
         })
-    }
-
-    /// Tells those who wait, too, that this rank does not any longer: it is not lost.
-    fn give_up(&self, error: &Error) {
-        let event = ControlEvent::Aborted { rank: self.rank, reason: error.to_string() };
-        if let Err(cause) = self.announce(&event) {
-            tracing::warn!(rank = self.rank.0, %cause, "the other ranks could not be told");
-        }
     }
 
     /// Speaks with a store in the process of rank `first`, which listened at the place of `id` before it started that, for a rank
@@ -256,6 +213,20 @@ impl Control {
         }
     }
 
+    /// Tells all ranks that this one has come to `name`, which is used once, and waits for nobody. When all have told so `act` is run, in
+    /// the thread that speaks with the store.
+    ///
+    /// # Errors
+    /// The fault. `act` is run neither then nor after a later one.
+    pub(crate) fn when_all(
+        &self,
+        name: &str,
+        act: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Error> {
+        self.heard.act_on(Awaited::Gathered(name.to_owned()), act)?;
+        self.send(Request::Gather { name: name.to_owned(), value: Vec::new() })
+    }
+
     /// Ends [`Self::all_gather`] of this name in another thread of this rank with an error, if it waits.
     #[cfg(feature = "cuda")]
     pub fn forget(&self, name: &str) {
@@ -298,24 +269,6 @@ impl Control {
         let sent = self.send(Request::Announce(event.clone()));
         self.heard.fail(event.into_error(self.rank));
         sent
-    }
-
-    /// A membership of this rank, as `rank`, in another group that is to begin as long as nothing ends this one, until it
-    /// [stands alone](Self::stand_alone).
-    #[must_use]
-    pub(crate) fn tie(&self, rank: Rank) -> Tied<'_> {
-        let heard = Arc::new(Heard::new(rank));
-        self.heard.tie(Some(Arc::clone(&heard)));
-        Tied { heard, to: &self.heard }
-    }
-
-    /// From now on nothing ends this membership that ends the group to which it was [tied](Self::tie). Whoever has told the
-    /// others that it goes on in the new group cannot take that back: they may have gone on already.
-    ///
-    /// # Errors
-    /// What has ended it before.
-    pub(crate) fn stand_alone(&self) -> Result<(), Error> {
-        self.heard.stand_alone()
     }
 
     /// From now on `listener` gets the letters of other ranks, from the thread that speaks with the store.

@@ -31,6 +31,21 @@ pub(super) enum Answer {
     Failed(Error),
 }
 
+/// What comes of an answer.
+#[derive(Debug)]
+enum Consequence {
+    Told(Sender<Answer>),
+    Done(Act),
+}
+
+struct Act(Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Act {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Act")
+    }
+}
+
 /// Somebody in this process whom other ranks write letters to. All calls come from one thread, which
 /// must not wait in them.
 pub trait Listener: Send + Sync + fmt::Debug {
@@ -71,7 +86,7 @@ pub(super) struct Heard {
     departed: Mutex<BTreeMap<Rank, u64>>,
     /// Ranks that are lost, or were waited for in vain.
     lost: Mutex<BTreeSet<Rank>>,
-    pending: Mutex<BTreeMap<Awaited, Sender<Answer>>>,
+    pending: Mutex<BTreeMap<Awaited, Consequence>>,
     host_rank: OnceLock<Option<Rank>>,
     /// Where the store can be reached once the group is formed.
     places: OnceLock<Vec<SocketAddr>>,
@@ -146,7 +161,7 @@ impl Heard {
     }
 
     /// What this rank waits for, to be admitted too, ends with this error.
-    fn end(&self, error: Error) {
+    pub(super) fn end(&self, error: Error) {
         self.fail(error);
         if let Some(stream) = lock(&self.knocking).take() {
             // If it is not open any more nobody waits on it.
@@ -197,6 +212,20 @@ impl Heard {
     /// Where the answer will arrive; fails if there was a fault, or if it is awaited already.
     pub(super) fn expect(&self, awaited: Awaited) -> Result<Receiver<Answer>, Error> {
         let (sender, receiver) = channel();
+        self.note(awaited, Consequence::Told(sender))?;
+        Ok(receiver)
+    }
+
+    /// When the answer arrives `act` is run; fails as [`Self::expect`].
+    pub(super) fn act_on(
+        &self,
+        awaited: Awaited,
+        act: impl FnOnce() + Send + 'static,
+    ) -> Result<(), Error> {
+        self.note(awaited, Consequence::Done(Act(Box::new(act))))
+    }
+
+    fn note(&self, awaited: Awaited, consequence: Consequence) -> Result<(), Error> {
         let mut pending = lock(&self.pending);
         // Looked at under the lock: a fault that comes later finds the entry.
         if let Some(fault) = self.fault() {
@@ -205,14 +234,14 @@ impl Heard {
         if pending.contains_key(&awaited) {
             return Err(Error::InvalidUsage(format!("{awaited:?} is awaited twice")));
         }
-        pending.insert(awaited, sender);
-        Ok(receiver)
+        pending.insert(awaited, consequence);
+        Ok(())
     }
 
     /// Where the answer will arrive, whatever has happened before.
     pub(super) fn expect_even_after_fault(&self, awaited: Awaited) -> Receiver<Answer> {
         let (sender, receiver) = channel();
-        lock(&self.pending).insert(awaited, sender);
+        lock(&self.pending).insert(awaited, Consequence::Told(sender));
         receiver
     }
 
@@ -233,15 +262,20 @@ impl Heard {
 
     fn fail_pending(&self, error: &Error) {
         let pending = std::mem::take(&mut *lock(&self.pending));
-        for sender in pending.into_values() {
-            // Who gave up waiting does not want to know.
-            let _ = sender.send(Answer::Failed(error.clone()));
+        for consequence in pending.into_values() {
+            if let Consequence::Told(sender) = consequence {
+                // Who gave up waiting does not want to know.
+                let _ = sender.send(Answer::Failed(error.clone()));
+            }
         }
     }
 
     fn answer(&self, awaited: &Awaited, answer: Answer) {
-        if let Some(sender) = lock(&self.pending).remove(awaited) {
-            let _ = sender.send(answer);
+        let consequence = lock(&self.pending).remove(awaited);
+        match (consequence, answer) {
+            (Some(Consequence::Told(sender)), answer) => _ = sender.send(answer),
+            (Some(Consequence::Done(Act(act))), Answer::Gathered(_)) => act(),
+            (Some(Consequence::Done(_)) | None, _) => {}
         }
     }
 

@@ -10,7 +10,8 @@
 //! group      what the store decides: a pure machine, requests in, pushes out
 //! server     its thread: sockets, poll(2), back-pressure; newcomers, who is not known to be a rank
 //! session    a conversation that survives its connections
-//! control    a rank's end; letters, what it writes; watcher, its thread; heard, what that thread leaves for the others
+//! control    a rank's end; letters, what it writes; watcher, its thread; heard, what that thread leaves for the others;
+//!            tied, its way into another group
 //! unique_id  where the store is; rendezvous, how the id gets to the ranks of a launcher; reunion, to those that are left;
 //!            vacant, which of those have ended since
 //! ```
@@ -35,6 +36,7 @@ mod server;
 mod session;
 #[cfg(test)]
 mod tests;
+mod tied;
 mod unique_id;
 mod vacant;
 mod watcher;

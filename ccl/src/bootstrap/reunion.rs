@@ -4,7 +4,7 @@
 //! takes to tell each other the id of the communicator with which they go on.
 
 use std::collections::BTreeSet;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,7 +47,18 @@ struct Doors {
 
 /// A rank's intention to meet others; void once there is a later one.
 #[derive(Debug)]
-pub(crate) struct Call(Arc<Heard>);
+pub(crate) struct Call {
+    heard: Arc<Heard>,
+    is_wary: bool,
+}
+
+impl Call {
+    /// The others may meet elsewhere: while this rank waits for the first of them it looks whether all have their doors still. The
+    /// call fails with [`Error::PeerLost`] if one has not.
+    pub(crate) fn wary(self) -> Self {
+        Self { is_wary: true, ..self }
+    }
+}
 
 impl Reunion {
     /// Tells the other ranks of a door by `exchange`, which returns what all have said, in order of rank.
@@ -89,7 +100,7 @@ impl Reunion {
         if let Some(former) = lock(&self.current).replace(Arc::clone(&heard)) {
             former.withdraw("it meets others anew");
         }
-        Call(heard)
+        Call { heard, is_wary: false }
     }
 
     /// Meets the ranks that are not `absent`, of which this is one, and returns where they go on: in the process of the
@@ -101,7 +112,7 @@ impl Reunion {
     /// meeting, or the lowest one goes on without this one.
     pub(crate) fn meet(
         &self,
-        Call(heard): Call,
+        Call { heard, is_wary }: Call,
         absent: &BTreeSet<u32>,
         settings: &Settings,
         deadline: Instant,
@@ -114,16 +125,22 @@ impl Reunion {
         let _begun =
             (first == me).then(|| Place::behind(&self.doors.own, founder())).transpose()?;
         let start = clock::now();
-        let door = &self.doors.all[first.index()];
-        let control =
-            Control::return_to(door, first, heard, size, deadline).inspect_err(|error| {
-                self.note(error, None, (me, first));
-                self.look_behind(first, me, absent);
-            })?;
-        let told = || control.fault().map(|_| control.lost());
         let all: Vec<Rank> = (0..size).map(Rank).collect();
+        let left = || all.iter().copied().filter(|rank| !absent.contains(&rank.0));
+        let door = &self.doors.all[first.index()];
+        let reach = || Control::return_to(door, first, Arc::clone(&heard), size, deadline);
+        let reached = match is_wary && first != me {
+            true => looking(|| self.miss(left(), &heard), reach),
+            false => reach(),
+        };
+        let control = reached.inspect_err(|error| {
+            self.note(error, None, (me, first));
+            self.look_behind(first, me, absent);
+        })?;
+        let told = || control.fault().map(|_| control.lost());
         let wait = || control.await_others(absent.clone(), start, deadline);
-        let come = if first == me { self.watching(&control, &all, wait) } else { wait() };
+        let look = || self.look_for(&all, &control);
+        let come = if first == me { looking(look, wait) } else { wait() };
         let next = match come {
             Ok(()) => agree(&control, first, settings, deadline).map_err(|error| {
                 let missing = || control.missing(NEXT).ok();
@@ -157,7 +174,7 @@ impl Reunion {
         let start = clock::now();
         let control = Control::return_to(id, first, Arc::new(Heard::new(me)), size, deadline)?;
         let wait = || control.await_others(BTreeSet::new(), start, deadline);
-        if me == first { self.watching(&control, left, wait) } else { wait() }?;
+        if me == first { looking(|| self.look_for(left, &control), wait) } else { wait() }?;
         Ok(control)
     }
 
@@ -186,39 +203,25 @@ impl Reunion {
         vacant(&ranks.into_iter().filter_map(door).collect::<Vec<_>>())
     }
 
-    /// Does what waits for `others`, as they are numbered there, in this process, and ends all waiting for those whose processes have
-    /// ended.
-    fn watching<T>(&self, control: &Control, others: &[Rank], wait: impl FnOnce() -> T) -> T {
-        let (waiting, is_over) = channel();
-        thread::scope(|scope| {
-            let look = move || self.look_for(others, control, &is_over);
-            let named = thread::Builder::new().name("r2ccl-doors".to_owned());
-            if let Err(cause) = named.spawn_scoped(scope, look) {
-                tracing::warn!(%cause, "nobody looks whether the other ranks still live");
-            }
-            let waited = wait();
-            drop(waiting);
-            waited
-        })
+    /// Ends all waiting of the founder for those `others`, by their numbers there, whose processes have ended.
+    fn look_for(&self, others: &[Rank], control: &Control) -> Result<(), Error> {
+        let door = |number: u32| {
+            let rank = others.get(number as usize)?;
+            Some((Rank(number), self.doors.all.get(rank.index())?))
+        };
+        let doors = control.unjoined()?.into_iter().filter_map(door);
+        let gone = vacant(&doors.collect::<Vec<_>>())?;
+        if gone.is_empty() { Ok(()) } else { control.lose(&gone) }
     }
 
-    fn look_for(&self, others: &[Rank], control: &Control, is_over: &Receiver<()>) {
-        let mut pause = LOOKS.0;
-        while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
-            pause = (2 * pause).min(LOOKS.1);
-            let looked = control.unjoined().and_then(|ranks| {
-                let door = |number: u32| {
-                    let rank = others.get(number as usize)?;
-                    Some((Rank(number), self.doors.all.get(rank.index())?))
-                };
-                let doors = ranks.into_iter().filter_map(door);
-                let gone = vacant(&doors.collect::<Vec<_>>())?;
-                if gone.is_empty() { Ok(()) } else { control.lose(&gone) }
-            });
-            if let Err(cause) = looked {
-                tracing::debug!(%cause, "it was not found out who still lives");
-            }
+    /// Ends what this rank has `heard`, and waits for, if one of the `ranks` is not there.
+    fn miss(&self, ranks: impl Iterator<Item = Rank>, heard: &Heard) -> Result<(), Error> {
+        let gone = self.vacant(ranks)?;
+        gone.iter().for_each(|rank| self.lose(*rank));
+        if let Some(rank) = gone.first() {
+            heard.end(Error::PeerLost { rank: *rank, reason: "nobody is behind its door".into() });
         }
+        Ok(())
     }
 
     /// Ends the meeting that is under way, for all who have come.
@@ -239,7 +242,7 @@ impl Reunion {
     }
 
     /// These are not lost, as has turned out.
-    pub(crate) fn find(&self, ranks: &BTreeSet<Rank>) {
+    pub(crate) fn found(&self, ranks: &BTreeSet<Rank>) {
         lock(&self.lost).retain(|rank| !ranks.contains(rank));
     }
 
@@ -262,6 +265,29 @@ impl Reunion {
         lost.extend(told.unwrap_or_default());
         lost.remove(&me);
     }
+}
+
+/// Does what waits for others, and looks for them meanwhile.
+fn looking<T>(look: impl Fn() -> Result<(), Error> + Send, wait: impl FnOnce() -> T) -> T {
+    let (waiting, is_over) = channel::<()>();
+    thread::scope(|scope| {
+        let looks = move || {
+            let mut pause = LOOKS.0;
+            while is_over.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                pause = (2 * pause).min(LOOKS.1);
+                if let Err(cause) = look() {
+                    tracing::debug!(%cause, "it was not found out who still lives");
+                }
+            }
+        };
+        let named = thread::Builder::new().name("r2ccl-doors".to_owned());
+        if let Err(cause) = named.spawn_scoped(scope, looks) {
+            tracing::warn!(%cause, "nobody looks whether the other ranks still live");
+        }
+        let waited = wait();
+        drop(waiting);
+        waited
+    })
 }
 
 /// Where all who have met go on: rank `first` says that. Either all hear it or nobody.

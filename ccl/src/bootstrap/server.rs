@@ -115,7 +115,7 @@ struct Server {
     connections: BTreeMap<Peer, Connection>,
     group: Group,
     beat_at: Instant,
-    /// Before it has told all others of what, and after whom, it ends as if its process were killed.
+    /// What it tells only some of, before it ends as if its process were killed.
     #[cfg(test)]
     end: Option<tests::End>,
 }

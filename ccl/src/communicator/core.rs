@@ -1,7 +1,8 @@
 //! What stands behind a communicator: how a call is run, and how everything ends.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use ccl_core::error::Error;
@@ -9,7 +10,7 @@ use ccl_core::ids::Rank;
 use ccl_transport::biased::{Biased, Guard};
 use ccl_transport::clock;
 
-use super::lineage::Origin;
+use super::lineage::Descent;
 use crate::bootstrap::{Control, ControlEvent, Place, Reunion};
 use crate::config::Config;
 use crate::driver::{Queue, Work, lock};
@@ -38,8 +39,9 @@ pub(super) struct Core {
     /// Where new ranks meet those of this one, once this rank has been asked for the id.
     pub(super) growth: Mutex<Option<Place>>,
     pub(super) reunion: Option<Reunion>,
-    /// What this communicator was made of, if ranks of it may be left with that.
-    pub(super) origin: Option<Origin>,
+    pub(super) descent: Descent,
+    /// Who had left when this rank first tried to go on in another communicator. Who leaves later may have gone on there.
+    pub(super) tried: OnceLock<BTreeSet<Rank>>,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
     /// What connections between the ranks prove.
@@ -230,6 +232,16 @@ impl Core {
             if engine.tend() { Found::Settled } else { Found::Unsettled }
         };
         Guardian::start(look).map(Some)
+    }
+
+    /// This rank begins to go on in another communicator, or tries again.
+    pub(super) fn try_to_go_on(&self) {
+        self.tried.get_or_init(|| self.control.departed());
+    }
+
+    /// The ranks that have left, and have not gone on elsewhere as far as is known.
+    pub(super) fn departed(&self) -> BTreeSet<Rank> {
+        self.tried.get().cloned().unwrap_or_else(|| self.control.departed())
     }
 
     /// New ranks are waited for no longer, and told so when this is dropped.

@@ -1,11 +1,13 @@
 //! How ranks of a communicator go on in another one, and how they find each other when only some of them have come to have that.
 //!
 //! The store of a new communicator tells its ranks one after another that all are connected. If its process ends meanwhile, some
-//! have the new communicator, which has failed, and some are left with the one before. Ranks that meet at the doors of the new one
-//! find those of the others closed, which opened them in vain, but open the ones that they had before: so they all go there.
+//! have the new communicator, which has failed, and some are left with the one before. The former meet at the doors of the new
+//! one, find that the latter have closed theirs, and still have open the ones before: so all go there. For that they keep these
+//! doors until it is known that all have the new communicator.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use ccl_core::error::Error;
 use ccl_core::ids::Rank;
@@ -13,18 +15,21 @@ use ccl_transport::clock;
 
 use super::Communicator;
 use super::core::Core;
-use crate::bootstrap::{Call, Reunion};
+use crate::bootstrap::{Call, Control, Reunion};
 use crate::config::Config;
+use crate::driver::lock;
 use crate::shrink;
 
 /// A process that ends closes all its doors within this time.
 const CLOSING: Duration = Duration::from_millis(100);
+/// What a rank tells the others when it has come to have the communicator.
+const HAD: &str = "had by all";
 
 /// The ranks of a communicator that go on in another one: those that are not absent.
-pub(super) struct Remainder<'a> {
-    pub(super) reunion: &'a Reunion,
-    pub(super) me: Rank,
-    pub(super) absent: BTreeSet<u32>,
+struct Remainder<'a> {
+    reunion: &'a Reunion,
+    me: Rank,
+    absent: BTreeSet<u32>,
 }
 
 impl Remainder<'_> {
@@ -36,18 +41,13 @@ impl Remainder<'_> {
     ///
     /// # Errors
     /// Those of [`Reunion::meet`] and [`Reunion::join`], and as [`Communicator::create`].
-    pub(super) fn go_on(
-        &self,
-        call: Call,
-        (from, to): (&Config, &Config),
-        deadline: Instant,
-    ) -> Result<Communicator, Error> {
+    fn go_on(&self, call: Call, (from, to): (&Config, &Config)) -> Result<Communicator, Error> {
+        let deadline = clock::now() + to.settings.bootstrap_timeout;
         let place = self.reunion.meet(call, &self.absent, &to.settings, deadline);
         let place = place.map_err(|error| from.named(error))?;
         let left: Vec<Rank> = self.ranks().collect();
-        let me = (0..).map(Rank).zip(&left).find(|(_, rank)| **rank == self.me);
-        let me = me.map_or(self.me, |(number, _)| number);
         let origin = Origin::new(self.reunion, left.clone());
+        let me = origin.here(self.me).unwrap_or(self.me);
         let join = |deadline| self.reunion.join(place.id(), me, &left, deadline);
         Communicator::of(place.id(), to, Some(origin), join).map_err(|error| {
             let error = to.named(shrink::renumbered(error, &left));
@@ -81,29 +81,14 @@ impl Origin {
         (0..).map(Rank).zip(&self.ranks).find(|(_, there)| **there == rank).map(|(here, _)| here)
     }
 
-    /// As [`Reunion::call`], for a rank that comes from there.
-    pub(super) fn call(&self, me: Rank) -> Option<Call> {
-        Some(self.reunion.call(self.there(me)?))
-    }
-
-    /// As [`Reunion::end`].
-    pub(super) fn end(&self, reason: &str) {
-        self.reunion.end(reason);
-    }
-
     /// As [`Reunion::lost`].
     pub(super) fn lost(&self) -> BTreeSet<Rank> {
         self.reunion.lost().into_iter().filter_map(|rank| self.here(rank)).collect()
     }
 
     /// Those of the `remainder` that never came to have the communicator, and have the one before.
-    fn stayed(
-        &self,
-        remainder: &Remainder<'_>,
-        departed: &BTreeSet<Rank>,
-    ) -> Result<BTreeSet<Rank>, Error> {
-        let others = remainder.ranks().filter(|rank| !departed.contains(rank));
-        let from_there = others.filter(|rank| self.there(*rank).is_some());
+    fn stayed(&self, remainder: &Remainder<'_>) -> Result<BTreeSet<Rank>, Error> {
+        let from_there = remainder.ranks().filter(|rank| self.there(*rank).is_some());
         let stayed = self.open(remainder.reunion.vacant(from_there)?)?;
         if stayed.is_empty() {
             return Ok(stayed);
@@ -127,57 +112,85 @@ impl Origin {
     }
 }
 
-/// What a rank [calls](Reunion::call) to meet others: at the doors of a communicator, and of the one that it was made of.
+/// The origin of a communicator, until it is known that all its ranks have it. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Descent(Arc<Mutex<Option<Arc<Origin>>>>);
+
+impl Descent {
+    pub(super) fn from(origin: Option<Origin>) -> Self {
+        Self(Arc::new(Mutex::new(origin.map(Arc::new))))
+    }
+
+    /// The origin, if ranks may be left there.
+    pub(super) fn origin(&self) -> Option<Arc<Origin>> {
+        lock(&self.0).clone()
+    }
+
+    /// This rank has the communicator: tells the others, and ends the descent once all have told so.
+    pub(super) fn tell(&self, control: &Control) {
+        let descent = self.clone();
+        let end = move || drop(lock(&descent.0).take());
+        if let Err(cause) = control.when_all(HAD, end) {
+            tracing::debug!(%cause, "the others are not told that this rank has the communicator");
+        }
+    }
+
+    /// As [`Reunion::end`].
+    pub(super) fn end_meeting(&self, reason: &str) {
+        self.origin().iter().for_each(|origin| origin.reunion.end(reason));
+    }
+}
+
+/// What a rank [calls](Reunion::call) to meet others: at the doors of a communicator, and of its origin.
 #[derive(Debug)]
 pub(super) struct Calls {
     here: Call,
-    there: Option<Call>,
+    there: Option<(Arc<Origin>, Call)>,
 }
 
 impl Core {
     /// This rank will meet others; `None` if there are no others.
     pub(super) fn calls(&self) -> Option<Calls> {
         let here = self.reunion.as_ref()?.call(self.rank);
-        let there = self.origin.as_ref().and_then(|origin| origin.call(self.rank));
-        Some(Calls { here, there })
+        let Some(origin) = self.descent.origin() else { return Some(Calls { here, there: None }) };
+        // The others may have gone there already.
+        let there = origin.there(self.rank).map(|me| origin.reunion.call(me).wary());
+        Some(Calls { here: here.wary(), there: there.map(|call| (origin, call)) })
     }
 
     /// Has the ranks that are not `absent` go on in a communicator of the config `to`, together with those that are left with what this
     /// communicator was made of, if there are such ranks.
     ///
     /// # Errors
-    /// As [`Remainder::go_on`], in the numbers of this communicator.
+    /// As [`Communicator::shrink`].
     pub(super) fn go_on(
         &self,
         reunion: &Reunion,
         calls: Calls,
         absent: BTreeSet<u32>,
         to: &Config,
-        deadline: Instant,
     ) -> Result<Communicator, Error> {
         let configs = (&self.config, to);
-        let here = Remainder { reunion, me: self.rank, absent };
-        let error = match here.go_on(calls.here, configs, deadline) {
+        let remainder = Remainder { reunion, me: self.rank, absent };
+        let error = match remainder.go_on(calls.here, configs) {
             Err(error @ Error::PeerLost { .. }) => error,
             went_on => return went_on,
         };
-        let (Some(origin), Some(call)) = (&self.origin, calls.there) else { return Err(error) };
-        let stayed = origin.stayed(&here, &self.control.departed()).unwrap_or_else(|cause| {
+        let Some((origin, call)) = calls.there else { return Err(error) };
+        let stayed = origin.stayed(&remainder).unwrap_or_else(|cause| {
             tracing::debug!(%cause, "it was not found out who has the communicator before");
             BTreeSet::new()
         });
-        let there = origin.remainder(&here).filter(|_| !stayed.is_empty());
-        let Some(there) = there else { return Err(error) };
-        tracing::info!(
-            rank = self.rank.0,
-            ?stayed,
-            "ranks never had this communicator: all meet where they are"
-        );
-        reunion.find(&stayed);
-        let here = |rank| origin.here(rank).unwrap_or(rank);
-        there
-            .go_on(call, configs, deadline)
-            .map_err(|error| shrink::told_as(error, here, "the communicator before"))
+        let Some(there) = origin.remainder(&remainder).filter(|_| !stayed.is_empty()) else {
+            return Err(error);
+        };
+        let rank = self.rank.0;
+        tracing::info!(rank, ?stayed, "ranks never had this communicator: all meet where they are");
+        reunion.found(&stayed);
+        there.go_on(call, configs).map_err(|error| {
+            let here = |rank| origin.here(rank).unwrap_or(rank);
+            shrink::told_as(error, here, "the communicator before")
+        })
     }
 }
 

@@ -93,6 +93,7 @@ impl Communicator {
         // goes.
         let place = core.end_growth();
         self.usable()?;
+        core.try_to_go_on();
         let config = config.unwrap_or(&core.config);
         // The others wait for this rank.
         plans::check(&config.settings).inspect_err(|error| core.fail(error))?;
@@ -120,8 +121,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::InvalidArgument`]: this rank is excluded, or another one twice, or there is none. [`Error::InvalidUsage`]: a
     /// rank excludes others than the rest, or this communicator was finalized. [`Error::PeerLost`], [`Error::Deadline`]: one
-    /// of the ranks has ended or dropped this communicator and those that it has made of it, or does not call this before the
-    /// bootstrap deadline.
+    /// of the ranks has ended or dropped this communicator, or does not call this before the bootstrap deadline.
     /// [`Error::Aborted`]: one of them has [aborted](Self::abort) this communicator or called this anew meanwhile, or the lowest
     /// goes on without this rank. Then as [`Self::create`]. Fields of errors name ranks of this communicator; what keeps the
     /// new one from being created may be told in the numbers of that.
@@ -144,6 +144,7 @@ impl Communicator {
         if core.finalized.load(Ordering::Acquire) {
             return Err(Error::InvalidUsage("the communicator was finalized".into()));
         }
+        core.try_to_go_on();
         drop(core.end_growth());
         if ongoing == Ongoing::Abort {
             self.abort("ranks go on in another communicator");
@@ -152,16 +153,20 @@ impl Communicator {
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
-    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power
+    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Who leaves after this rank has first
+    /// called [`Self::shrink`] or [`Self::grow`] may have gone on, and is not lost before another one finds that nobody is there. Those of a host that has no power
     /// any more are known when the network has given them up; when the process is gone in which all had met, nobody is told of others
     /// before a [`Self::shrink`] has looked for them.
     #[must_use]
     pub fn lost_ranks(&self) -> Vec<Rank> {
         let core = self.core();
         let mut lost = core.control.lost();
-        lost.extend(core.control.departed());
         lost.extend(core.reunion.iter().flat_map(Reunion::lost));
-        lost.extend(core.origin.iter().flat_map(Origin::lost));
+        match core.descent.origin() {
+            Some(origin) => lost.extend(origin.lost()),
+            // Who leaves before all have the communicator may never have had it.
+            None => lost.extend(core.departed()),
+        }
         lost.into_iter().collect()
     }
 }
@@ -186,9 +191,8 @@ impl Shrink {
         core.queue.drain();
         let config = config.unwrap_or(&core.config);
         plans::check(&config.settings)?;
-        let deadline = clock::now() + config.settings.bootstrap_timeout;
         if let (Some(reunion), Some(calls)) = (&core.reunion, calls) {
-            return core.go_on(reunion, calls, absent, config, deadline);
+            return core.go_on(reunion, calls, absent, config);
         }
         let place = Place::create(&config.settings).map_err(|error| core.config.named(error))?;
         let alone = |deadline| Control::join(place.id(), Rank(0), 1, deadline);

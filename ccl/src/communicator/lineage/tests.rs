@@ -8,11 +8,12 @@ use crate::bootstrap::{UniqueId, end_next_stores};
 use crate::shrink::Ongoing;
 
 /// No test takes longer than this, or it hangs.
-const DEADLINE: Duration = Duration::from_secs(120);
+const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Whoever waits for somebody in vain waits longer than any test.
 fn config() -> Config {
-    let mut config = Config { timeout: Some(Duration::from_secs(20)), ..Config::default() };
-    config.settings.bootstrap_timeout = Duration::from_secs(20);
+    let mut config = Config { timeout: Some(4 * DEADLINE), ..Config::default() };
+    config.settings.bootstrap_timeout = 4 * DEADLINE;
     config
 }
 
@@ -54,9 +55,11 @@ fn is_lost<T>(outcome: &Result<T, Error>, rank: u32) -> bool {
     matches!(outcome, Err(Error::PeerLost { rank: lost, .. }) if *lost == Rank(rank))
 }
 
-/// All go on together with whoever is left of `communicator`, of whose process that store was.
-fn who_goes_on_from(communicator: &Communicator, next: Result<Communicator, Error>) -> Vec<u32> {
-    let me = communicator.rank().0;
+/// All go on together with whoever is left of a `communicator` of which some have the `next` one. Rank 0 had the store of that.
+fn words_of_who_is_left(
+    communicator: &Communicator,
+    next: Result<Communicator, Error>,
+) -> Vec<u32> {
     let left = match &next {
         Ok(next) => {
             assert!(is_lost(&next.barrier(), 0));
@@ -70,7 +73,7 @@ fn who_goes_on_from(communicator: &Communicator, next: Result<Communicator, Erro
             without_who_is_lost(communicator).unwrap()
         }
     };
-    words(&left, me)
+    words(&left, communicator.rank().0)
 }
 
 #[test]
@@ -87,10 +90,44 @@ fn who_has_the_new_communicator_and_who_has_not_find_each_other() {
             }
             let next = communicator.shrink(&[Rank(1)], Ongoing::Finish, None);
             assert_eq!(next.is_ok(), me == told, "{next:?}");
-            if me == 0 { Vec::new() } else { who_goes_on_from(&communicator, next) }
+            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next) }
         });
         assert_eq!(results, [vec![], vec![], vec![2, 3], vec![2, 3]], "rank {told} has it");
     }
+}
+
+/// Whoever is late finds nobody where the others were.
+#[test]
+fn who_has_it_may_come_when_the_others_have_gone_back() {
+    for late in [1, 2, 3] {
+        let results = ranks(4, move |communicator| {
+            let me = communicator.rank().0;
+            if me == 0 {
+                end_next_stores("connected", &[1, 2]);
+            }
+            let next = communicator.shrink(&[], Ongoing::Finish, None);
+            if me == late {
+                clock::sleep(Duration::from_millis(700));
+            }
+            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next) }
+        });
+        let left = vec![1, 2, 3];
+        assert_eq!(results, [vec![], left.clone(), left.clone(), left], "rank {late} is late");
+    }
+}
+
+#[test]
+fn who_is_lost_as_well_is_known_where_all_have_gone_back() {
+    let results = ranks(4, move |communicator| {
+        let me = communicator.rank().0;
+        if me == 0 {
+            end_next_stores("connected", &[2]);
+        }
+        let next = communicator.shrink(&[], Ongoing::Finish, None);
+        let is_left = [1, 2].contains(&me);
+        if is_left { words_of_who_is_left(&communicator, next) } else { Vec::new() }
+    });
+    assert_eq!(results, [vec![], vec![1, 2], vec![1, 2], vec![]]);
 }
 
 /// A new rank has nothing to go back to.
@@ -115,7 +152,7 @@ fn who_has_grown_goes_back_to_those_who_have_not() {
                     drop((communicator, next));
                     newcomer.join().unwrap().unwrap_or_default()
                 }
-                None => who_goes_on_from(&communicator, next),
+                None => words_of_who_is_left(&communicator, next),
             }
         });
         let alone = if told.contains(&3) { vec![3] } else { vec![] };
@@ -123,28 +160,73 @@ fn who_has_grown_goes_back_to_those_who_have_not() {
     }
 }
 
+/// The store of the communicator before tells that those leave it.
 #[test]
-fn who_is_lost_as_well_is_known_where_all_have_gone_back() {
-    let results = ranks(4, move |communicator| {
+fn who_has_left_the_communicator_before_for_the_new_one_is_not_lost() {
+    let results = ranks(3, |communicator| {
         let me = communicator.rank().0;
-        if me == 0 {
-            end_next_stores("connected", &[2]);
+        let newcomer = (me == 0).then(|| {
+            end_next_stores("connected", &[1]);
+            let id = communicator.growth_id().unwrap();
+            thread::spawn(move || Communicator::create(&id, 3, 4, &config()).map(|_| ()))
+        });
+        let next = communicator.grow(4, None);
+        assert_eq!(next.is_ok(), me == 1);
+        if let Some(newcomer) = newcomer {
+            drop((communicator, next));
+            assert!(newcomer.join().unwrap().is_err());
+            return Vec::new();
         }
-        let next = communicator.shrink(&[], Ongoing::Finish, None);
-        let is_left = [1, 2].contains(&me);
-        if is_left { who_goes_on_from(&communicator, next) } else { Vec::new() }
+        let current = next.ok().unwrap_or_else(|| {
+            while !communicator.core().control.has_departed(Rank(1)) {
+                clock::sleep(Duration::from_millis(1));
+            }
+            communicator.clone()
+        });
+        drop(communicator);
+        words(&without_who_is_lost(&current).unwrap(), me)
     });
-    assert_eq!(results, [vec![], vec![1, 2], vec![1, 2], vec![]]);
+    assert_eq!(results, [vec![], vec![1, 2], vec![1, 2]]);
 }
 
-/// There all may have it, and a rank that is lost is not waited for.
-#[test]
-fn who_is_lost_has_stayed_nowhere() {
-    let results = ranks(4, |communicator| {
-        let me = communicator.rank().0;
+/// A communicator and the one that all its three ranks have made of it, by rank, when all know that.
+fn generations() -> Vec<(Communicator, Communicator)> {
+    ranks(3, |communicator| {
         let next = communicator.shrink(&[], Ongoing::Finish, None).unwrap();
-        drop(communicator);
-        if me == 1 { Vec::new() } else { words(&without_who_is_lost(&next).unwrap(), me) }
-    });
-    assert_eq!(results, [vec![0, 2, 3], vec![], vec![0, 2, 3], vec![0, 2, 3]]);
+        while next.core().descent.origin().is_some() {
+            clock::sleep(Duration::from_millis(1));
+        }
+        (communicator, next)
+    })
+}
+
+#[test]
+fn who_has_only_what_was_before_has_stayed_there() {
+    let mut generations = generations();
+    let (mut before, mut next) =
+        generations.pop().map(|(before, next)| (Some(before), Some(next))).unwrap();
+    let rank_1 = &generations[1];
+    let origin = Origin::new(rank_1.0.core().reunion.as_ref().unwrap(), (0..3).map(Rank).collect());
+    let reunion = rank_1.1.core().reunion.as_ref().unwrap();
+    let stayed = |absent: &[u32]| {
+        let absent = absent.iter().copied().collect();
+        origin.stayed(&Remainder { reunion, me: Rank(1), absent }).unwrap()
+    };
+    assert_eq!(stayed(&[]), BTreeSet::new(), "all have both");
+    drop(next.take());
+    assert_eq!(stayed(&[]), [Rank(2)].into());
+    assert_eq!(stayed(&[2]), BTreeSet::new(), "it is not asked for");
+    drop(before.take());
+    assert_eq!(stayed(&[]), BTreeSet::new(), "it has nothing");
+}
+
+#[test]
+fn what_a_communicator_was_made_of_goes_when_all_have_it() {
+    let (mut before, next): (Vec<_>, Vec<_>) = generations().into_iter().unzip();
+    let doors = before[0].core().reunion.as_ref().unwrap().again();
+    let others = || [1, 2].map(Rank);
+    assert_eq!(doors.vacant(others()), Ok(BTreeSet::new()));
+    before.truncate(1);
+    assert_eq!(doors.vacant(others()), Ok(others().into()));
+    drop(next);
 }
