@@ -115,7 +115,8 @@ impl Communicator {
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be
-    /// reached, and those that `shrink` has waited for in vain.
+    /// reached, and those that `shrink` has waited for in vain or another rank excluded there. Where this communicator has
+    /// failed, who leaves after this rank has called `shrink` or `grow` is not counted before another `shrink` finds nobody there.
     #[getter]
     fn lost_ranks(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
         let lost = self.member(py)?.communicator.lost_ranks();

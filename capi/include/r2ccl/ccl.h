@@ -306,8 +306,10 @@ ccl_result_t ccl_comm_get_health(ccl_comm_t comm, ccl_rail_health_t *rails, size
 
 /* The ranks that are lost to this one as far as is known, in order: those that have ended, left or
  * cannot be reached, and those that a ccl_comm_shrink() has waited for in vain, or that another rank
- * excluded there. Writes at most `capacity` of them; *count (may be NULL) becomes their number;
- * `ranks` may be NULL where `capacity` is 0. Local: what one rank knows another may not know yet. */
+ * excluded there. Where `comm` has failed, who leaves after this rank has called ccl_comm_shrink() or
+ * ccl_comm_grow() may have gone on, and is not counted before another ccl_comm_shrink() finds nobody
+ * there. Writes at most `capacity` of them; *count (may be NULL) becomes their number; `ranks` may be
+ * NULL where `capacity` is 0. Local: what one rank knows another may not know yet. */
 ccl_result_t ccl_comm_get_lost_ranks(ccl_comm_t comm, int *ranks, size_t capacity, size_t *count);
 
 /* ---- Collectives ---------------------------------------------------------------------------- */

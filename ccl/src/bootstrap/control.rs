@@ -217,7 +217,7 @@ impl Control {
     /// the thread that speaks with the store.
     ///
     /// # Errors
-    /// The fault. `act` is run neither then nor after a later one.
+    /// The fault. `act` is run neither then nor after a later one, nor if a rank leaves without having told.
     pub(crate) fn when_all(
         &self,
         name: &str,

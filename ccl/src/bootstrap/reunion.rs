@@ -108,7 +108,7 @@ impl Reunion {
     ///
     /// # Errors
     /// Those of [`Control::join`], in the numbers of these ranks. [`Error::PeerLost`] also if the lowest of them has dropped
-    /// its `Reunion`, [`Error::InvalidUsage`] if others are absent to other ranks, [`Error::Aborted`] if a rank has ended the
+    /// its `Reunion`, or any of them where the call is [wary](Call::wary), [`Error::InvalidUsage`] if others are absent to other ranks, [`Error::Aborted`] if a rank has ended the
     /// meeting, or the lowest one goes on without this one.
     pub(crate) fn meet(
         &self,
@@ -126,11 +126,11 @@ impl Reunion {
             (first == me).then(|| Place::behind(&self.doors.own, founder())).transpose()?;
         let start = clock::now();
         let all: Vec<Rank> = (0..size).map(Rank).collect();
-        let left = || all.iter().copied().filter(|rank| !absent.contains(&rank.0));
+        let is_other = |rank: &Rank| !absent.contains(&rank.0) && ![me, first].contains(rank);
         let door = &self.doors.all[first.index()];
         let reach = || Control::return_to(door, first, Arc::clone(&heard), size, deadline);
         let reached = match is_wary && first != me {
-            true => looking(|| self.miss(left(), &heard), reach),
+            true => looking(|| self.miss(all.iter().copied().filter(is_other), &heard), reach),
             false => reach(),
         };
         let control = reached.inspect_err(|error| {
@@ -239,11 +239,6 @@ impl Reunion {
     /// A rank was lost after the others had met.
     pub(crate) fn lose(&self, rank: Rank) {
         lock(&self.lost).insert(rank);
-    }
-
-    /// These are not lost, as has turned out.
-    pub(crate) fn found(&self, ranks: &BTreeSet<Rank>) {
-        lock(&self.lost).retain(|rank| !ranks.contains(rank));
     }
 
     /// Remembers who is lost, as an error says and the store has `told`; rank `first`, where all meet, if that says nothing.

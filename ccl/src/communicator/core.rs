@@ -40,7 +40,7 @@ pub(super) struct Core {
     pub(super) growth: Mutex<Option<Place>>,
     pub(super) reunion: Option<Reunion>,
     pub(super) descent: Descent,
-    /// Who had left when this rank first tried to go on in another communicator. Who leaves later may have gone on there.
+    /// Who had left when this rank first tried to go on in another communicator.
     pub(super) tried: OnceLock<BTreeSet<Rank>>,
     #[cfg(feature = "cuda")]
     pub(super) correspondences: AtomicU32,
@@ -239,9 +239,22 @@ impl Core {
         self.tried.get_or_init(|| self.control.departed());
     }
 
-    /// The ranks that have left, and have not gone on elsewhere as far as is known.
-    pub(super) fn departed(&self) -> BTreeSet<Rank> {
-        self.tried.get().cloned().unwrap_or_else(|| self.control.departed())
+    /// The ranks that have left. After a fault those do not count that may have left for a communicator in which this rank has tried to
+    /// go on as well.
+    fn departed(&self) -> BTreeSet<Rank> {
+        let tried = self.tried.get().filter(|_| self.control.fault().is_some());
+        tried.cloned().unwrap_or_else(|| self.control.departed())
+    }
+
+    /// The ranks that are lost as far as is known.
+    pub(super) fn lost(&self) -> BTreeSet<Rank> {
+        let mut lost = self.control.lost();
+        lost.extend(self.reunion.iter().flat_map(Reunion::lost));
+        match self.descent.origin() {
+            Some(origin) => origin.correct(&mut lost),
+            None => lost.extend(self.departed()),
+        }
+        lost
     }
 
     /// New ranks are waited for no longer, and told so when this is dropped.

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::driver::lock;
 use crate::shrink;
 
-/// A process that ends closes all its doors within this time.
+/// A process that is killed closes all its doors within this time.
 const CLOSING: Duration = Duration::from_millis(100);
 /// What a rank tells the others when it has come to have the communicator.
 const HAD: &str = "had by all";
@@ -65,12 +65,14 @@ pub(super) struct Origin {
     reunion: Reunion,
     /// The numbers that ranks of the communicator had there. Those that are new follow.
     ranks: Vec<Rank>,
+    /// Who was found there.
+    stayed: Mutex<BTreeSet<Rank>>,
 }
 
 impl Origin {
     /// The communicator of `reunion`, from which these `ranks` come.
     pub(super) fn new(reunion: &Reunion, ranks: Vec<Rank>) -> Self {
-        Self { reunion: reunion.again(), ranks }
+        Self { reunion: reunion.again(), ranks, stayed: Mutex::default() }
     }
 
     fn there(&self, rank: Rank) -> Option<Rank> {
@@ -81,27 +83,43 @@ impl Origin {
         (0..).map(Rank).zip(&self.ranks).find(|(_, there)| **there == rank).map(|(here, _)| here)
     }
 
-    /// As [`Reunion::lost`].
-    pub(super) fn lost(&self) -> BTreeSet<Rank> {
-        self.reunion.lost().into_iter().filter_map(|rank| self.here(rank)).collect()
+    /// Makes of the ranks that seem `lost` here those that are, as far as is known there.
+    pub(super) fn correct(&self, lost: &mut BTreeSet<Rank>) {
+        let stayed = lock(&self.stayed);
+        lost.retain(|rank| !stayed.contains(rank));
+        lost.extend(self.reunion.lost().into_iter().filter_map(|rank| self.here(rank)));
     }
 
-    /// Those of the `remainder` that never came to have the communicator, and have the one before.
+    /// Whether ranks of the `remainder` never came to have the communicator, and have the one before.
+    fn has_some(&self, remainder: &Remainder<'_>) -> bool {
+        let stayed = self.stayed(remainder).unwrap_or_else(|cause| {
+            tracing::debug!(%cause, "it was not found out who has the communicator before");
+            BTreeSet::new()
+        });
+        lock(&self.stayed).extend(&stayed);
+        !stayed.is_empty()
+    }
+
     fn stayed(&self, remainder: &Remainder<'_>) -> Result<BTreeSet<Rank>, Error> {
-        let from_there = remainder.ranks().filter(|rank| self.there(*rank).is_some());
-        let stayed = self.open(remainder.reunion.vacant(from_there)?)?;
-        if stayed.is_empty() {
-            return Ok(stayed);
+        let ranks: BTreeSet<Rank> =
+            remainder.ranks().filter(|rank| self.there(*rank).is_some()).collect();
+        let gone_here = remainder.reunion.vacant(ranks.iter().copied())?;
+        let gone_there = self.gone(&ranks)?;
+        // Somebody has gone on since because all had the communicator.
+        let had_all = gone_there.iter().any(|rank| !gone_here.contains(rank));
+        let stayed: BTreeSet<Rank> = gone_here.difference(&gone_there).copied().collect();
+        if had_all || stayed.is_empty() {
+            return Ok(BTreeSet::new());
         }
         clock::sleep(CLOSING);
-        self.open(stayed)
+        let gone_there = self.gone(&stayed)?;
+        Ok(stayed.difference(&gone_there).copied().collect())
     }
 
-    /// Those of the `ranks` whose doors there are open.
-    fn open(&self, mut ranks: BTreeSet<Rank>) -> Result<BTreeSet<Rank>, Error> {
+    /// Those of the `ranks` whose doors there are closed.
+    fn gone(&self, ranks: &BTreeSet<Rank>) -> Result<BTreeSet<Rank>, Error> {
         let gone = self.reunion.vacant(ranks.iter().filter_map(|rank| self.there(*rank)))?;
-        ranks.retain(|rank| self.there(*rank).is_some_and(|there| !gone.contains(&there)));
-        Ok(ranks)
+        Ok(gone.into_iter().filter_map(|rank| self.here(rank)).collect())
     }
 
     /// The same ranks there.
@@ -129,7 +147,10 @@ impl Descent {
     /// This rank has the communicator: tells the others, and ends the descent once all have told so.
     pub(super) fn tell(&self, control: &Control) {
         let descent = self.clone();
-        let end = move || drop(lock(&descent.0).take());
+        let end = move || {
+            let origin = lock(&descent.0).take();
+            drop(origin);
+        };
         if let Err(cause) = control.when_all(HAD, end) {
             tracing::debug!(%cause, "the others are not told that this rank has the communicator");
         }
@@ -173,20 +194,15 @@ impl Core {
         let configs = (&self.config, to);
         let remainder = Remainder { reunion, me: self.rank, absent };
         let error = match remainder.go_on(calls.here, configs) {
-            Err(error @ Error::PeerLost { .. }) => error,
+            Err(error @ (Error::PeerLost { .. } | Error::InvalidUsage(_))) => error,
             went_on => return went_on,
         };
         let Some((origin, call)) = calls.there else { return Err(error) };
-        let stayed = origin.stayed(&remainder).unwrap_or_else(|cause| {
-            tracing::debug!(%cause, "it was not found out who has the communicator before");
-            BTreeSet::new()
-        });
-        let Some(there) = origin.remainder(&remainder).filter(|_| !stayed.is_empty()) else {
+        if self.descent.origin().is_none() || !origin.has_some(&remainder) {
             return Err(error);
-        };
-        let rank = self.rank.0;
-        tracing::info!(rank, ?stayed, "ranks never had this communicator: all meet where they are");
-        reunion.found(&stayed);
+        }
+        let Some(there) = origin.remainder(&remainder) else { return Err(error) };
+        tracing::info!(rank = self.rank.0, "all go back to ranks that never had this communicator");
         there.go_on(call, configs).map_err(|error| {
             let here = |rank| origin.here(rank).unwrap_or(rank);
             shrink::told_as(error, here, "the communicator before")

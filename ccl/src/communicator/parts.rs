@@ -9,7 +9,7 @@ use ccl_transport::clock;
 
 use super::Communicator;
 use super::lineage::{Calls, Origin};
-use crate::bootstrap::{Control, Place, Reunion, UniqueId};
+use crate::bootstrap::{Control, Place, UniqueId};
 use crate::config::Config;
 use crate::driver::lock;
 use crate::grow;
@@ -93,7 +93,6 @@ impl Communicator {
         // goes.
         let place = core.end_growth();
         self.usable()?;
-        core.try_to_go_on();
         let config = config.unwrap_or(&core.config);
         // The others wait for this rank.
         plans::check(&config.settings).inspect_err(|error| core.fail(error))?;
@@ -102,6 +101,7 @@ impl Communicator {
         let id = grow::agreed(&wishes).map_err(|error| core.config.named(error))?;
         let deadline = clock::now() + config.settings.bootstrap_timeout;
         id.await_way(&config.settings, deadline).inspect_err(|error| core.fail(error))?;
+        core.try_to_go_on();
         let tied = core.control.tie(core.rank);
         let ranks = (0..core.size).map(Rank).collect();
         let origin = core.reunion.as_ref().map(|reunion| Origin::new(reunion, ranks));
@@ -153,21 +153,13 @@ impl Communicator {
     }
 
     /// The ranks that are lost to this one as far as is known, in order: those that have ended, left or cannot be reached, and
-    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Who leaves after this rank has first
-    /// called [`Self::shrink`] or [`Self::grow`] may have gone on, and is not lost before another one finds that nobody is there. Those of a host that has no power
+    /// those that a [`Self::shrink`] has waited for in vain, or that another rank excluded there. Those of a host that has no power
     /// any more are known when the network has given them up; when the process is gone in which all had met, nobody is told of others
-    /// before a [`Self::shrink`] has looked for them.
+    /// before a [`Self::shrink`] has looked for them. Where this communicator has failed, and this rank has called [`Self::shrink`]
+    /// or [`Self::grow`], who leaves afterwards may have gone on, and is not lost before another [`Self::shrink`] finds nobody there.
     #[must_use]
     pub fn lost_ranks(&self) -> Vec<Rank> {
-        let core = self.core();
-        let mut lost = core.control.lost();
-        lost.extend(core.reunion.iter().flat_map(Reunion::lost));
-        match core.descent.origin() {
-            Some(origin) => lost.extend(origin.lost()),
-            // Who leaves before all have the communicator may never have had it.
-            None => lost.extend(core.departed()),
-        }
-        lost.into_iter().collect()
+        self.core().lost().into_iter().collect()
     }
 }
 

@@ -51,25 +51,40 @@ fn without_who_is_lost(communicator: &Communicator) -> Result<Communicator, Erro
     (0..communicator.size()).fold(once(), |next, _| next.or_else(|_| once()))
 }
 
-fn is_lost<T>(outcome: &Result<T, Error>, rank: u32) -> bool {
-    matches!(outcome, Err(Error::PeerLost { rank: lost, .. }) if *lost == Rank(rank))
+fn is_lost(error: &Error, rank: u32) -> bool {
+    matches!(error, Error::PeerLost { rank: lost, .. } if *lost == Rank(rank))
+}
+
+/// What has ended it; waits for that.
+fn end_of(communicator: &Communicator) -> Error {
+    let begin = clock::now();
+    while clock::now() < begin + DEADLINE {
+        if let Some(error) = communicator.async_error() {
+            return error;
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+    panic!("it has not ended");
 }
 
 /// All go on together with whoever is left of a `communicator` of which some have the `next` one. Rank 0 had the store of that.
+/// In that no others than these can be `lost`.
 fn words_of_who_is_left(
     communicator: &Communicator,
     next: Result<Communicator, Error>,
+    lost: &[u32],
 ) -> Vec<u32> {
     let left = match &next {
         Ok(next) => {
-            assert!(is_lost(&next.barrier(), 0));
+            assert!(is_lost(&end_of(next), 0));
             let left = without_who_is_lost(next).unwrap();
-            let lost = next.lost_ranks();
-            assert!(lost.iter().all(|rank| [0, 3].contains(&rank.0)), "those are there: {lost:?}");
+            let seem_lost = next.lost_ranks();
+            let is_lost = |rank: &Rank| lost.contains(&rank.0);
+            assert!(seem_lost.iter().all(is_lost), "{seem_lost:?}, and of those only {lost:?} are");
             left
         }
         Err(error) => {
-            assert!(is_lost::<()>(&Err(error.clone()), 0), "{error}");
+            assert!(is_lost(error, 0), "{error}");
             without_who_is_lost(communicator).unwrap()
         }
     };
@@ -90,7 +105,7 @@ fn who_has_the_new_communicator_and_who_has_not_find_each_other() {
             }
             let next = communicator.shrink(&[Rank(1)], Ongoing::Finish, None);
             assert_eq!(next.is_ok(), me == told, "{next:?}");
-            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next) }
+            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next, &[0]) }
         });
         assert_eq!(results, [vec![], vec![], vec![2, 3], vec![2, 3]], "rank {told} has it");
     }
@@ -109,7 +124,7 @@ fn who_has_it_may_come_when_the_others_have_gone_back() {
             if me == late {
                 clock::sleep(Duration::from_millis(700));
             }
-            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next) }
+            if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next, &[0]) }
         });
         let left = vec![1, 2, 3];
         assert_eq!(results, [vec![], left.clone(), left.clone(), left], "rank {late} is late");
@@ -125,7 +140,7 @@ fn who_is_lost_as_well_is_known_where_all_have_gone_back() {
         }
         let next = communicator.shrink(&[], Ongoing::Finish, None);
         let is_left = [1, 2].contains(&me);
-        if is_left { words_of_who_is_left(&communicator, next) } else { Vec::new() }
+        if is_left { words_of_who_is_left(&communicator, next, &[0, 3]) } else { Vec::new() }
     });
     assert_eq!(results, [vec![], vec![1, 2], vec![1, 2], vec![]]);
 }
@@ -152,11 +167,31 @@ fn who_has_grown_goes_back_to_those_who_have_not() {
                     drop((communicator, next));
                     newcomer.join().unwrap().unwrap_or_default()
                 }
-                None => words_of_who_is_left(&communicator, next),
+                None => words_of_who_is_left(&communicator, next, &[0, 3]),
             }
         });
         let alone = if told.contains(&3) { vec![3] } else { vec![] };
         assert_eq!(results, [alone, vec![1, 2], vec![1, 2]], "{told:?} have it");
+    }
+}
+
+/// All have it, and nobody goes back.
+#[test]
+fn who_knows_that_all_have_it_and_who_does_not_meet_in_it() {
+    for told in [1, 2] {
+        let results = ranks(3, move |communicator| {
+            let me = communicator.rank().0;
+            if me == 0 {
+                end_next_stores(HAD, &[told]);
+            }
+            let next = communicator.shrink(&[], Ongoing::Finish, None);
+            if me == 0 {
+                end_of(&next.unwrap());
+                return Vec::new();
+            }
+            words_of_who_is_left(&communicator, Ok(next.unwrap()), &[0])
+        });
+        assert_eq!(results, [vec![], vec![1, 2], vec![1, 2]], "rank {told} knows it");
     }
 }
 
@@ -173,11 +208,13 @@ fn who_has_left_the_communicator_before_for_the_new_one_is_not_lost() {
         let next = communicator.grow(4, None);
         assert_eq!(next.is_ok(), me == 1);
         if let Some(newcomer) = newcomer {
+            communicator.abort("it is killed");
             drop((communicator, next));
             assert!(newcomer.join().unwrap().is_err());
             return Vec::new();
         }
         let current = next.ok().unwrap_or_else(|| {
+            end_of(&communicator);
             while !communicator.core().control.has_departed(Rank(1)) {
                 clock::sleep(Duration::from_millis(1));
             }
@@ -205,7 +242,7 @@ fn who_has_only_what_was_before_has_stayed_there() {
     let mut generations = generations();
     let (mut before, mut next) =
         generations.pop().map(|(before, next)| (Some(before), Some(next))).unwrap();
-    let rank_1 = &generations[1];
+    let rank_1 = generations.remove(1);
     let origin = Origin::new(rank_1.0.core().reunion.as_ref().unwrap(), (0..3).map(Rank).collect());
     let reunion = rank_1.1.core().reunion.as_ref().unwrap();
     let stayed = |absent: &[u32]| {
@@ -216,6 +253,10 @@ fn who_has_only_what_was_before_has_stayed_there() {
     drop(next.take());
     assert_eq!(stayed(&[]), [Rank(2)].into());
     assert_eq!(stayed(&[2]), BTreeSet::new(), "it is not asked for");
+    let rank_0 = generations.swap_remove(0);
+    drop(rank_0.0);
+    assert_eq!(stayed(&[]), BTreeSet::new(), "rank 0 has gone on since, so all had it");
+    assert_eq!(stayed(&[0]), [Rank(2)].into());
     drop(before.take());
     assert_eq!(stayed(&[]), BTreeSet::new(), "it has nothing");
 }
