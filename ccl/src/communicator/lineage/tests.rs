@@ -48,7 +48,7 @@ fn ranks<T: Send + 'static>(
 /// Goes on without whoever is lost, however often that takes.
 fn without_who_is_lost(communicator: &Communicator) -> Result<Communicator, Error> {
     let once = || communicator.shrink(&communicator.lost_ranks(), Ongoing::Finish, None);
-    (0..communicator.size()).fold(once(), |next, _| next.or_else(|_| once()))
+    (0..4 * communicator.size()).fold(once(), |next, _| next.or_else(|_| once()))
 }
 
 fn is_lost(error: &Error, rank: u32) -> bool {
