@@ -38,6 +38,7 @@ pub(super) struct Core {
     pub(super) children: AtomicU32,
     /// Where new ranks meet those of this one, once this rank has been asked for the id.
     pub(super) growth: Mutex<Option<Place>>,
+    /// The doors of all ranks, if there are others.
     pub(super) reunion: Option<Reunion>,
     pub(super) descent: Descent,
     /// Who had left when this rank first tried to go on in another communicator.

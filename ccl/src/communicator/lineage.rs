@@ -90,20 +90,21 @@ impl Origin {
         lost.extend(self.reunion.lost().into_iter().filter_map(|rank| self.here(rank)));
     }
 
-    /// Whether ranks of the `remainder` never came to have the communicator, and have the one before.
+    /// Whether ranks of the `remainder` never came to have the communicator, and have the one before. Remembers all that have.
     fn has_some(&self, remainder: &Remainder<'_>) -> bool {
-        let stayed = self.stayed(remainder).unwrap_or_else(|cause| {
+        let stayed = self.stayed(remainder.reunion).unwrap_or_else(|cause| {
             tracing::debug!(%cause, "it was not found out who has the communicator before");
             BTreeSet::new()
         });
         lock(&self.stayed).extend(&stayed);
-        !stayed.is_empty()
+        remainder.ranks().any(|rank| stayed.contains(&rank))
     }
 
-    fn stayed(&self, remainder: &Remainder<'_>) -> Result<BTreeSet<Rank>, Error> {
+    /// The ranks of the communicator with the doors of `reunion` that have only the one before.
+    fn stayed(&self, reunion: &Reunion) -> Result<BTreeSet<Rank>, Error> {
         let ranks: BTreeSet<Rank> =
-            remainder.ranks().filter(|rank| self.there(*rank).is_some()).collect();
-        let gone_here = remainder.reunion.vacant(ranks.iter().copied())?;
+            (0..).map(Rank).zip(&self.ranks).map(|(here, _)| here).collect();
+        let gone_here = reunion.vacant(ranks.iter().copied())?;
         let gone_there = self.gone(&ranks)?;
         // Somebody has gone on since because all had the communicator.
         let had_all = gone_there.iter().any(|rank| !gone_here.contains(rank));

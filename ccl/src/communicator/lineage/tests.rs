@@ -175,6 +175,25 @@ fn who_has_grown_goes_back_to_those_who_have_not() {
     }
 }
 
+/// Those who have it disagree about who is lost.
+#[test]
+fn who_excludes_a_rank_that_has_it_not_learns_where_that_is() {
+    let results = ranks(4, move |communicator| {
+        let me = communicator.rank().0;
+        if me == 0 {
+            end_next_stores("connected", &[1, 2]);
+        }
+        let next = communicator.shrink(&[], Ongoing::Finish, None);
+        if me == 2 {
+            let excluded = [0, 3].map(Rank);
+            next.as_ref().unwrap().shrink(&excluded, Ongoing::Finish, None).unwrap_err();
+        }
+        if me == 0 { Vec::new() } else { words_of_who_is_left(&communicator, next, &[0]) }
+    });
+    let left = vec![1, 2, 3];
+    assert_eq!(results, [vec![], left.clone(), left.clone(), left]);
+}
+
 /// All have it, and nobody goes back.
 #[test]
 fn who_knows_that_all_have_it_and_who_does_not_meet_in_it() {
@@ -245,20 +264,21 @@ fn who_has_only_what_was_before_has_stayed_there() {
     let rank_1 = generations.remove(1);
     let origin = Origin::new(rank_1.0.core().reunion.as_ref().unwrap(), (0..3).map(Rank).collect());
     let reunion = rank_1.1.core().reunion.as_ref().unwrap();
-    let stayed = |absent: &[u32]| {
-        let absent = absent.iter().copied().collect();
-        origin.stayed(&Remainder { reunion, me: Rank(1), absent }).unwrap()
-    };
-    assert_eq!(stayed(&[]), BTreeSet::new(), "all have both");
+    let stayed = || origin.stayed(reunion).unwrap();
+    assert_eq!(stayed(), BTreeSet::new(), "all have both");
     drop(next.take());
-    assert_eq!(stayed(&[]), [Rank(2)].into());
-    assert_eq!(stayed(&[2]), BTreeSet::new(), "it is not asked for");
+    assert_eq!(stayed(), [Rank(2)].into());
+    for (absent, has_some) in [(0, true), (2, false)] {
+        let remainder = Remainder { reunion, me: Rank(1), absent: [absent].into() };
+        assert_eq!(origin.has_some(&remainder), has_some, "without rank {absent}");
+    }
     let rank_0 = generations.swap_remove(0);
     drop(rank_0.0);
-    assert_eq!(stayed(&[]), BTreeSet::new(), "rank 0 has gone on since, so all had it");
-    assert_eq!(stayed(&[0]), [Rank(2)].into());
+    assert_eq!(stayed(), BTreeSet::new(), "rank 0 has gone on since, so all had it");
+    drop(rank_0.1);
+    assert_eq!(stayed(), [Rank(2)].into());
     drop(before.take());
-    assert_eq!(stayed(&[]), BTreeSet::new(), "it has nothing");
+    assert_eq!(stayed(), BTreeSet::new(), "it has nothing");
 }
 
 #[test]
